@@ -1,4 +1,4 @@
-"""The built-in worlds, told to the registry: a checkout that is not installed has no entry points."""
+"""Registration of the built-in environments, also for a checkout without installed entry points."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from envkit.registry import EnvSpec
 
 
 def load_catalogue() -> list[EnvSpec]:
-    """Register every built-in world, and return what was registered; harmless to repeat."""
+    """Register every built-in environment and return the specs; safe to repeat."""
     return [registry.register(**entry) for entry in CATALOG]  # type: ignore[arg-type]

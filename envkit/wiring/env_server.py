@@ -1,10 +1,9 @@
-"""A server of environments from slots in this process, also in a sandbox.
+"""A server that runs environments in slots of its own process, on a host or in a sandbox.
 
-There it is ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``: the same application on a Unix socket.
-It ends on SIGTERM, and when its standard input does, which is a pipe or a socket that its parent holds. On a second
-socket beside the first one (``env.heartbeat`` beside ``env.sock``) a thread answers each connection with one byte, also
-while a world computes in the event loop: by that its process is known to run. The caller outside
-bounds how long a step may take.
+In a sandbox it runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops
+on SIGTERM and at the end of its standard input, a pipe or socket that its parent holds open. A thread answers each
+connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte: a heartbeat of the process, even
+while an environment blocks the event loop. The caller outside enforces the timeout of a step.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ async def serve_envs(
 
     Args:
         host: Name or address to listen on.
-        port: TCP port; 0 takes a free one.
+        port: TCP port; 0 chooses a free one.
         uds: Path of a Unix socket to listen on instead.
-        capacity: Number of episodes at once.
+        capacity: Number of concurrent episodes.
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session is broken.
-        on_ready: Called once with the address, as soon as requests are answered.
-        lazy: Start fast: prepare what only a person asks for when one does.
+        on_ready: Called once with the address, when the server accepts requests.
+        lazy: Start faster: build the OpenAPI application at its first request.
         sends_traces: Send callers the tracebacks of environments.
 
     Raises:
-        UsageError: The port or the path cannot be used; the message says what to do.
+        UsageError: The address cannot be used; the message says what to do.
     """
     async with slots(capacity) as envs:
         app = create_app(
@@ -72,7 +71,7 @@ async def serve_envs(
 
 
 async def serve_inside(path: str, capacity: int) -> None:
-    """Serve on the Unix socket `path` until told to stop or left by the parent.
+    """Serve on the Unix socket `path` until stopped by a signal or by the end of the parent.
 
     Raises:
         UsageError: The path cannot be used.
@@ -85,11 +84,11 @@ async def serve_inside(path: str, capacity: int) -> None:
                 uds=path,
                 capacity=capacity,
                 step_timeout_s=math.inf,
-                on_ready=lambda address: _beat(Path(path).with_suffix(".heartbeat")),
+                on_ready=lambda address: _serve_heartbeats(Path(path).with_suffix(".heartbeat")),
                 lazy=True,
-                sends_traces=True,  # to the process that started us, which decides what its own callers get
+                sends_traces=True,  # to the parent process, which decides what to forward to its callers
             )
-        except UsageError as error:  # raised below, since the group would wrap it
+        except UsageError as error:  # raised below, outside of the task group
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -100,7 +99,7 @@ async def _stop_without_parent(scope: anyio.CancelScope) -> None:
     stdin = sys.stdin.fileno()
     mode = os.fstat(stdin).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return  # a terminal, a file or /dev/null, of which nobody holds the other end
+        return  # a terminal, a file or /dev/null has no other end
     while True:
         await anyio.wait_readable(stdin)
         if not os.read(stdin, 1 << 16):
@@ -108,8 +107,8 @@ async def _stop_without_parent(scope: anyio.CancelScope) -> None:
             return
 
 
-def _beat(path: Path) -> None:
-    """Let a thread answer at the socket `path` for as long as this process runs."""
+def _serve_heartbeats(path: Path) -> None:
+    """Answer heartbeats on the socket `path` from a daemon thread."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -118,18 +117,18 @@ def _beat(path: Path) -> None:
     def answer() -> None:
         while True:
             caller, _ = listener.accept()
-            with caller, suppress(OSError):  # who asked may be gone
+            with caller, suppress(OSError):  # the peer may have disconnected
                 caller.send(b"1")
 
-    threading.Thread(target=answer, name="heartbeat", daemon=True).start()  # noqa: TID251 - no loop waits for it
+    threading.Thread(target=answer, name="heartbeat", daemon=True).start()  # noqa: TID251 - must not depend on the event loop
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="envkit.wiring.env_server", description="Serve environments on a Unix socket."
     )
-    parser.add_argument("--socket", required=True, metavar="PATH", help="where to listen")
-    parser.add_argument("--capacity", type=int, default=1, metavar="N", help="episodes at once (default 1)")
+    parser.add_argument("--socket", required=True, metavar="PATH", help="Unix socket to listen on")
+    parser.add_argument("--capacity", type=int, default=1, metavar="N", help="concurrent episodes (default 1)")
     options = parser.parse_args(arguments)
     if options.capacity < 1:
         parser.error("--capacity must be at least 1")

@@ -27,7 +27,7 @@ VectorMode = Literal["native", "sync", "async"]
 
 
 def registered() -> Sequence[EnvSpec]:
-    """Every environment that `make` knows, by id."""
+    """Return the specs of all registered environments."""
     load_catalogue()
     return list(registry.specs())
 
@@ -41,21 +41,21 @@ def find(env_id: str) -> EnvSpec:
 def make(
     env_id: str, *, url: str | None = None, token: str | None = None, ca: Path | str | None = None, **options: Any
 ) -> gymnasium.Env[Any, Any]:
-    """Make an environment: text in, text out, unless the world is asked for something else.
+    """Create an environment: text in, text out, unless its options select another form.
 
     Args:
         env_id: Registered id, such as ``"Sokoban-v0"``.
-        url: Address of an `envkit serve`; the episodes are then played there.
-        token: What to show that server; the variable ``ENVKIT_TOKEN``, unless given.
-        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
-        options: Defaults of every episode, which ``reset(options=...)`` overrides. Worlds made here may know more, such
-            as ``render_mode``, and board games ``observation="grid"`` and ``action="index"``.
+        url: Address of an `envkit serve` that plays the episodes.
+        token: Token for that server; default: the variable ``ENVKIT_TOKEN``.
+        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        options: Defaults of every episode, which ``reset(options=...)`` overrides. Local environments may accept more,
+            such as ``render_mode``; board games also ``observation="grid"`` and ``action="index"``.
 
     Raises:
-        UnknownEnvError: No such id; the message names the nearest one.
-        OptionError: The environment refuses an option.
-        UnreachableError: Nothing answers at `url`.
-        UnauthorizedError, ForbiddenError: The server wants another token.
+        UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.
+        OptionError: The environment rejects an option.
+        UnreachableError: No server answers at `url`.
+        UnauthorizedError, ForbiddenError: The server rejects the token.
     """
     if url is not None:
         from envkit.http.client.env_client import EnvClient
@@ -66,11 +66,11 @@ def make(
 
 
 def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Make an environment in this process, with options of whatever names; otherwise as `make`."""
-    world = open_env(env_id, **options)
-    if isinstance(world, AsyncEnv):
-        return BlockingEnv(env_id, partial(_one_slot, world), options)
-    return world
+    """Create an environment in this process; `options` may have any names. Otherwise as `make`."""
+    env = open_env(env_id, **options)
+    if isinstance(env, AsyncEnv):
+        return BlockingEnv(env_id, partial(_one_slot, env), options)
+    return env
 
 
 def make_vec(
@@ -84,23 +84,23 @@ def make_vec(
     ca: Path | str | None = None,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """Make `num_envs` copies that step together. All modes play the same episodes from the same seeds.
+    """Create `num_envs` copies that step together. All modes play the same episodes from the same seeds.
 
     Args:
         env_id: Registered id.
         num_envs: Number of copies.
-        mode: ``"native"`` steps them all at once in NumPy, where the world can; ``"sync"`` one after another in this
-            process; ``"async"`` each in a process of its own. None takes native where there is one, otherwise sync.
-        autoreset: When a finished copy starts again: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
-        url: As in `make`, like `token` and `ca`; there is no native mode for served worlds.
-        token: What to show the server.
-        ca: What to trust it by.
+        mode: ``"native"``: all at once in NumPy, if the environment supports it; ``"sync"``: one after another in this
+            process; ``"async"``: each in its own process. None: native if supported, otherwise sync.
+        autoreset: When a finished copy restarts: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
+        url: As in `make`; served environments have no native mode.
+        token: As in `make`.
+        ca: As in `make`.
         options: As in `make`.
 
     Raises:
-        UnknownEnvError: No such id; the message names the nearest one.
-        ConfigError: `num_envs`, `mode` or `autoreset` is refused.
-        OptionError: The environment refuses an option.
+        UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.
+        ConfigError: `num_envs`, `mode` or `autoreset` is invalid.
+        OptionError: The environment rejects an option.
     """
     if not _is_count(num_envs):
         raise ConfigError([f"num_envs: must be an integer from 1, got {num_envs!r}"])
@@ -112,7 +112,7 @@ def make_vec(
         mode = "sync" if spec.vector_entry_point is None or url is not None else "native"
     if mode == "native":
         if spec.vector_entry_point is None or url is not None:
-            raise ConfigError([f"mode: {env_id} cannot be stepped natively here; take 'sync' or 'async'"])
+            raise ConfigError([f"mode: {env_id} has no native mode here; use 'sync' or 'async'"])
         envs: VectorEnv[Any, Any, Any] = registry.load(spec.vector_entry_point)(
             num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
         )
@@ -123,77 +123,76 @@ def make_vec(
     if mode == "sync":
         return SyncVectorEnv(copies, autoreset_mode=when)
     if mode == "async":
-        return _processes(copies, when)
+        return _in_processes(copies, when)
     raise ConfigError([f"mode: must be 'native', 'sync' or 'async', got {mode!r}"])
 
 
-def _processes(
+def _in_processes(
     copies: Sequence[Callable[[], gymnasium.Env[Any, Any]]], autoreset: AutoresetMode
 ) -> AsyncVectorEnv[Any, Any]:
-    """Run each copy in a process.
+    """Run each copy in its own process.
 
-    Gymnasium's processes forget at a reset that an episode had ended, when observations do not travel by shared memory
-    (as text cannot): the next step then starts yet another episode, and the action is lost. So the copies start again
-    by themselves in its place.
+    Without shared memory, which text cannot use, Gymnasium's workers forget at a reset that an episode had ended: the
+    next step starts another episode and loses the action. Therefore the copies restart themselves.
     """
-    starts_again = autoreset is AutoresetMode.NEXT_STEP
+    restarts = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-        [partial(_Copy.of, copy, starts_again=starts_again) for copy in copies],
+        [partial(_SubprocessEnv.of, copy, restarts=restarts) for copy in copies],
         shared_memory=False,
-        autoreset_mode=AutoresetMode.DISABLED if starts_again else autoreset,
+        autoreset_mode=AutoresetMode.DISABLED if restarts else autoreset,
     )
     envs.autoreset_mode = envs.metadata["autoreset_mode"] = autoreset
     return envs
 
 
-class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """What plays in a process of its own.
+class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A copy that plays in its own process.
 
     Args:
-        env: The world.
-        starts_again: Whether the step after the end of an episode begins the next one, whatever its action is.
+        env: The environment.
+        restarts: Whether the step after the end of an episode starts the next one and ignores its action.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], *, starts_again: bool) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], *, restarts: bool) -> None:
         super().__init__(env)
-        self._starts_again = starts_again
+        self._restarts = restarts
         self._is_over = False
 
     @classmethod
-    def of(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, starts_again: bool) -> _Copy:
-        return cls(make_copy(), starts_again=starts_again)
+    def of(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, restarts: bool) -> _SubprocessEnv:
+        return cls(make_copy(), restarts=restarts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._is_over = False
-        with _carried():
+        with _carry_errors():
             return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self._is_over and self._starts_again:
+        if self._is_over and self._restarts:
             observation, info = self.reset()
             return observation, 0.0, False, False, info
-        with _carried():
+        with _carry_errors():
             step = self.env.step(action)
         self._is_over = bool(step[2] or step[3])
         return step
 
 
 class _CarriedError(Exception):
-    """Brings an error of envkit out of a process.
+    """Carries an envkit error out of a worker process.
 
-    Gymnasium raises ``type(error)(error)`` in place of an error there, which few of ours survive: they are not made
-    from one argument. Made from one of its own kind, this gives the error that it carries.
+    Gymnasium re-raises an error there as ``type(error)(error)``, but most envkit errors take other arguments. Created
+    from another `_CarriedError`, this class returns the error that it carries.
     """
 
     def __new__(cls, carried: Exception) -> Any:
         return carried.args[0] if isinstance(carried, cls) else super().__new__(cls, carried)
 
     def __str__(self) -> str:
-        return super().__str__().replace("%", "%%")  # Gymnasium also shows it, as a template without arguments
+        return super().__str__().replace("%", "%%")  # Gymnasium also logs it as a format string without arguments
 
 
 @contextmanager
-def _carried() -> Iterator[None]:
+def _carry_errors() -> Iterator[None]:
     try:
         yield
     except EnvkitError as error:
@@ -202,7 +201,7 @@ def _carried() -> Iterator[None]:
 
 def _check_only_served(token: str | None, ca: Path | str | None) -> None:
     if token is not None or ca is not None:
-        raise ConfigError(["url: is missing; a token and certificates go with the address of a server"])
+        raise ConfigError(["url: not set, but token and ca need the address of a server"])
 
 
 def _is_count(number: object) -> bool:
@@ -218,24 +217,24 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
 
 
 def open_env(env_id: str, /, **options: JSON) -> World:
-    """Make the world itself, without any face.
+    """Create the environment itself, without an adapter.
 
     Raises:
-        UnknownEnvError: No such id; the message names the nearest one.
-        OptionError: The world refuses an option, or does not know it.
+        UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.
+        OptionError: The environment rejects an option or does not know it.
     """
     spec = find(env_id)
     entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
     try:
-        world: World = entry_point(**chosen)
+        env: World = entry_point(**chosen)
     except TypeError:
         _check_known(chosen, entry_point)
         raise
-    return world
+    return env
 
 
 def _check_known(options: Mapping[str, Any], entry_point: Callable[..., Any]) -> None:
-    """Raise `OptionError` if there is an option that `entry_point` does not take by name."""
+    """Raise `OptionError` for an option that `entry_point` does not accept."""
     parameters = inspect.signature(entry_point).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         for name in options:
@@ -244,10 +243,10 @@ def _check_known(options: Mapping[str, Any], entry_point: Callable[..., Any]) ->
 
 
 def open_expert(env_id: str, options: Options | None = None) -> Expert:
-    """Return the world's own expert, for episodes with `options`.
+    """Return the environment's expert, for episodes with `options`.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The environment has no expert.
     """
     spec = find(env_id)
     if spec.expert is None:
@@ -260,9 +259,9 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
     """Return a host that plays any registered environment in this process.
 
     Args:
-        capacity: Number of episodes at once.
-        options: What every world is made with. Tasks bring options by themselves; these are for worlds that take some
-            nowhere else than where they are made.
+        capacity: Number of concurrent episodes.
+        options: Options for creating every environment, in addition to those of its tasks; for environments that
+            accept some options only at creation.
     """
 
     def open_attributed(env_id: str) -> World:
@@ -274,9 +273,9 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 
 @contextmanager
 def attributed(env_id: str, call: str) -> Iterator[None]:
-    """Turn an exception of the block into the `EnvError` of an environment; see `env_error`.
+    """Convert an exception of the block to an `EnvError` of the environment; see `env_error`.
 
-    A missing package of envkit's own extras stays an `ImportError`, which is reported with what installs it.
+    A missing package of an envkit extra stays an `ImportError`, which is reported with the command that installs it.
     """
     try:
         yield
@@ -288,6 +287,6 @@ def attributed(env_id: str, call: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _one_slot(world: AsyncEnv) -> AsyncIterator[EnvHost]:
-    async with SlotHost(lambda env_id: world, 1) as host:
+async def _one_slot(env: AsyncEnv) -> AsyncIterator[EnvHost]:
+    async with SlotHost(lambda env_id: env, 1) as host:
         yield host

@@ -133,10 +133,10 @@ def test_snapshots_are_listed_and_removed() -> None:
         (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
         (("ls", "--token-file", "x"), "--token-file and --ca go with --url"),
         (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),
-        (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "no certificates can be read from /nowhere"),
+        (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "cannot read certificates from /nowhere"),
         (("exec", "box", "--url", "http://127.0.0.1:9", "--", "true"), "--url: put options before the id"),
         (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "no token can be read from /nowhere"),
-        (("ls", "--url", "nonsense"), "'nonsense' is no address of a server"),
+        (("ls", "--url", "nonsense"), "'nonsense' is not a server address"),
     ],
 )
 def test_wrong_words_are_refused_in_a_line(words: Sequence[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""How a client connects: to an address, or through a socket that it is handed."""
+"""Connectors of a client: to a URL, or over a given socket."""
 
 from __future__ import annotations
 
@@ -15,102 +15,102 @@ from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from envkit.errors import UsageError
 from envkit.http.protocol.messages import SOCKET_PATH
 
-Dial: TypeAlias = Callable[[], Awaitable[ClientConnection]]
+Connector: TypeAlias = Callable[[], Awaitable[ClientConnection]]
 OpenSocket: TypeAlias = Callable[[], Awaitable[socket.socket]]
 
 CONNECT_TIMEOUT_S = 10.0
-"""Seconds that connecting may take, where a call may take longer."""
+"""Limit on the timeout of connecting, in seconds."""
 
 _MAX_ANSWER_BYTES = 64 << 20
 _PING_S = 20.0
 _PONG_S = 120.0
-"""A server whose worlds compute in the loop's own thread is deaf for a while."""
-_ANY_HOST = "ws://server"
+"""Generous: environments that compute in the server's event loop delay its pongs."""
+_PLACEHOLDER_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
 
-def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None) -> Dial:
-    """Return how to connect to `url`.
+def url_connector(url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None) -> Connector:
+    """Return a connector to `url`.
 
     Args:
         url: Address of a server.
-        timeout_s: Seconds that a call may take; connecting takes no longer than that.
-        token: What to show there.
+        timeout_s: Timeout of a call, seconds; also bounds connecting.
+        token: Token for the server.
         ca: PEM file of the certificates to trust instead of the system's.
 
     Raises:
-        UsageError: It is not the address of a server, or the token or the file cannot be used.
+        UsageError: `url` is not an address of a server, or the token or the file is invalid.
     """
-    settings = {**_settings(timeout_s), "additional_headers": authorization(token)}
-    wrong = UsageError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000 or unix:/tmp/env.sock")
+    settings = {**_settings(timeout_s), "additional_headers": authorization_headers(token)}
+    invalid = UsageError(f"{url!r} is not a server address, such as http://127.0.0.1:8000 or unix:/tmp/env.sock")
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise wrong from None
+        raise invalid from None
     if parts.scheme == "unix" and parts.path:
-        return lambda: _opened(unix_connect(parts.path, _ANY_HOST + SOCKET_PATH, **settings))
+        return lambda: _wait_open(unix_connect(parts.path, _PLACEHOLDER_HOST + SOCKET_PATH, **settings))
     if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise wrong
+        raise invalid
     if ca is not None:
         if parts.scheme != "https":
-            raise UsageError(f"the certificates in {ca} go with an https:// address, not with {url}")
-        settings["ssl"] = trusting(ca)
+            raise UsageError(f"ca={ca} needs an https:// address, got {url}")
+        settings["ssl"] = trusted_context(ca)
     target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{SOCKET_PATH}"
-    return lambda: _opened(connect(target, **settings))
+    return lambda: _wait_open(connect(target, **settings))
 
 
-def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
-    """Return how to connect through a socket that somebody else connects."""
+def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
+    """Return a connector over sockets that `open_socket` connects."""
     settings = _settings(timeout_s)
 
-    async def dial() -> ClientConnection:
+    async def connect_socket() -> ClientConnection:
         with anyio.fail_after(settings["open_timeout"]):
             connected = await open_socket()
         try:
-            return await connect(_ANY_HOST + SOCKET_PATH, sock=connected, **settings)
+            return await connect(_PLACEHOLDER_HOST + SOCKET_PATH, sock=connected, **settings)
         except BaseException:
             connected.close()
             raise
 
-    return dial
+    return connect_socket
 
 
-async def _opened(connecting: connect) -> ClientConnection:
+async def _wait_open(connecting: connect) -> ClientConnection:
     return await connecting
 
 
-def authorization(token: str | None) -> dict[str, str]:
-    """Return the headers that show `token`.
+def authorization_headers(token: str | None) -> dict[str, str]:
+    """Return the headers that carry `token`.
 
     Raises:
-        UsageError: It cannot be one.
+        UsageError: It is not a valid token.
     """
     if token is None:
         return {}
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("the token is not one: it is empty, or has blanks, line ends or odd characters in it")
+        raise UsageError("invalid token: it is empty or contains spaces, line breaks or non-ASCII characters")
     return {"Authorization": f"Bearer {token}"}
 
 
-def trusting(ca: Path | str) -> ssl.SSLContext:
-    """Return a context that trusts the certificates of a PEM file alone.
+def trusted_context(ca: Path | str) -> ssl.SSLContext:
+    """Return an SSL context that trusts only the certificates of a PEM file.
 
     Raises:
-        UsageError: They cannot be read.
+        UsageError: The file cannot be read.
     """
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # an ssl.SSLError is one
-        cause = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise UsageError(f"no certificates can be read from {ca}: {cause}") from None
+        cause = "it contains no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UsageError(f"cannot read certificates from {ca}: {cause}") from None
 
 
-def distrust(error: ssl.SSLError) -> str:
-    """Return what to do about a certificate that is not trusted, for the end of a message."""
+def certificate_advice(error: ssl.SSLError) -> str:
+    """Return advice on an untrusted certificate, to append to an error."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return ""
-    return f" ({error.verify_message}); ca names a file of certificates to trust"
+    return f" ({error.verify_message}); pass ca, a PEM file of certificates to trust"
 
 
 def _settings(timeout_s: float) -> dict[str, Any]:

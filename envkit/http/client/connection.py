@@ -1,8 +1,8 @@
-"""The client's side of a WebSocket: one, shared by many calls, and made again when it breaks.
+"""The client's WebSocket: shared by many calls, with reconnect.
 
-Calls that are made in one turn of the event loop travel in one message. When the socket breaks, calls without an answer
-are sent once more over a new one, which is safe because every call may be repeated. A call that broke two sockets, or
-whose server cannot be reached again, fails. One sweeper looks after the deadlines of all calls.
+Calls of one event loop iteration are sent in one message. When the socket breaks, unanswered calls are sent once more
+over a new one; all calls are safe to repeat. A call fails if two sockets broke during it or the server stays
+unreachable. One sweeper checks the deadlines of all calls.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from envkit.errors import (
     UnreachableError,
     from_problem,
 )
-from envkit.http.client.connect import Dial, distrust
+from envkit.http.client.connect import Connector, certificate_advice
 from envkit.http.protocol.messages import Answer, batches, write
 
 RETRY_DELAYS_S = (0.05, 0.5)
-"""Seconds before each attempt to connect again, in a row, after a socket broke."""
+"""Backoff: seconds before each attempt to reconnect."""
 
 _MAX_SENDS = 2
 _MIN_SWEEP_S, _MAX_SWEEP_S = 0.01, 0.5
@@ -54,7 +54,7 @@ class _PendingCall:
         self.timeout_s = timeout_s
         self.deadline = clock.now() + timeout_s
         self.sends = 0
-        # The socket's library is asyncio's, and a future is the cheapest thing to wait for there.
+        # The WebSocket library is asyncio's; a future is the cheapest thing to wait for there.
         self.outcome: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: EnvkitError) -> None:
@@ -63,20 +63,20 @@ class _PendingCall:
 
 
 class SharedWebSocket:
-    """Carries calls to one server.
+    """Sends calls to one server over a WebSocket.
 
     Args:
-        address: How errors name the server.
-        connect: Gives a new, open WebSocket.
+        address: The server's name in errors.
+        connect: Opens a WebSocket.
     """
 
-    def __init__(self, address: str, connect: Dial) -> None:
+    def __init__(self, address: str, connect: Connector) -> None:
         self._address = address
         self._connect = connect
         self._number = 0
         self._calls: dict[int, _PendingCall] = {}
         self._unsent: list[int] = []
-        self._filled = asyncio.Event()  # anyio's cannot be cleared, and a new one for each message costs more
+        self._has_unsent = asyncio.Event()  # anyio's cannot be cleared
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
 
@@ -84,19 +84,19 @@ class SharedWebSocket:
         """Make a call and return its result, as JSON.
 
         Raises:
-            DeadlineError: There was no answer within `timeout_s`.
-            UnreachableError: The server is gone.
-            RequestError: `params` cannot be said in JSON.
-            EnvkitError: Whatever the server answered.
+            DeadlineError: The server did not answer within `timeout_s`.
+            UnreachableError: The server is unreachable.
+            RequestError: `params` cannot be encoded as JSON.
+            EnvkitError: The error that the server answered.
         """
         return await self.start_call(method, params, timeout_s)
 
     def start_call(self, method: str, params: msgspec.Struct, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
-        """Make a call whose result, or error, the future is given; see `call`. It may be cancelled.
+        """Make a call and return a future of its result; see `call`. The future may be cancelled.
 
         Raises:
-            UnreachableError: We are closed.
-            RequestError: `params` cannot be said in JSON.
+            UnreachableError: The connection is closed.
+            RequestError: `params` cannot be encoded as JSON.
         """
         if self._is_closed:
             raise self._closed()
@@ -105,62 +105,62 @@ class SharedWebSocket:
         self._calls[number] = call = _PendingCall(method, frame, timeout_s)
         self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)
-        self._filled.set()
-        call.outcome.add_done_callback(partial(self._forget, number))
+        self._has_unsent.set()
+        call.outcome.add_done_callback(partial(self._remove, number))
         return call.outcome
 
-    def _forget(self, number: int, outcome: asyncio.Future[msgspec.Raw]) -> None:
+    def _remove(self, number: int, outcome: asyncio.Future[msgspec.Raw]) -> None:
         del self._calls[number]
         if not outcome.cancelled():
-            outcome.exception()  # seen, even if who asked was cancelled in the same moment
+            outcome.exception()  # mark as retrieved, even if the caller was cancelled
 
     async def open(self) -> ClientConnection:
         """Connect once.
 
         Raises:
-            UnreachableError: Nothing answers, or not what is expected.
-            UnauthorizedError, ForbiddenError, RateLimitError: The server answers, and refuses us.
+            UnreachableError: No server answers, or the answer is invalid.
+            UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
         """
         try:
             return await self._connect()
         except InvalidStatus as error:
             raise self._refusal(error.response) from None
         except ssl.SSLError as error:
-            raise UnreachableError(f"{self._address}: {error.reason or error}{distrust(error)}") from None
+            raise UnreachableError(f"{self._address}: {error.reason or error}{certificate_advice(error)}") from None
         except (OSError, EOFError, WebSocketException) as error:
             cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise UnreachableError(f"{self._address} does not answer: {cause}") from None
 
     async def run(self, socket: ClientConnection) -> None:
-        """Carry calls over `socket`, and over others after it, until cancelled."""
+        """Send calls over `socket`, and over new sockets after it, until cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._sweep)
                 while True:
-                    await self._talk(socket)
+                    await self._run_socket(socket)
                     socket = await self._reopen()
         finally:
             self._is_closed = True
             self._fail_all(self._closed())
 
-    async def _talk(self, socket: ClientConnection) -> None:
-        """Carry calls until `socket` breaks, and close it."""
+    async def _run_socket(self, socket: ClientConnection) -> None:
+        """Send calls until `socket` breaks, then close it."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send, socket)
                 with suppress(ConnectionClosed):
                     while True:
-                        self._take(await socket.recv(decode=False))
+                        self._receive(await socket.recv(decode=False))
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await socket.close()
-            socket.transport.abort()  # a server that is silent says no farewell
+            socket.transport.abort()  # an unresponsive server does not complete the close handshake
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:
-            await self._filled.wait()
-            self._filled.clear()
+            await self._has_unsent.wait()
+            self._has_unsent.clear()
             numbers, self._unsent = self._unsent, []
             calls = [
                 call for number in numbers if (call := self._calls.get(number)) is not None and not call.outcome.done()
@@ -170,52 +170,52 @@ class SharedWebSocket:
             try:
                 for message in batches([call.frame for call in calls], _BATCH_BYTES):
                     await socket.send(message)
-            except ConnectionClosed:  # `recv` says so too
+            except ConnectionClosed:  # `recv` raises it too
                 return
 
-    def _take(self, message: bytes) -> None:
+    def _receive(self, message: bytes) -> None:
         try:
             answers = _ANSWERS.decode(message) if message[:1] == b"[" else [_ANSWER.decode(message)]
         except (ValueError, RecursionError) as error:
-            self._fail_all(UnreachableError(f"{self._address} answers what is no answer: {error}"))
+            self._fail_all(UnreachableError(f"{self._address} sent an invalid answer: {error}"))
             return
         for answer in answers:
             call = self._calls.get(answer.id) if isinstance(answer.id, int) else None
             if call is None or call.outcome.done():
-                continue  # nobody waits for it any more
+                continue  # the call was cancelled
             if answer.error is not None:
                 call.fail(from_problem(answer.error))
             else:
                 call.outcome.set_result(answer.result)
 
     async def _reopen(self) -> ClientConnection:
-        """Connect again, as soon as that succeeds, and see to it that calls without an answer are sent again."""
+        """Reconnect, and queue the unanswered calls to be sent again."""
         while True:
             for call in list(self._calls.values()):
                 if call.sends >= _MAX_SENDS:
-                    call.fail(UnreachableError(f"{self._address} broke the connection during {call.method!r}, twice"))
+                    call.fail(UnreachableError(f"{self._address} closed the connection during {call.method!r} twice"))
             failure: EnvkitError = UnreachableError(f"{self._address} does not answer")
             for delay_s in RETRY_DELAYS_S:
                 await anyio.sleep(delay_s)
                 try:
                     socket = await self.open()
-                except (UnauthorizedError, ForbiddenError) as error:  # asking again does not help
+                except (UnauthorizedError, ForbiddenError) as error:  # a retry does not help
                     failure = error
                     break
                 except EnvkitError as error:
                     failure = error
                 else:
                     self._unsent = sorted(self._calls)
-                    self._filled.set()
+                    self._has_unsent.set()
                     return socket
             self._fail_all(failure)
-            self._filled.clear()
-            await self._filled.wait()
+            self._has_unsent.clear()
+            await self._has_unsent.wait()
 
     async def _sweep(self) -> None:
         while True:
             if not self._calls:  # an idle client sleeps
-                await self._filled.wait()
+                await self._has_unsent.wait()
             await anyio.sleep(self._shortest_s)
             now = clock.now()
             for call in list(self._calls.values()):
@@ -225,14 +225,14 @@ class SharedWebSocket:
                     )
 
     def _refusal(self, response: Response) -> EnvkitError:
-        """Return what the server says instead of opening a socket."""
-        says = f"{self._address} answers with status {response.status_code}"
+        """Return the error for a server that refuses to open a WebSocket."""
+        status = f"{self._address} answered with status {response.status_code}"
         try:
             error = from_problem(_PROBLEM.decode(response.body or b""))
         except (ValueError, RecursionError):
-            if response.status_code == HTTPStatus.UNAUTHORIZED:  # a proxy before it
-                return UnauthorizedError(f"{says}: it wants to know who we are")
-            return UnreachableError(f"{says}; is it an `envkit serve`?")
+            if response.status_code == HTTPStatus.UNAUTHORIZED:  # from a proxy in front of it
+                return UnauthorizedError(f"{status}: it requires authentication")
+            return UnreachableError(f"{status}; is it an `envkit serve`?")
         if isinstance(error, (UnauthorizedError, ForbiddenError)):
             return type(error)(f"{self._address}: {error.detail}")
         return error

@@ -1,8 +1,8 @@
-"""The client of a server that lends sandboxes: each call as if the sandbox were here.
+"""The client of a sandbox server: remote sandboxes are used like local ones.
 
-Everything goes over one socket, but what is too large for a frame, which goes over HTTP. If the socket breaks, it is
-made again and what had no answer is asked again: each call that changes something carries a key, so that it is done
-once. A call that is cancelled here is ended there before that is known here.
+Calls share one WebSocket; large transfers use HTTP. If the socket breaks, the client reconnects and sends unanswered
+calls again; calls that change something carry an idempotency key, so that they run once. A cancelled call is cancelled
+on the server before it returns.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from envkit.http.protocol.messages import DoneReply, HealthReply, NoBody
 from envkit.http.sandboxes.transfers import FolderTransport
 from envkit.types import SandboxSpec, SandboxView
 
-_FULL_DELAYS_S = (0.02, 1.0)
+_RETRY_DELAYS_S = (0.02, 1.0)
 _LEASE_S = 60.0
-"""Seconds after which the server stops a leased sandbox of ours once our socket is gone."""
+"""Seconds after which the server stops a leased sandbox of a disconnected client."""
 
 
 class SandboxClient:
-    """Borrows sandboxes from a server. Enter it to connect.
+    """Leases sandboxes from a server. Enter it to connect.
 
     Args:
-        url: Where the server is: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
-        token: What to show the server; the variable ``ENVKIT_TOKEN``, unless given.
-        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
-        trees: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: they cannot be copied.
+        url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
+        token: Token for the server; default: the variable ``ENVKIT_TOKEN``.
+        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        trees: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: folders cannot be copied.
     """
 
     def __init__(
         self, url: str, token: str | None = None, *, ca: Path | str | None = None, trees: FolderTransport | None = None
     ) -> None:
-        self._line = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
+        self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
-        self._carrying: anyio.CancelScope
+        self._connection_scope: anyio.CancelScope
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[RemoteSandbox]:
-        """Lend a sandbox for the length of the block; see `envkit.protocols.SandboxPool.lease`.
+        """Lease a sandbox for the duration of the block; see `envkit.protocols.SandboxPool.lease`.
 
-        If we die, the server stops it within a minute.
+        If this client dies, the server stops the sandbox within a minute.
 
         Raises:
-            UsageError: `tenant` is given, which the token says.
+            UsageError: `tenant` is set; the token determines it.
         """
         if tenant:
             raise UsageError("a remote sandbox belongs to the tenant of the token; leave tenant out")
@@ -71,18 +71,18 @@ class SandboxClient:
         try:
             yield sandbox
         finally:
-            with suppress(EnvkitError):  # where the server is gone, it ends by itself
+            with suppress(EnvkitError):  # without the server, it ends by itself
                 await sandbox.stop()
 
     async def start(self, spec: SandboxSpec, *, snapshot: str | None = None, wait_s: float = 0.0) -> RemoteSandbox:
-        """Lend a sandbox that the server stops within a minute after it has lost us; whoever has it stops it.
+        """Lease a sandbox; the caller stops it, or the server does within a minute after this client disconnects.
 
         Raises:
-            EnvkitError: As `create`; `CapacityError` after asking again for `wait_s` seconds.
+            EnvkitError: As `create`; `CapacityError` after retrying for `wait_s` seconds.
         """
         id = f"lease-{uuid.uuid4().hex}"
         try:
-            await self._create_with_patience(id, spec, snapshot, wait_s)
+            await self._create_with_retries(id, spec, snapshot, wait_s)
         except BaseException:
             with suppress(EnvkitError):
                 await self.stop(id)
@@ -90,7 +90,7 @@ class SandboxClient:
         return self.get(id)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Lend a sandbox as `start` does, with the files of `snapshot`."""
+        """Lease a sandbox as `start` does, with the files of `snapshot`."""
         return await self.start(spec, snapshot=snapshot)
 
     async def create(
@@ -102,18 +102,18 @@ class SandboxClient:
         snapshot: str | None = None,
         wait_s: float = 0.0,
     ) -> SandboxView:
-        """Lend a sandbox under a name, see `envkit.protocols.SandboxPool.create`.
+        """Lease a sandbox under an id, see `envkit.protocols.SandboxPool.create`.
 
         Args:
-            id: Its name: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
-            spec: What it is to be.
-            ttl_s: Seconds after which it is stopped if nobody uses it and no client that used it is connected; None for
+            id: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
+            spec: Its spec.
+            ttl_s: Idle time after which it is stopped unless a client that used it is connected, seconds; None for
                 never.
-            snapshot: Name of the files that it begins with.
-            wait_s: Seconds to wait for room, in turn with all who do; at most 60.
+            snapshot: Name of the snapshot to start from.
+            wait_s: Seconds to wait in the queue for capacity; at most 60.
         """
         if spec.detached:
-            raise UsageError("a remote sandbox stays as long as its lease; leave stay out")
+            raise UsageError("a remote sandbox lives as long as its lease; leave detached out")
         values = {name: getattr(spec, name) for name in wire.SpecBody.__struct_fields__}
         body = wire.CreateFrame(
             **{**values, "env": dict(spec.env)},
@@ -123,71 +123,71 @@ class SandboxClient:
             sandbox_id=wire.read_sandbox_id(id),
         )
         within_s = wait_s + spec.start_timeout_s + SLACK_S
-        return (await self._line.call("create", body, wire.SandboxReply, within_s)).view()
+        return (await self._transport.call("create", body, wire.SandboxReply, within_s)).view()
 
     def get(self, id: str) -> RemoteSandbox:
-        """Return the sandbox of this name; whether there is one is known when it is used."""
-        return RemoteSandbox(wire.read_any_sandbox_id(id), self._line)
+        """Return the sandbox of this id, without checking that it exists."""
+        return RemoteSandbox(wire.read_any_sandbox_id(id), self._transport)
 
     async def view(self, id: str) -> SandboxView:
-        """Look at a sandbox without using it.
+        """Return the state of a sandbox without using it.
 
         Raises:
-            SandboxNotFoundError: There is none.
+            SandboxNotFoundError: No sandbox has this id.
         """
         return (
-            await self._line.call("view", wire.SandboxFrame(wire.read_any_sandbox_id(id)), wire.SandboxReply)
+            await self._transport.call("view", wire.SandboxFrame(wire.read_any_sandbox_id(id)), wire.SandboxReply)
         ).view()
 
     async def views(self) -> list[SandboxView]:
-        """Look at all sandboxes that we may see, oldest first."""
-        return [one.view() for one in (await self._line.call("list", NoBody(), wire.SandboxesReply)).sandboxes]
+        """List all sandboxes visible to this client, oldest first."""
+        return [one.view() for one in (await self._transport.call("list", NoBody(), wire.SandboxesReply)).sandboxes]
 
     async def snapshots(self) -> list[wire.KeptReply]:
-        """Look at all snapshots that we may see, oldest first."""
-        return (await self._line.call("snapshots", NoBody(), wire.SnapshotsReply)).snapshots
+        """List all snapshots visible to this client, oldest first."""
+        return (await self._transport.call("snapshots", NoBody(), wire.SnapshotsReply)).snapshots
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; safe to repeat."""
-        await self._line.call("remove_snapshot", wire.KeptFrame(snapshot), DoneReply)
+        await self._transport.call("remove_snapshot", wire.KeptFrame(snapshot), DoneReply)
 
     async def stop(self, id: str) -> None:
-        """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""
-        await self._line.stop(wire.read_any_sandbox_id(id))
+        """Stop a sandbox and wait until it is removed (75 s at most); safe to repeat, not cancelled."""
+        await self._transport.stop(wire.read_any_sandbox_id(id))
 
     async def __aenter__(self) -> Self:
-        opened = await self._line.channel.open()
-        # Whoever is cancelled still ends what it has begun, which needs the socket.
-        self._carrying = anyio.CancelScope(shield=True)
+        opened = await self._transport.websocket.open()
+        # A cancelled task still stops its sandbox, which needs the socket.
+        self._connection_scope = anyio.CancelScope(shield=True)
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._carry, opened)
+        self._tasks.start_soon(self._run_connection, opened)
         try:
-            health = await self._line.channel.call("health", NoBody(), CALL_S)
-            self._line.decoded("health", health, HealthReply)
+            health = await self._transport.websocket.call("health", NoBody(), CALL_S)
+            self._transport.decode("health", health, HealthReply)
         except BaseException:
-            await self._leave()
+            await self._disconnect()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave()
+        await self._disconnect()
 
-    async def _carry(self, socket: ClientConnection) -> None:
-        with self._carrying:
-            await self._line.channel.run(socket)
+    async def _run_connection(self, socket: ClientConnection) -> None:
+        with self._connection_scope:
+            await self._transport.websocket.run(socket)
 
-    async def _leave(self) -> None:
-        self._carrying.cancel()
+    async def _disconnect(self) -> None:
+        self._connection_scope.cancel()
         self._tasks.cancel_scope.cancel()
-        # Not told of the block's own error, which it would wrap in a group.
+        # Without the error of the block, which the task group would wrap in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
-    async def _create_with_patience(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
-        """Make a sandbox as soon as there is room, asking again for `wait_s` seconds."""
+    async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
+        """Create a sandbox as soon as there is capacity, retrying for `wait_s` seconds."""
         until = clock.now() + wait_s
-        delay_s, most_s = _FULL_DELAYS_S
+        delay_s, max_s = _RETRY_DELAYS_S
         while True:
             try:
                 left_s = min(max(until - clock.now(), 0.0), wire.MAX_WAIT_S)
@@ -195,7 +195,7 @@ class SandboxClient:
             except CapacityError:
                 if clock.now() + delay_s > until:
                     raise
-                await anyio.sleep(delay_s * self._rng.uniform(0.5, 1.0))  # not all clients in step
-                delay_s = min(2 * delay_s, most_s)
+                await anyio.sleep(delay_s * self._rng.uniform(0.5, 1.0))  # jitter
+                delay_s = min(2 * delay_s, max_s)
             else:
                 return

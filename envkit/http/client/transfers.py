@@ -1,7 +1,7 @@
-"""The client's side of what is too large for a frame: single HTTP requests, with a connection for each.
+"""Large transfers of the client: single HTTP requests, each over its own connection.
 
-The requests are made by the standard library's own client in a thread; whoever is cancelled meanwhile breaks the
-connection, which ends them.
+The standard library's HTTP client makes the requests in a thread; cancellation shuts the connection down, which ends
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, from_problem
-from envkit.http.client.connect import CONNECT_TIMEOUT_S, authorization, trusting
+from envkit.http.client.connect import CONNECT_TIMEOUT_S, authorization_headers, trusted_context
 
 _PIECE_BYTES = 1 << 20
 _PROBLEM = msgspec.json.Decoder(dict[str, Any])
@@ -30,28 +30,28 @@ T = TypeVar("T")
 
 
 class HttpTransfers:
-    """Makes requests of one server.
+    """Makes HTTP requests to one server.
 
     Args:
-        url: Where it is, as `envkit.http.client.connect.dial_url` takes it.
-        token: Shown with each request, where there is one.
-        ca: PEM file of the certificates that it is trusted by, instead of the system's.
+        url: Address of the server, as for `envkit.http.client.connect.url_connector`.
+        token: Token for the server; None sends no token.
+        ca: PEM file of the certificates to trust, instead of the system's.
     """
 
     def __init__(self, url: str, token: str | None = None, ca: Path | str | None = None) -> None:
         self._url = url
         self._parts = urlsplit(url)
-        self._headers = authorization(token)
+        self._headers = authorization_headers(token)
         self._ca = ca
 
     async def request(
         self, verb: str, target: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """Make a request that is safe to repeat, and return the answer; a connection that breaks is made once more.
+        """Make a request that is safe to repeat, and return the answer. Retries once if the connection breaks.
 
         Raises:
-            UnreachableError: The server is gone, or answers what is no answer.
-            EnvkitError: Whatever the server answered.
+            UnreachableError: The server is unreachable, or its answer is invalid.
+            EnvkitError: The error that the server answered.
         """
         try:
             return await self._request(verb, target, body, timeout_s, headers or {})
@@ -59,50 +59,50 @@ class HttpTransfers:
             return await self._request(verb, target, body, timeout_s, headers or {})
 
     async def send(self, verb: str, target: str, pieces: AsyncIterator[bytes], *, timeout_s: float) -> None:
-        """Make a request whose body comes in pieces. Raises as `request`, and what the pieces raise."""
+        """Make a request with a streamed body. Raises as `request`, and errors of `pieces`."""
         async with _HttpExchange(self, timeout_s) as exchange:
-            await exchange.begin(verb, target, {"Transfer-Encoding": "chunked"})
+            await exchange.start(verb, target, {"Transfer-Encoding": "chunked"})
             try:
                 async for piece in pieces:
                     if piece:
                         await exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece))
                 await exchange.send(b"0\r\n\r\n")
-            except UnreachableError:  # a server that refuses may answer before it has read all
+            except UnreachableError:  # the server may reject the request before it has read the body
                 if (refusal := await exchange.refusal()) is None:
                     raise
                 raise refusal from None
             await exchange.answer()
 
     async def pieces(self, target: str, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer in pieces. Raises as `request`."""
+        """Stream the body of an answer. Raises as `request`."""
         async with _HttpExchange(self, timeout_s) as exchange:
-            await exchange.begin("GET", target, {})
+            await exchange.start("GET", target, {})
             response = await exchange.response()
-            while piece := await exchange.do(response.read, _PIECE_BYTES):
+            while piece := await exchange.run(response.read, _PIECE_BYTES):
                 yield piece
 
     async def _request(
         self, verb: str, target: str, body: bytes, timeout_s: float, headers: Mapping[str, str]
     ) -> bytes:
         async with _HttpExchange(self, timeout_s) as exchange:
-            await exchange.begin(verb, target, {**headers, "Content-Length": str(len(body))})
-            with suppress(UnreachableError):  # it may have answered before it has read all
+            await exchange.start(verb, target, {**headers, "Content-Length": str(len(body))})
+            with suppress(UnreachableError):  # the server may answer before it has read the body
                 await exchange.send(body)
             return await exchange.answer()
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a connection that is not open yet."""
+        """Return a connection that is not yet open."""
         parts = self._parts
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout_s)
-        assert parts.hostname is not None  # `dial_url` has looked at it
+        assert parts.hostname is not None  # checked by `url_connector`
         if parts.scheme == "https":
-            context = ssl.create_default_context() if self._ca is None else trusting(self._ca)
+            context = ssl.create_default_context() if self._ca is None else trusted_context(self._ca)
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
     def path(self, target: str) -> str:
-        """Return what to ask for."""
+        """Return the request target of `target`."""
         return target if self._parts.scheme == "unix" else f"{self._parts.path.rstrip('/')}{target}"
 
     @property
@@ -116,40 +116,40 @@ class HttpTransfers:
 class _HttpExchange:
     """One request and its answer."""
 
-    def __init__(self, bulk: HttpTransfers, timeout_s: float) -> None:
-        self._bulk = bulk
+    def __init__(self, transfers: HttpTransfers, timeout_s: float) -> None:
+        self._transfers = transfers
         self._timeout_s = timeout_s
-        self._connection = bulk.connect(min(timeout_s, CONNECT_TIMEOUT_S))
+        self._connection = transfers.connect(min(timeout_s, CONNECT_TIMEOUT_S))
         self._is_waiting = False
 
-    async def begin(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
-        await self.do(self._begin, verb, target, {**self._bulk.headers, **headers, "Connection": "close"})
+    async def start(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
+        await self.run(self._start, verb, target, {**self._transfers.headers, **headers, "Connection": "close"})
 
     async def send(self, data: bytes) -> None:
-        await self.do(self._connection.send, data)
+        await self.run(self._connection.send, data)
 
     async def response(self) -> http.client.HTTPResponse:
-        """Return the answer once it begins.
+        """Return the response once it starts.
 
         Raises:
-            EnvkitError: It is a problem.
+            EnvkitError: The server answered with a problem.
         """
-        response = await self.do(self._connection.getresponse)
+        response = await self.run(self._connection.getresponse)
         if 200 <= response.status < 300:
             return response
-        content = await self.do(response.read, _PIECE_BYTES)
+        content = await self.run(response.read, _PIECE_BYTES)
         try:
             problem = from_problem(_PROBLEM.decode(content))
         except (ValueError, RecursionError):
-            raise self._bulk.unreachable(f"answers with status {response.status}; is it an `envkit serve`?") from None
+            raise self._transfers.unreachable(f"status {response.status}; is it an `envkit serve`?") from None
         raise problem
 
     async def answer(self) -> bytes:
         response = await self.response()
-        return await self.do(response.read)
+        return await self.run(response.read)
 
     async def refusal(self) -> EnvkitError | None:
-        """Return the problem that was answered; None where there is no answer."""
+        """Return the problem that the server answered; None without an answer."""
         try:
             await self.response()
         except UnreachableError:
@@ -158,23 +158,23 @@ class _HttpExchange:
             return error
         return None
 
-    async def do(self, call: Callable[..., T], *args: object) -> T:
-        """Do in a thread what waits for the connection; who is cancelled meanwhile breaks it."""
+    async def run(self, call: Callable[..., T], *args: object) -> T:
+        """Run a blocking call on the connection in a thread; cancellation shuts the connection down."""
         results: list[T] = []
         failure: Exception | None = None
         self._is_waiting = True
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._break_when_cancelled)
+            tasks.start_soon(self._shut_down_when_cancelled)
             try:
                 results.append(await clock.to_thread(call, *args))
             except (OSError, http.client.HTTPException) as error:
-                await checkpoint_if_cancelled()  # then it was we who broke it
+                await checkpoint_if_cancelled()  # then the cancellation shut it down
                 failure = error
             self._is_waiting = False
             tasks.cancel_scope.cancel()
         if failure is not None:
             text = getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
-            raise self._bulk.unreachable(text) from None
+            raise self._transfers.unreachable(text) from None
         return results[0]
 
     async def __aenter__(self) -> _HttpExchange:
@@ -183,17 +183,17 @@ class _HttpExchange:
     async def __aexit__(self, *_: object) -> None:
         self._connection.close()
 
-    def _begin(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
+    def _start(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
         connection = self._connection
         connection.connect()
         assert connection.sock is not None
         connection.sock.settimeout(self._timeout_s)
-        connection.putrequest(verb, self._bulk.path(target))
+        connection.putrequest(verb, self._transfers.path(target))
         for name, value in headers.items():
             connection.putheader(name, value)
         connection.endheaders()
 
-    async def _break_when_cancelled(self) -> None:
+    async def _shut_down_when_cancelled(self) -> None:
         try:
             await anyio.sleep_forever()
         finally:
@@ -203,7 +203,7 @@ class _HttpExchange:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """Over a Unix socket."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("server", timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Sandboxes as plain ASGI: what is on the hot path, and what travels in pieces."""
+"""Requests about sandboxes as plain ASGI: the hot path, and streamed bodies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from envkit.http.sandboxes.transfers import MAX_TREE_BYTES, FolderTransfers
 from envkit.types import FileUser, PoolEvent, SandboxUser
 
 MAX_EXEC_BYTES = 32 << 20
-"""Size of the body of a program or command, input included, above which it is refused."""
+"""Limit on the request body of a program or command, input included."""
 
 HEARTBEAT_S = 15.0
-"""Seconds between signs of life of a stream of events."""
+"""Seconds between the heartbeats of an event stream."""
 
-_UNWATCHED_S = 0.05
+_WATCH_DELAY_S = 0.05
 
 _EXEC = msgspec.json.Decoder(wire.ExecBody)
 _SHELL = msgspec.json.Decoder(wire.ShellBody)
@@ -42,11 +42,11 @@ Answered: TypeAlias = Callable[[Caller], Awaitable[CallOutcome]]
 
 
 class SandboxPaths:
-    """Answers requests about sandboxes.
+    """Answers HTTP requests about sandboxes.
 
     Args:
-        calls: What they ask for.
-        folders: Takes and gives folders; None where that cannot be done.
+        calls: The operations.
+        folders: Uploads and downloads folders; None if this server cannot.
     """
 
     def __init__(self, calls: SandboxOperations, folders: FolderTransfers | None) -> None:
@@ -54,7 +54,7 @@ class SandboxPaths:
         self._folders = folders
 
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer the run of a program or of a shell's command; False where the request is for something else."""
+        """Answer a request to run a program or a shell command; False for any other request."""
         path: str = scope["path"]
         if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID) or scope.get("query_string"):
             return False
@@ -71,7 +71,7 @@ class SandboxPaths:
         async def answer(caller: Caller) -> CallOutcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
-            return await self._ran(partial(self.calls.work.exec, frame, caller, room_of(scope)), frame.key, receive)
+            return await self._run(partial(self.calls.work.exec, frame, caller, room_of(scope)), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
@@ -80,25 +80,25 @@ class SandboxPaths:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
-            return await self._ran(partial(self.calls.work.shell, frame, caller, room_of(scope)), frame.key, receive)
+            return await self._run(partial(self.calls.work.shell, frame, caller, room_of(scope)), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
-    async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def upload_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> CallOutcome:
             folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
-            with self.calls.access.naming(id, caller):
-                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
+            with self.calls.access.with_caller_ids(id, caller):
+                await folders.upload(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
             return CallOutcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
 
-    async def give_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+    async def download_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
 
-        async def note(message: dict[str, object]) -> None:
-            nonlocal has_begun
-            has_begun = True
+        async def send_and_note(message: dict[str, object]) -> None:
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
@@ -106,15 +106,15 @@ class SandboxPaths:
             folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
             path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
             user = file_user_of(scope)
-            with self.calls.access.naming(id, caller):
-                await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
+            with self.calls.access.with_caller_ids(id, caller):
+                await folders.download(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
-            if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
+            if has_started:  # breaking the connection is the only way left to report the error
                 raise
             await respond_outcome(send, self.calls.access.failure(error))
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what happens, as server-sent events, until the caller goes away or the server shuts down."""
+        """Stream pool events as server-sent events until the caller disconnects or the server shuts down."""
         try:
             self.calls.access.refuse_when_closing()
             last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), "0")
@@ -123,32 +123,32 @@ class SandboxPaths:
             await respond_outcome(send, self.calls.access.failure(error))
             return
         caller = caller_of(scope)
-        seen = seen_by(caller)
+        tenant = seen_by(caller)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_watch, receive, tasks.cancel_scope)
+                tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
                 tasks.start_soon(self.calls.access.cancel_when_closing, tasks.cancel_scope)
-                tasks.start_soon(_beat, send)
+                tasks.start_soon(_send_heartbeats, send)
                 async for event in self.calls.access.pool.events(after=after):
-                    if seen in (None, event.tenant):
-                        await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
+                    if tenant in (None, event.tenant):
+                        await send({"type": "http.response.body", "body": _encode(event, caller), "more_body": True})
                 tasks.cancel_scope.cancel()
             await send({"type": "http.response.body", "body": b""})
-        except* OSError:  # the caller may listen no more: the stream has no end, so that the server breaks it off
+        except* OSError:  # the caller disconnected; the server aborts the unfinished stream
             pass
 
-    async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Do `work`, which raises nothing; None where the caller went away meanwhile, which ends it."""
-        with _UnlessLeft(receive):
+    async def until_disconnect(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Run `work`, which must not raise; cancel it and return None if the caller disconnects."""
+        with _CancelOnDisconnect(receive):
             return await work()
         return None
 
-    async def _ran(self, work: Callable[[], Awaitable[CallOutcome]], key: str | None, receive: Receive) -> CallOutcome:
+    async def _run(self, work: Callable[[], Awaitable[CallOutcome]], key: str | None, receive: Receive) -> CallOutcome:
         if key is not None:
             return await work()
-        return await self.unless_left(receive, partial(self.calls.access.attempt, work)) or _NOBODY
+        return await self.until_disconnect(receive, partial(self.calls.access.attempt, work)) or _DISCONNECTED
 
     async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
         try:
@@ -159,18 +159,18 @@ class SandboxPaths:
 
     def _require_folders(self) -> FolderTransfers:
         if self._folders is None:
-            raise UnsupportedError("this server takes and gives no folders")
+            raise UnsupportedError("this server has no folder upload and download")
         return self._folders
 
 
-_NOBODY = CallOutcome(b"{}", 499)
-"""What a caller is told that is not there to hear it."""
+_DISCONNECTED = CallOutcome(b"{}", 499)
+"""The outcome of a call whose caller disconnected."""
 
 
-class _UnlessLeft:
-    """A block that ends when the caller goes away.
+class _CancelOnDisconnect:
+    """A block that is cancelled when the caller disconnects.
 
-    Whether it did is asked from `_UNWATCHED_S` on: a task to ask costs as much as what most calls do in less time.
+    The check starts after `_WATCH_DELAY_S`: its task costs as much as most calls, which end earlier.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -180,7 +180,7 @@ class _UnlessLeft:
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        self._timer = self._loop.call_later(_UNWATCHED_S, self._begin)
+        self._timer = self._loop.call_later(_WATCH_DELAY_S, self._start_watching)
         self._scope.__enter__()
 
     def __exit__(
@@ -191,8 +191,8 @@ class _UnlessLeft:
             self._task.cancel()
         return self._scope.__exit__(kind, error, trace)
 
-    def _begin(self) -> None:
-        self._task = self._loop.create_task(_watch(self._receive, self._scope))
+    def _start_watching(self) -> None:
+        self._task = self._loop.create_task(_cancel_on_disconnect(self._receive, self._scope))
 
 
 async def respond_outcome(send: Send, outcome: CallOutcome) -> None:
@@ -207,17 +207,17 @@ def key_of(scope: Scope) -> str | None:
     """Return the request's ``Idempotency-Key``.
 
     Raises:
-        RequestError: It is none.
+        RequestError: It is not a valid key.
     """
     found = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
     return None if found is None else wire.read_key(found.decode("latin-1"))
 
 
 def path_of(scope: Scope) -> str:
-    """Return the request's ``path``, which may hold any bytes but NUL, each escaped as ``%FF``.
+    """Return the request's ``path``: any bytes except NUL, each escaped as ``%FF``.
 
     Raises:
-        RequestError: There is none.
+        RequestError: It is missing or contains NUL.
     """
     path = query_of(scope).get("path", "")
     if not path or "\0" in path:
@@ -226,10 +226,10 @@ def path_of(scope: Scope) -> str:
 
 
 def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: int = 1 << 53) -> int:
-    """Return a number of the request's query.
+    """Return a number from the request's query.
 
     Raises:
-        RequestError: It is none, or more than `most`.
+        RequestError: It is not a number, or above `most`.
     """
     text = query_of(scope).get(name)
     if text is None:
@@ -242,14 +242,14 @@ def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: in
 
 
 def file_user_of(scope: Scope) -> FileUser:
-    """Return whose rights the request's ``user`` names for a file.
+    """Return the request's ``user`` for a file.
 
     Raises:
-        RequestError: They are no one's.
+        RequestError: It is not a user who owns files.
     """
     user = user_of(scope)
     if user == "root":
-        raise RequestError("user: files are the agent's or a grader's")
+        raise RequestError("user: must be agent or grader for files, got root")
     return user
 
 
@@ -257,7 +257,7 @@ def user_of(scope: Scope) -> SandboxUser:
     """Return the request's ``user``.
 
     Raises:
-        RequestError: It is none.
+        RequestError: It is not a user of sandboxes.
     """
     try:
         user: SandboxUser = msgspec.convert(query_of(scope).get("user", "agent"), _USER)
@@ -267,33 +267,33 @@ def user_of(scope: Scope) -> SandboxUser:
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """Return the request's query; of what is said twice, the last.
+    """Return the request's query; the last value of a repeated name.
 
     Raises:
-        RequestError: It cannot be read.
+        RequestError: It cannot be parsed.
     """
     query: bytes = scope.get("query_string", b"")
     try:
         found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)
     except ValueError as error:
-        raise RequestError(f"the query cannot be read: {error}") from None
+        raise RequestError(f"the query cannot be parsed: {error}") from None
     return {name: values[-1] for name, values in found.items()}
 
 
-async def _watch(receive: Receive, scope: anyio.CancelScope) -> None:
-    """Cancel `scope` when the caller goes away."""
+async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel `scope` when the caller disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
 
 
-async def _beat(send: Send) -> None:
+async def _send_heartbeats(send: Send) -> None:
     while True:
         await anyio.sleep(HEARTBEAT_S)
         await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
 
 
-def _said(event: PoolEvent, caller: Caller) -> bytes:
+def _encode(event: PoolEvent, caller: Caller) -> bytes:
     name = event.sandbox_id and caller.name(event.sandbox_id)
     state, cause = event.state, event.cause
     reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, state, cause)

@@ -1,12 +1,11 @@
-"""Calls that carry a key, so that they can be asked again: what runs runs once, and its answer is kept for a while.
+"""Calls with an idempotency key: they run once, and their answer is kept for repeats.
 
-* The same key with the same content gives the same answer again; a repeat that comes while the first runs waits for it.
-* The same key with other content is refused.
-* Whoever made a call with a key may go away: the call goes on, and its answer waits.
+* The same key with the same content returns the same answer; a repeat waits while the first call runs.
+* The same key with other content is rejected.
+* The call continues if its caller disconnects, and its answer is kept.
 
-Keys belong to one sandbox and are forgotten with it. Of all of them the last `MAX_COUNT` are remembered, for `KEEP_S`
-seconds. Answers share `MAX_BYTES`: where they have more, the oldest are dropped, and who asks for one again is told so
-instead of having the call run twice.
+Keys belong to one sandbox and are dropped with it. The last `MAX_COUNT` keys are kept, for `KEEP_S` seconds. Answers
+share `MAX_BYTES`: above that the oldest are dropped, and their repeats fail instead of running the call twice.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ Work: TypeAlias = Callable[[], Awaitable["CallOutcome"]]
 
 
 class Shared(Protocol):
-    """What a call takes and others may hold as well, such as `envkit.http.limits.memory_budget.Room`."""
+    """A resource with several holders, such as `envkit.http.limits.memory_budget.Reservation`."""
 
     def share(self) -> None:
-        """Keep it until `free` is called once more."""
+        """Hold it until `free` is called once more."""
         ...
 
     def free(self) -> None: ...
 
 
 class CallOutcome(NamedTuple):
-    """What came of a call, encoded.
+    """The encoded outcome of a call.
 
     Attributes:
         body: The answer, or the problem, as JSON.
-        status: As in HTTP; from 400 on `body` is a problem.
-        retry_after_s: Seconds after which asking again may help; None where it does not, and where there is no problem.
+        status: HTTP status; from 400 on `body` is a problem.
+        retry_after_s: Seconds until a retry may succeed; None without a problem, or if a retry does not help.
     """
 
     body: bytes
@@ -53,7 +52,7 @@ class CallOutcome(NamedTuple):
 
     @property
     def framed(self) -> bytes:
-        """The same as what is said in a frame or a list."""
+        """The outcome as an element of a frame or a list."""
         return (b'{"result":%b}' if self.status < 400 else b'{"error":%b}') % self.body
 
 
@@ -69,13 +68,13 @@ class _KeyedCall:
 
 
 class IdempotentCalls:
-    """The calls with keys, of all sandboxes of a server.
+    """The calls with idempotency keys of all sandboxes of a server.
 
     Args:
-        failure: Returns the outcome that tells of an error.
+        failure: Returns the outcome for an error.
         keep_s: Seconds for which an answer is kept.
-        max_count: Number of answers that are kept.
-        max_bytes: Bytes that they may have together.
+        max_count: Limit on the number of answers.
+        max_bytes: Limit on their total bytes.
     """
 
     def __init__(
@@ -87,27 +86,27 @@ class IdempotentCalls:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.tasks: TaskGroup | None = None
-        """Where calls run, since they outlive those who ask; None while the server is not running."""
+        """Runs the calls, which outlive their callers; None while the server is not running."""
         self._failure = failure
         self._keep_s = keep_s
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._calls: defaultdict[str, dict[str, _KeyedCall]] = defaultdict(dict)
         self._ended: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
-        self._full: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
+        self._with_outcome: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
         self._bytes = 0
 
-    async def once(
-        self, sandbox_id: str, key: str, content: bytes, work: Work, takes: Shared | None = None
+    async def run(
+        self, sandbox_id: str, key: str, content: bytes, work: Work, resource: Shared | None = None
     ) -> CallOutcome:
-        """Run `work`, or give what came of it again.
+        """Run `work`, or return the outcome of an earlier call with the same key.
 
         Args:
-            sandbox_id: Whose call it is.
-            key: Which call it is.
-            content: What was asked for; or, where that is long, a hash of it.
-            work: Does it; raises nothing.
-            takes: What it takes, kept until it is done even if whoever asks goes away.
+            sandbox_id: The sandbox of the call.
+            key: Its idempotency key.
+            content: Its content, or a hash of it.
+            work: Runs it; must not raise.
+            resource: Held until the call is done, even if the caller disconnects.
 
         Raises:
             SandboxConflictError: The key belongs to another call.
@@ -116,80 +115,80 @@ class IdempotentCalls:
         if call is None:
             assert self.tasks is not None
             call = self._calls[sandbox_id][key] = _KeyedCall(content)
-            if takes is not None:
-                takes.share()
-            self.tasks.start_soon(self._run, sandbox_id, key, call, work, takes)
-        elif call.content not in (content, _ANY):
+            if resource is not None:
+                resource.share()
+            self.tasks.start_soon(self._run, sandbox_id, key, call, work, resource)
+        elif call.content not in (content, _CANCELLED_CONTENT):
             raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox")
         await call.done.wait()
         assert call.outcome is not None
         return call.outcome
 
     async def cancel(self, sandbox_id: str, key: str) -> None:
-        """End a call and wait until that is done; one that comes later does not begin."""
+        """Cancel a call and wait until it has ended; a later call with this key does not start."""
         call = self._calls[sandbox_id].get(key)
         if call is None:
-            call = self._calls[sandbox_id][key] = _KeyedCall(_ANY)
+            call = self._calls[sandbox_id][key] = _KeyedCall(_CANCELLED_CONTENT)
             self._end(sandbox_id, key, call, self._failure(_cancelled(key)))
         call.scope.cancel()
         await call.done.wait()
 
     def drop(self, sandbox_id: str) -> None:
-        """Forget the calls of a sandbox; those that run end by themselves."""
+        """Drop the calls of a sandbox; running ones end by themselves."""
         for key in self._calls.pop(sandbox_id, {}):
             self._ended.pop((sandbox_id, key), None)
-            self._blank(sandbox_id, key)
+            self._drop_outcome(sandbox_id, key)
 
-    async def _run(self, sandbox_id: str, key: str, call: _KeyedCall, work: Work, takes: Shared | None) -> None:
+    async def _run(self, sandbox_id: str, key: str, call: _KeyedCall, work: Work, resource: Shared | None) -> None:
         outcome = None
         try:
             with call.scope:
                 outcome = await work()
         finally:
             self._end(sandbox_id, key, call, outcome or self._failure(_cancelled(key)))
-            if takes is not None:
-                takes.free()
+            if resource is not None:
+                resource.free()
 
     def _end(self, sandbox_id: str, key: str, call: _KeyedCall, outcome: CallOutcome) -> None:
         call.outcome = outcome
         call.ended_at = clock.now()
         call.done.set()
         if self._calls.get(sandbox_id, {}).get(key) is call:  # else it was dropped meanwhile
-            place = sandbox_id, key
-            self._ended[place] = self._full[place] = call
+            full_key = sandbox_id, key
+            self._ended[full_key] = self._with_outcome[full_key] = call
             self._bytes += len(outcome.body)
             self._trim()
 
     def _trim(self) -> None:
-        oldest_s = clock.now() - self._keep_s
+        expired_s = clock.now() - self._keep_s
         while self._ended:
             (sandbox_id, key), call = next(iter(self._ended.items()))
-            if len(self._ended) <= self._max_count and call.ended_at >= oldest_s:
+            if len(self._ended) <= self._max_count and call.ended_at >= expired_s:
                 break
             del self._ended[sandbox_id, key]
-            self._blank(sandbox_id, key)
+            self._drop_outcome(sandbox_id, key)
             calls = self._calls[sandbox_id]
             del calls[key]
             if not calls:
                 del self._calls[sandbox_id]
         while self._bytes > self._max_bytes:
-            sandbox_id, key = next(iter(self._full))
-            gone = _KeyedCall(self._full[sandbox_id, key].content)
-            gone.outcome = self._failure(SandboxConflictError(f"the answer to the key {key!r} is not kept any more"))
-            gone.ended_at = self._full[sandbox_id, key].ended_at
-            gone.done.set()
-            self._blank(sandbox_id, key)
-            # Those who wait for the answer hold the call itself.
-            self._calls[sandbox_id][key] = self._ended[sandbox_id, key] = gone
+            sandbox_id, key = next(iter(self._with_outcome))
+            dropped = _KeyedCall(self._with_outcome[sandbox_id, key].content)
+            dropped.outcome = self._failure(SandboxConflictError(f"the answer to the key {key!r} is no longer kept"))
+            dropped.ended_at = self._with_outcome[sandbox_id, key].ended_at
+            dropped.done.set()
+            self._drop_outcome(sandbox_id, key)
+            # Waiting callers hold the call itself.
+            self._calls[sandbox_id][key] = self._ended[sandbox_id, key] = dropped
 
-    def _blank(self, sandbox_id: str, key: str) -> None:
-        call = self._full.pop((sandbox_id, key), None)
+    def _drop_outcome(self, sandbox_id: str, key: str) -> None:
+        call = self._with_outcome.pop((sandbox_id, key), None)
         if call is not None and call.outcome is not None:
             self._bytes -= len(call.outcome.body)
 
 
-_ANY = b""
-"""The content of a call that was ended before it came; no call has it, since every content is some JSON."""
+_CANCELLED_CONTENT = b""
+"""The content of a call that was cancelled before it arrived; no call has it, since no content is empty."""
 
 
 def _cancelled(key: str) -> SandboxConflictError:

@@ -1,4 +1,4 @@
-"""How calls about sandboxes come to them: by the caller's names, with bounds in seconds, and once for each key."""
+"""Finds sandboxes by the caller's ids, with timeouts, and runs calls once per idempotency key."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxView
 
 MAX_TIMEOUT_S = 3600.0
-"""The longest that a command may ask for, unless the caller of `SandboxLookup` says otherwise."""
+"""Default limit on the timeout of a command, in seconds."""
 
 SLACK_S = 30.0
-"""Seconds beyond its own time in which a sandbox has to answer."""
+"""Seconds beyond a command's own timeout within which the sandbox must answer."""
 
 Keyed: TypeAlias = wire.ExecFrame | wire.ShellFrame | wire.WriteFrame | wire.SnapshotFrame
 T = TypeVar("T")
 
 
 def seen_by(caller: Caller) -> str | None:
-    """Return the tenant whose sandboxes `caller` sees; None for an administrator, who sees those of all."""
+    """Return the tenant whose sandboxes `caller` may see; None means all, for an administrator."""
     return None if caller.is_admin else caller.tenant
 
 
 class SandboxLookup:
-    """What all calls about sandboxes need.
+    """Shared parts of all sandbox operations.
 
     Args:
-        pool: Lends them.
-        problem: Returns what a caller is told about an error.
-        max_timeout_s: The longest that a command may ask for, seconds.
+        pool: Leases sandboxes.
+        problem: Converts an error to the problem that the caller receives.
+        max_timeout_s: Limit on the timeout of a command, seconds.
 
     Attributes:
-        repeats: What was called with a key.
-        closing: Set when the server shuts down: what runs is finished, nothing new is begun.
+        keyed_calls: Calls with an idempotency key.
+        closing: Set when the server shuts down: running calls finish, no new ones start.
     """
 
     def __init__(
@@ -60,83 +60,83 @@ class SandboxLookup:
     ) -> None:
         self.pool = pool
         self.max_timeout_s = max_timeout_s
-        self.repeats = IdempotentCalls(self.failure)
+        self.keyed_calls = IdempotentCalls(self.failure)
         self.closing = anyio.Event()
         self._problem = problem
 
     async def outcome(self, work: Callable[[], Awaitable[object]]) -> CallOutcome:
-        """Return what comes of `work`, be it a result or an error."""
+        """Run `work` and return its result or error as an outcome."""
         try:
             return CallOutcome(write(await work()))
         except Exception as error:
             return self.failure(error)
 
     async def attempt(self, work: Callable[[], Awaitable[CallOutcome]]) -> CallOutcome:
-        """Return the outcome that `work` gives, or that tells of what it raises."""
+        """Run `work` and return its outcome; an error becomes an outcome."""
         try:
             return await work()
         except Exception as error:
             return self.failure(error)
 
     def failure(self, error: Exception) -> CallOutcome:
-        """Return the outcome that tells of `error`."""
+        """Return the outcome for `error`."""
         problem = self._problem(error)
         return CallOutcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
-        """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
+        """Return a sandbox for use. Raises as `SandboxPool.get`, and while the server shuts down."""
         self.refuse_when_closing()
         try:
             return self.pool.get(caller.key(id), tenant=seen_by(caller))
         except EnvkitError as error:
-            raise self.named(error, id, caller) from None
+            raise self.in_caller_terms(error, id, caller) from None
 
     @contextmanager
-    def naming(self, id: str, caller: Caller) -> Iterator[None]:
-        """Have errors of the block call a sandbox what `caller` calls it."""
+    def with_caller_ids(self, id: str, caller: Caller) -> Iterator[None]:
+        """Name the sandbox by the caller's id in errors of the block."""
         try:
             yield
         except EnvkitError as error:
-            raise self.named(error, id, caller) from None
+            raise self.in_caller_terms(error, id, caller) from None
 
-    async def once(
-        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float, room: Reservation
+    async def run_idempotent(
+        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], max_s: float, reservation: Reservation
     ) -> CallOutcome:
-        """Return what comes of `run`, which is done once for each key.
+        """Run `run` once per idempotency key and return its outcome.
 
         Args:
-            body: What is asked for.
-            caller: Who asks.
-            run: Does it.
-            bound_s: Seconds that it may take.
-            room: What it takes, kept until it is done.
+            body: The request.
+            caller: The caller.
+            run: The work.
+            max_s: Its timeout, seconds.
+            reservation: Its memory, held until it is done.
         """
 
-        async def named() -> object:
+        async def run_in_time() -> object:
             try:
-                return await within(bound_s, run)
+                return await within(max_s, run)
             except EnvkitError as error:
-                raise self.named(error, body.sandbox_id, caller) from None
+                raise self.in_caller_terms(error, body.sandbox_id, caller) from None
 
-        work = partial(self.outcome, named)
+        work = partial(self.outcome, run_in_time)
         if body.key is None:
             return await work()
-        return await self.repeats.once(caller.key(body.sandbox_id), body.key, content_of(body), work, room)
+        return await self.keyed_calls.run(caller.key(body.sandbox_id), body.key, content_hash(body), work, reservation)
 
     def view(self, id: str, caller: Caller) -> SandboxView:
-        """Look at a sandbox."""
-        with self.naming(id, caller):
+        """Return the state of a sandbox."""
+        with self.with_caller_ids(id, caller):
             return self.pool.view(caller.key(id), tenant=seen_by(caller))
 
-    def named(self, error: EnvkitError, id: str, caller: Caller) -> EnvkitError:
-        """Return an error that calls a sandbox what `caller` calls it."""
+    def in_caller_terms(self, error: EnvkitError, id: str, caller: Caller) -> EnvkitError:
+        """Return `error` with the caller's id of the sandbox instead of the server's."""
         names = {caller.key(id): id}
         with suppress(EnvkitError):
             names[self.pool.view(caller.key(id), tenant=seen_by(caller)).backend_id] = id
         return renamed(error, names)
 
-    def seen(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
-        """Return what a caller is told of a sandbox."""
+    def reply(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
+        """Return the state of a sandbox as a reply to `caller`."""
         return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
@@ -145,10 +145,10 @@ class SandboxLookup:
         scope.cancel()
 
     async def unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do `work`, which a shutdown of the server ends.
+        """Run `work` until the server shuts down.
 
         Raises:
-            UnreachableError: That came first.
+            UnreachableError: The server shut down first.
         """
         failure: Exception | None = UnreachableError("the server is shutting down")
         async with anyio.create_task_group() as tasks:
@@ -163,37 +163,37 @@ class SandboxLookup:
             raise failure
 
     def check_timeout(self, timeout_s: float) -> None:
-        """Let pass what a command may ask for.
+        """Check the timeout of a command.
 
         Raises:
-            RequestError: It is longer.
+            RequestError: It is above `max_timeout_s`.
         """
         if timeout_s > self.max_timeout_s:
-            raise RequestError(f"timeout_s may be {self.max_timeout_s:g} at most, got {timeout_s:g}")
+            raise RequestError(f"timeout_s must be at most {self.max_timeout_s:g}, got {timeout_s:g}")
 
     def refuse_when_closing(self) -> None:
-        """Begin nothing new.
+        """Reject new calls during shutdown.
 
         Raises:
-            UnreachableError: The server shuts down.
+            UnreachableError: The server is shutting down.
         """
         if self.closing.is_set():
             raise UnreachableError("the server is shutting down")
 
 
 async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Do `work`, for `bound_s` seconds at most.
+    """Run `work` with a timeout of `bound_s` seconds.
 
     Raises:
-        DeadlineError: It takes longer.
+        DeadlineError: It timed out.
     """
     with anyio.move_on_after(bound_s):
         return await work()
     raise DeadlineError(f"the sandbox did not answer within {bound_s:g} s")
 
 
-def content_of(body: msgspec.Struct) -> bytes:
-    """Return what a call asks for, in few bytes."""
+def content_hash(body: msgspec.Struct) -> bytes:
+    """Return a hash of a request's content."""
     digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
     for name in body.__struct_fields__:
         value = getattr(body, name)

@@ -1,6 +1,6 @@
-"""What can be asked of a server about sandboxes: the calls by name, whatever they came over.
+"""The operations on sandboxes by method name, for HTTP and WebSocket.
 
-What a call asks for has a bound in seconds, so that none hangs, whatever its sandbox does.
+Each operation has a timeout, so that none hangs with its sandbox.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from envkit.protocols import SandboxPool
 from envkit.types import JSON, why_no_network
 
 PREFIX = "sandbox."
-"""What the methods of frames begin with."""
+"""Prefix of the methods of frames."""
 
 _MAX_SPEC_BYTES = 128 << 10
-"""What a sandbox was to be is remembered for a while after its end."""
+"""Limit on a sandbox's spec, which is kept for a while after the sandbox has ended."""
 
 _STOP_S = 60.0
 _WAIT_S = 25.0
@@ -50,32 +50,32 @@ Call: TypeAlias = Callable[[Any, Caller, Reservation], Awaitable[CallOutcome]]
 
 @runtime_checkable
 class Logging(Protocol):
-    """A sandbox that keeps what its command writes to standard error."""
+    """A sandbox that keeps the standard error of its command."""
 
     async def log(self) -> str: ...
 
 
 @runtime_checkable
 class Measured(Protocol):
-    """A sandbox that knows what it uses of the machine."""
+    """A sandbox that reports its resource usage."""
 
     async def stats(self) -> Mapping[str, JSON]: ...
 
 
 class SandboxOperations:
-    """The calls about sandboxes of protocol version 1.
+    """The sandbox operations of protocol version 1.
 
     Args:
-        pool: Lends them.
-        problem: Returns what a caller is told about an error.
-        max_timeout_s: The longest that a command may ask for, seconds.
-        ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
-        permits: What callers may have their sandboxes be.
-        snapshots: How many snapshots there may be.
+        pool: Leases sandboxes.
+        problem: Converts an error to the problem that the caller receives.
+        max_timeout_s: Limit on the timeout of a command, seconds.
+        ttl_s: Limit on the idle time after which a sandbox is stopped, seconds.
+        permits: The specs that callers may use.
+        snapshots: The quota of snapshots.
 
     Attributes:
-        access: How calls come to sandboxes.
-        work: The calls that do something in one.
+        access: Finds sandboxes.
+        work: The operations inside a sandbox.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class SandboxOperations:
     ) -> None:
         self.access = SandboxLookup(pool, problem, max_timeout_s=max_timeout_s)
         self.work = work = SandboxWork(self.access)
-        self._permits = permits or SandboxPolicy()
-        self._starts = PendingStarts(pool, self.access.repeats.drop, ttl_s=ttl_s)
+        self._policy = permits or SandboxPolicy()
+        self._starts = PendingStarts(pool, self.access.keyed_calls.drop, ttl_s=ttl_s)
         self._snapshots = Snapshots(pool, snapshots or SnapshotBounds())
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
             "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
@@ -114,23 +114,23 @@ class SandboxOperations:
         }
 
     def live(self, tasks: TaskGroup) -> None:
-        """Have what outlives its caller done in `tasks`."""
-        self.access.repeats.tasks = self._starts.tasks = tasks
+        """Run calls that outlive their callers in `tasks`."""
+        self.access.keyed_calls.tasks = self._starts.tasks = tasks
 
-    async def answer(self, frame: Frame, caller: Caller, used: set[str], room: Reservation) -> CallOutcome:
-        """Answer a frame; an error is an answer too.
+    async def answer(self, frame: Frame, caller: Caller, used: set[str], reservation: Reservation) -> CallOutcome:
+        """Answer a frame; an error becomes an outcome.
 
         Args:
-            frame: What is asked for.
-            caller: Who asks.
-            used: The sandbox that is used, if one is, is added to it.
-            room: Where the answer is counted, beside what a frame's parameters take.
+            frame: The request.
+            caller: The caller.
+            used: Ids of the sandboxes in use, to which that of this frame is added.
+            reservation: Memory for the frame and its answer.
         """
         name = frame.method.removeprefix(PREFIX)
         try:
             if name not in self._methods:
                 hint = did_you_mean(frame.method, [f"{PREFIX}{one}" for one in self._methods])
-                raise RequestError(f"there is no method {frame.method[:100]!r}{hint}")
+                raise RequestError(f"unknown method {frame.method[:100]!r}{hint}")
             decoder, call = self._methods[name]
             body = read(frame.params, decoder)
         except EnvkitError as error:
@@ -139,10 +139,10 @@ class SandboxOperations:
             used.discard(body.sandbox_id)
         elif name not in ("list", "view", "snapshots", "remove_snapshot"):
             used.add(body.sandbox_id)
-        return await self.access.attempt(partial(call, body, caller, room))
+        return await self.access.attempt(partial(call, body, caller, reservation))
 
     def keep(self, used: set[str], caller: Caller) -> None:
-        """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
+        """Renew the leases of the sandboxes in `used`; ids of sandboxes that are over are removed from it."""
         for id in list(used):
             if caller.key(id) not in self._starts:
                 try:
@@ -151,41 +151,41 @@ class SandboxOperations:
                     used.discard(id)
 
     async def create(self, body: wire.CreateFrame, caller: Caller) -> wire.SandboxReply:
-        """Lend a sandbox; a caller that goes away meanwhile leaves that alone."""
+        """Start a sandbox; the start continues if the caller disconnects."""
         self.access.refuse_when_closing()
-        snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, seen_by(caller))
+        snapshot = None if body.snapshot is None else self._snapshots.pool_id(body.snapshot, seen_by(caller))
         if len(write(body)) > _MAX_SPEC_BYTES:
             raise TooLargeError(
-                f"what a sandbox is to be may have {_MAX_SPEC_BYTES} bytes; write files into it instead"
+                f"the spec of a sandbox exceeds {_MAX_SPEC_BYTES} bytes; write large contents into files of the sandbox"
             )
         spec = body.spec()
         if (why := why_no_network(spec.network)) is not None:
             raise OptionError("network", why)
-        self._permits.require(spec, caller)
-        order = StartRequest(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
-        with self.access.naming(body.sandbox_id, caller):
+        self._policy.require(spec, caller)
+        request = StartRequest(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
+        with self.access.with_caller_ids(body.sandbox_id, caller):
             if body.wait_s:
-                await self.access.unless_closing(partial(self._starts.run, order))
+                await self.access.unless_closing(partial(self._starts.run, request))
             else:
-                await self._starts.run(order)
-        return self.access.seen(self.access.view(body.sandbox_id, caller), caller)
+                await self._starts.run(request)
+        return self.access.reply(self.access.view(body.sandbox_id, caller), caller)
 
     async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
-        return self.access.seen(self.access.view(body.sandbox_id, caller), caller)
+        return self.access.reply(self.access.view(body.sandbox_id, caller), caller)
 
     async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
         return wire.SandboxesReply(
-            [self.access.seen(view, caller) for view in self.access.pool.views(tenant=seen_by(caller))]
+            [self.access.reply(view, caller) for view in self.access.pool.views(tenant=seen_by(caller))]
         )
 
-    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller, room: Reservation) -> CallOutcome:
+    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
         sandbox = self.access.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
             view = self.access.view(body.sandbox_id, caller)
             return wire.SnapshotReply(await self._snapshots.keep(view.tenant, view.id, sandbox.snapshot))
 
-        return await self.access.once(body, caller, run, self.access.max_timeout_s, room)
+        return await self.access.run_idempotent(body, caller, run, self.access.max_timeout_s, reservation)
 
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
         """List the snapshots that the caller sees, oldest first."""
@@ -195,7 +195,7 @@ class SandboxOperations:
         )
 
     async def remove_snapshot(self, body: wire.KeptFrame, caller: Caller) -> DoneReply:
-        """Remove a snapshot; goes on when the caller goes away."""
+        """Remove a snapshot; continues if the caller disconnects."""
         with anyio.CancelScope(shield=True):
             await within(_STOP_S, partial(self._snapshots.remove, body.snapshot, seen_by(caller)))
         return DoneReply()
@@ -203,7 +203,7 @@ class SandboxOperations:
     async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
         sandbox = self.access.find(body.sandbox_id, caller)
         self.access.check_timeout(body.timeout_s)
-        with self.access.naming(body.sandbox_id, caller):
+        with self.access.with_caller_ids(body.sandbox_id, caller):
             return wire.ProbeReply(await sandbox.probe(body.timeout_s))
 
     async def wait(self, body: wire.SandboxFrame, caller: Caller) -> wire.WaitReply:
@@ -219,34 +219,34 @@ class SandboxOperations:
     async def log(self, body: wire.SandboxFrame, caller: Caller) -> wire.LogReply:
         sandbox = self.access.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Logging):
-            raise UnsupportedError(f"sandbox {body.sandbox_id} keeps no log")
-        with self.access.naming(body.sandbox_id, caller):
+            raise UnsupportedError(f"sandbox {body.sandbox_id} has no log")
+        with self.access.with_caller_ids(body.sandbox_id, caller):
             return wire.LogReply(await within(SLACK_S, sandbox.log))
 
     async def stats(self, body: wire.SandboxFrame, caller: Caller) -> wire.StatsReply:
         sandbox = self.access.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Measured):
-            raise UnsupportedError(f"sandbox {body.sandbox_id} does not say what it uses")
-        with self.access.naming(body.sandbox_id, caller):
+            raise UnsupportedError(f"sandbox {body.sandbox_id} does not report its resource usage")
+        with self.access.with_caller_ids(body.sandbox_id, caller):
             return wire.StatsReply(dict(await within(SLACK_S, sandbox.stats)))
 
     async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
-        """End a sandbox; goes on when the caller goes away."""
+        """Stop a sandbox; continues if the caller disconnects."""
         id = caller.key(body.sandbox_id)
         with anyio.CancelScope(shield=True):
             await self._starts.cancel(id, seen_by(caller))
-            with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
+            with suppress(SandboxNotFoundError):  # another tenant's sandbox: leave its calls alone
                 self.access.view(body.sandbox_id, caller)
-                self.access.repeats.drop(id)
-            with self.access.naming(body.sandbox_id, caller):
+                self.access.keyed_calls.drop(id)
+            with self.access.with_caller_ids(body.sandbox_id, caller):
                 await within(_STOP_S, partial(self.access.pool.stop, id, tenant=seen_by(caller)))
         return DoneReply()
 
     async def cancel(self, body: wire.CancelFrame, caller: Caller) -> DoneReply:
-        """End a call that has a key, and return once that is done."""
+        """Cancel a call with an idempotency key, and return when it has ended."""
         self.access.find(body.sandbox_id, caller)
-        await within(SLACK_S, partial(self.access.repeats.cancel, caller.key(body.sandbox_id), body.key))
+        await within(SLACK_S, partial(self.access.keyed_calls.cancel, caller.key(body.sandbox_id), body.key))
         return DoneReply()
 
     def _plain(self, method: Callable[[Any, Caller], Awaitable[object]]) -> Call:
-        return lambda body, caller, room: self.access.outcome(partial(method, body, caller))
+        return lambda body, caller, reservation: self.access.outcome(partial(method, body, caller))

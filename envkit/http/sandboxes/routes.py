@@ -1,4 +1,4 @@
-"""The routes about sandboxes, as the described API has them; see `envkit.http.api.openapi`."""
+"""The sandbox routes of the OpenAPI application; see `envkit.http.api.openapi`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from envkit.http.sandboxes.http import MAX_EXEC_BYTES, SandboxPaths, file_user_o
 from envkit.http.sandboxes.idempotency import CallOutcome
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.transfers import MAX_FILE_BYTES, TAR
-from envkit.http.sandboxes.work import room_for
+from envkit.http.sandboxes.work import bytes_to_reserve
 from envkit.types import SandboxState
 
 _SANDBOXES = f"/v{PROTOCOL}/sandboxes"
@@ -43,7 +43,7 @@ _BYTES = "application/octet-stream"
 
 
 class ExecOutcome(msgspec.Struct, frozen=True):
-    """One answer among several: either what a program did, or what went wrong; the other is left out."""
+    """One result of several programs: either `result` or `error`; the other is left out."""
 
     result: wire.ExecReply | None = None
     error: Problem | None = None
@@ -68,7 +68,7 @@ TYPES: Sequence[Any] = (
 
 
 class Add(Protocol):
-    """Adds a route to the described API."""
+    """Adds a route to the OpenAPI application."""
 
     def __call__(
         self,
@@ -84,21 +84,21 @@ class Add(Protocol):
 
 
 def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
-    """Add the routes about sandboxes.
+    """Add the sandbox routes.
 
     Args:
-        add: Adds one.
-        paths: What they call.
-        slow_start_s: Seconds after which a start that goes on is answered with 202.
+        add: Adds a route.
+        paths: Answers the requests.
+        slow_start_s: Seconds after which an unfinished start is answered with 202.
     """
     routes = _SandboxRoutes(paths, slow_start_s)
-    key = _header("Idempotency-Key", "Makes the call safe to repeat: the same key with the same body, the same answer.")
-    path = _query("path", "Name of the file or folder in the sandbox.", {"type": "string"}, required=True)
-    size = _query("max_bytes", "More than this is refused.", {"type": "integer"})
-    mode = _query("mode", "Permissions, octal, such as 755.", {"type": "string", "pattern": "^[0-7]{1,4}$"})
-    user = _query("user", "Whose shell it is.", {"enum": ["agent", "grader", "root"]})
-    owner = _query("user", "Whose file it is.", {"enum": ["agent", "grader"]})
-    after = _query("after", "Number of the last event that is known.", {"type": "integer"})
+    key = _header("Idempotency-Key", "Makes the call safe to repeat: the same key and body return the same answer.")
+    path = _query("path", "Path of the file or folder in the sandbox.", {"type": "string"}, required=True)
+    size = _query("max_bytes", "Limit on the size; a larger one is rejected.", {"type": "integer"})
+    mode = _query("mode", "Octal permissions, such as 755.", {"type": "string", "pattern": "^[0-7]{1,4}$"})
+    user = _query("user", "User of the shell.", {"enum": ["agent", "grader", "root"]})
+    owner = _query("user", "User who reads or writes the file.", {"enum": ["agent", "grader"]})
+    after = _query("after", "Number of the last event received.", {"type": "integer"})
     add("PUT", _SANDBOX, routes.create, wire.SandboxReply, wire.CreateSandboxBody, wire.StartingReply)
     add("GET", _SANDBOXES, routes.views, wire.SandboxesReply)
     add("GET", _SANDBOX, routes.view, wire.SandboxReply)
@@ -128,11 +128,11 @@ class _SandboxRoutes:
         self._slow_start_s = slow_start_s
 
     async def create(self, sandbox_id: str, request: Request) -> Response:
-        """Start a sandbox: what it is to be in, what has become of it out. Repeating the call is safe.
+        """Start a sandbox from a spec and return its state. Repeating the call is safe.
 
-        202 means that the start takes its time: repeat the call until it gives the sandbox. With `snapshot`, it begins
-        with files that were kept. 409 means that the name belongs to another one; or to one that is over without having
-        been deleted, so that nobody takes an empty one for it: `DELETE` frees the name, as do ten minutes.
+        202: the start is still in progress; repeat the call until it returns the sandbox. With `snapshot`, the sandbox
+        starts with the files of that snapshot. 409: the name belongs to a sandbox with another spec, or to one that is
+        over and not deleted; `DELETE` frees the name, and it becomes free after ten minutes.
         """
         caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
@@ -141,63 +141,62 @@ class _SandboxRoutes:
         with anyio.move_on_after(self._slow_start_s):
             reply = await self._calls.create(frame, caller)
             if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
-                why = f"sandbox {sandbox_id} is over: {reply.phases[-1].reason}"
+                why = f"sandbox {sandbox_id} has ended: {reply.phases[-1].reason}"
                 raise SandboxConflictError(f"{why}; DELETE it to free its name, or choose another")
             return _json(write(reply), is_starting=reply.state is SandboxState.STARTING)
         return _json(write(wire.StartingReply(sandbox_id)), is_starting=True)
 
     async def views(self, request: Request) -> Response:
-        """Look at all sandboxes."""
+        """List all sandboxes."""
         return _json(write(await self._calls.views(NoBody(), caller_of(request.scope))))
 
     async def view(self, sandbox_id: str, request: Request) -> Response:
-        """Look at a sandbox, without keeping it from expiring; those that are over can be seen for a while."""
+        """Inspect a sandbox without renewing its lease; ended sandboxes stay visible for a while."""
         return _json(write(await self._calls.view(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stop(self, sandbox_id: str, request: Request) -> Response:
-        """End a sandbox with everything in it. Repeating the call is safe, as is ending one that does not exist.
+        """Stop a sandbox and delete its contents. Repeating the call is safe, as is stopping an unknown one.
 
-        Its name is free afterwards: `PUT` makes a new one.
+        Its name is free afterwards: `PUT` starts a new sandbox.
         """
         return _json(write(await self._calls.stop(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def log(self, sandbox_id: str, request: Request) -> Response:
-        """Read the end of what the sandbox's command wrote to standard error."""
+        """Read the end of the standard error of the sandbox's command."""
         return _json(write(await self._calls.log(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stats(self, sandbox_id: str, request: Request) -> Response:
-        """Ask the sandbox what it uses of the machine."""
+        """Read the resource usage of a sandbox."""
         return _json(write(await self._calls.stats(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def exec(self, sandbox_id: str) -> Response:
         """Run a program to its end.
 
-        A caller that goes away ends it, unless the call has a key: then it goes on, and can be asked for again.
+        It is killed if the caller disconnects. With an idempotency key it continues, and the call can be repeated.
         """
-        return _Sent(partial(self._paths.exec, sandbox_id))
+        return _AsgiResponse(partial(self._paths.exec, sandbox_id))
 
     async def execs(self, request: Request) -> Response:
-        """Run programs in many sandboxes at once: a list in, and a list of results or errors out, in the same order."""
+        """Run programs in many sandboxes at once; returns a result or an error for each, in the same order."""
         caller = caller_of(request.scope)
         data = await read_body(request.scope, request.receive, MAX_EXEC_BYTES)
         bodies = read_each(data, _EXECS, _EXEC)
         if len(bodies) > _MAX_EXECS:
-            raise RequestError(f"a list may have {_MAX_EXECS} programs, got {len(bodies)}")
-        caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
+            raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
+        caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
         programs = _Programs(self._calls, caller, room_of(request.scope))
-        await self._paths.unless_left(request.receive, partial(programs.run, bodies))
+        await self._paths.until_disconnect(request.receive, partial(programs.run, bodies))
         return _json(b"[%b]" % b",".join(programs.outcomes))
 
     async def shell(self, sandbox_id: str, name: str) -> Response:
-        """Run a command in a shell that stays: folder, variables and functions are there for the next.
+        """Run a command in a persistent shell: later commands see its folder, variables and functions.
 
-        A caller that goes away ends the command, unless the call has a key: then it goes on, and can be asked for
-        again.
+        It is killed if the caller disconnects. With an idempotency key it continues, and the call can be repeated.
         """
-        return _Sent(partial(self._paths.shell, sandbox_id, name))
+        return _AsgiResponse(partial(self._paths.shell, sandbox_id, name))
 
     async def close_shell(self, sandbox_id: str, name: str, request: Request) -> Response:
-        """End a shell and everything that it started. Repeating the call is safe."""
+        """Close a shell and kill everything it started. Repeating the call is safe."""
         frame = wire.CloseShellFrame(sandbox_id, wire.read_sandbox_id(name), user_of(request.scope))
         return _json(write(await self._calls.work.close_shell(frame, caller_of(request.scope))))
 
@@ -209,61 +208,61 @@ class _SandboxRoutes:
         return Response(await self._calls.work.read_file(frame, caller_of(scope), room_of(scope)), media_type=_BYTES)
 
     async def write(self, sandbox_id: str, request: Request) -> Response:
-        """Write a file, as a whole or not at all; its folders are made."""
+        """Write a file, as a whole or not at all; missing folders are created."""
         scope = request.scope
         caller = caller_of(scope)
         path, key, user = path_of(scope), key_of(scope), file_user_of(scope)
         mode = number_of(scope, "mode", _NO_MODE, base=8, most=0o777)
-        self._calls.access.find(sandbox_id, caller)  # before all of it is read
+        self._calls.access.find(sandbox_id, caller)  # before the body is read
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
         frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
-        return _of(await self._calls.work.write(frame, caller, room_of(scope)))
+        return _response(await self._calls.work.write(frame, caller, room_of(scope)))
 
     async def give_tree(self, sandbox_id: str) -> Response:
-        """Copy a file or folder out of the sandbox, as a tar stream whose names begin with ``tree`` or with ``.``."""
-        return _Sent(partial(self._paths.give_tree, sandbox_id))
+        """Download a file or folder as a tar stream; its names begin with ``tree`` or with ``.``."""
+        return _AsgiResponse(partial(self._paths.download_tree, sandbox_id))
 
     async def take_tree(self, sandbox_id: str) -> Response:
-        """Copy a tar stream with one file, link or folder into the sandbox; `path` is its new name."""
-        return _Sent(partial(self._paths.take_tree, sandbox_id))
+        """Upload a tar stream with one file, link or folder; `path` is its path in the sandbox."""
+        return _AsgiResponse(partial(self._paths.upload_tree, sandbox_id))
 
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
-        """Keep the sandbox's files as they are now, under a name with which another one can begin."""
+        """Take a snapshot of the sandbox's files; new sandboxes can start from it."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
-        return _of(await self._calls.snapshot(frame, caller_of(request.scope), room_of(request.scope)))
+        return _response(await self._calls.snapshot(frame, caller_of(request.scope), room_of(request.scope)))
 
     async def snapshots(self, request: Request) -> Response:
-        """Look at all snapshots, with their sizes, oldest first."""
+        """List all snapshots with their sizes, oldest first."""
         return _json(write(await self._calls.snapshots(NoBody(), caller_of(request.scope))))
 
     async def remove_snapshot(self, snapshot: str, request: Request) -> Response:
-        """Remove a snapshot. Repeating the call is safe, as is removing one that does not exist."""
+        """Remove a snapshot. Repeating the call is safe, as is removing an unknown one."""
         return _json(write(await self._calls.remove_snapshot(wire.KeptFrame(snapshot), caller_of(request.scope))))
 
     async def events(self) -> Response:
-        """Follow what happens: server-sent events with an `EventReply` each, and a sign of life each 15 s."""
-        return _Sent(self._paths.events)
+        """Stream server-sent events, an `EventReply` each, with a heartbeat every 15 s."""
+        return _AsgiResponse(self._paths.events)
 
 
 class _Programs:
     """The programs of one list.
 
     Args:
-        calls: Run them.
-        caller: Who asks.
-        room: Where what they said is counted until it is sent.
+        calls: Runs them.
+        caller: The caller.
+        reservation: Memory for their output until it is sent.
     """
 
-    def __init__(self, calls: SandboxOperations, caller: Caller, room: Reservation) -> None:
+    def __init__(self, calls: SandboxOperations, caller: Caller, reservation: Reservation) -> None:
         self.outcomes: list[bytes] = []
         self._calls = calls
         self._caller = caller
-        self._room = room
-        self._said = 0
+        self._reservation = reservation
+        self._output_bytes = 0
         self._running = 0
 
     async def run(self, bodies: Sequence[wire.ExecFrame | RequestError]) -> None:
-        """Run all at once, as far as there is room for what they may say."""
+        """Run all concurrently, as far as memory can be reserved for their output."""
         self.outcomes = [b""] * len(bodies)
         async with anyio.create_task_group() as tasks:
             for index, body in enumerate(bodies):
@@ -273,33 +272,33 @@ class _Programs:
                     tasks.start_soon(self._run, index, body)
 
     async def _run(self, index: int, body: wire.ExecFrame) -> None:
-        room = self._room.another()
+        reservation = self._reservation.another()
         try:
-            self._take(index, await self._calls.access.attempt(partial(self._run_in, room, body)))
+            self._take(index, await self._calls.access.attempt(partial(self._run_with, reservation, body)))
         finally:
-            room.free()
+            reservation.free()
 
-    async def _run_in(self, room: Reservation, body: wire.ExecFrame) -> CallOutcome:
+    async def _run_with(self, reservation: Reservation, body: wire.ExecFrame) -> CallOutcome:
         while True:
             try:
-                await room.expect(room_for(body))
+                await reservation.expect(bytes_to_reserve(body))
                 break
             except (RateLimitError, CapacityError):
-                if not self._running:  # else those have it, and will give it back
+                if not self._running:  # else running programs hold memory and will free it
                     raise
         self._running += 1
         try:
-            return await self._calls.work.exec(body, self._caller, room)
+            return await self._calls.work.exec(body, self._caller, reservation)
         finally:
             self._running -= 1
 
     def _take(self, index: int, outcome: CallOutcome) -> None:
         self.outcomes[index] = outcome.framed
-        self._said += len(self.outcomes[index])
-        self._room.settle(self._said)
+        self._output_bytes += len(self.outcomes[index])
+        self._reservation.settle(self._output_bytes)
 
 
-class _Sent(Response):
+class _AsgiResponse(Response):
     """A response that an ASGI application sends by itself."""
 
     def __init__(self, send: ASGIApp) -> None:
@@ -315,7 +314,7 @@ def _json(body: bytes, *, is_starting: bool = False) -> Response:
     return Response(body, 202 if is_starting else 200, headers, "application/json")
 
 
-def _of(outcome: CallOutcome) -> Response:
+def _response(outcome: CallOutcome) -> Response:
     if outcome.status < 400:
         return _json(outcome.body)
     after_s = outcome.retry_after_s

@@ -1,6 +1,6 @@
-"""Files of sandboxes that were kept: whose they are, what they are called, and how many there may be.
+"""Snapshots of sandboxes: their owners, their names and the quota.
 
-Nothing is removed unasked: where there may be no more, a further one is refused.
+Snapshots are removed only on request: at the quota, a new one is rejected.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _WHAT_TO_DO = "remove one first: envkit sandbox snapshot rm --url URL NAME, or D
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBounds:
-    """How many snapshots there may be, and how many MiB they may have, of one tenant and of all together.
+    """Limits on the number of snapshots and their MiB, per tenant and for the whole server.
 
-    Without tokens there are no tenants, and only what all have together is bounded.
+    Without tokens there are no tenants, and only the limits of the server apply.
     """
 
     per_tenant: int = 100
     per_tenant_mib: int = 4096
-    in_all: int = 1000
-    in_all_mib: int = 16384
+    total: int = 1000
+    total_mib: int = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Kept files.
+    """A stored snapshot.
 
     Attributes:
-        name: What callers call it; nobody can guess it, since the names of backends can be guessed.
-        tenant: Whose it is.
-        sandbox_id: Name of the sandbox whose files they are.
-        at_s: When they were kept, seconds since 1970.
-        bytes: What it takes of a disk.
-        known: What the pool knows it as.
+        name: Its name for callers: random, since names of backends can be guessed.
+        tenant: Its owner.
+        sandbox_id: The sandbox it was taken of.
+        at_s: When it was taken, seconds since 1970.
+        bytes: Its size on disk.
+        pool_id: Its name in the pool.
     """
 
     name: str
@@ -52,107 +52,105 @@ class Snapshot:
     sandbox_id: str
     at_s: float
     bytes: int
-    known: str
+    pool_id: str
 
 
 class Snapshots:
     """The snapshots of a server.
 
     Args:
-        pool: Has them.
-        bounds: How many there may be.
+        pool: Stores them.
+        bounds: The quota.
     """
 
     def __init__(self, pool: SandboxPool, bounds: SnapshotBounds) -> None:
         self._pool = pool
         self._bounds = bounds
-        self._kept: dict[str, Snapshot] = {}
-        self._coming: Counter[str] = Counter()
+        self._snapshots: dict[str, Snapshot] = {}
+        self._in_progress: Counter[str] = Counter()
 
     async def keep(self, tenant: str, sandbox_id: str, take: Callable[[], Awaitable[str]]) -> str:
-        """Take a snapshot, and return its name.
+        """Take a snapshot and return its name.
 
         Args:
-            tenant: Whose it is to be.
-            sandbox_id: Of which sandbox.
-            take: Takes it, and returns what the pool knows it as.
+            tenant: Its owner.
+            sandbox_id: The sandbox.
+            take: Takes it and returns its name in the pool.
 
         Raises:
-            SnapshotLimitError: There may be no more, or not one as large as this one is.
+            SnapshotLimitError: The number of snapshots or their MiB would exceed a limit.
         """
-        self._require_room(tenant)
-        self._coming[tenant] += 1
+        self._check_limits(tenant)
+        self._in_progress[tenant] += 1
         try:
-            known = await take()
+            pool_id = await take()
             try:
-                size = await self._pool.snapshot_bytes(known)
-                self._require_room_for(tenant, size)
+                size = await self._pool.snapshot_bytes(pool_id)
+                self._check_size(tenant, size)
             except BaseException:
-                await self._remove(known)
+                await self._discard(pool_id)
                 raise
         finally:
-            self._coming[tenant] -= 1
+            self._in_progress[tenant] -= 1
         name = f"snapshot-{secrets.token_hex(16)}"
-        self._kept[name] = Snapshot(name, tenant, sandbox_id, clock.wall(), size, known)
+        self._snapshots[name] = Snapshot(name, tenant, sandbox_id, clock.wall(), size, pool_id)
         return name
 
-    def known(self, name: str, seen: str | None) -> str:
-        """Return what the pool knows it as.
+    def pool_id(self, name: str, owner: str | None) -> str:
+        """Return the name of a snapshot in the pool.
 
         Raises:
-            SandboxNotFoundError: It is nobody's, or not of the tenant `seen`; None is any.
+            SandboxNotFoundError: No snapshot of the tenant `owner` has this name; None means any tenant.
         """
-        found = self._kept.get(name)
-        if found is None or seen not in (None, found.tenant):
-            raise SandboxNotFoundError(f"there is no snapshot {name[:200]!r}")
-        return found.known
+        found = self._snapshots.get(name)
+        if found is None or owner not in (None, found.tenant):
+            raise SandboxNotFoundError(f"no snapshot {name[:200]!r}")
+        return found.pool_id
 
-    def all(self, seen: str | None) -> Sequence[Snapshot]:
-        """Return those of the tenant `seen`, oldest first; None is any."""
-        return [one for one in self._kept.values() if seen in (None, one.tenant)]
+    def all(self, owner: str | None) -> Sequence[Snapshot]:
+        """Return the snapshots of the tenant `owner`, oldest first; None means any tenant."""
+        return [one for one in self._snapshots.values() if owner in (None, one.tenant)]
 
-    async def remove(self, name: str, seen: str | None) -> None:
-        """Remove one, if it is of the tenant `seen`; None is any. Safe to repeat.
+    async def remove(self, name: str, owner: str | None) -> None:
+        """Remove a snapshot if it belongs to the tenant `owner`; None means any tenant. Safe to repeat.
 
         Raises:
-            EnvkitError: It could not be removed, and still counts.
+            EnvkitError: Removal failed; the snapshot still counts.
         """
-        found = self._kept.get(name)
-        if found is not None and seen in (None, found.tenant):
-            await self._pool.remove_snapshot(found.known)
-            self._kept.pop(name, None)
+        found = self._snapshots.get(name)
+        if found is not None and owner in (None, found.tenant):
+            await self._pool.remove_snapshot(found.pool_id)
+            self._snapshots.pop(name, None)
 
-    async def _remove(self, known: str) -> None:
-        """Remove what nobody gets to know; what fails now is removed when its backend is closed."""
+    async def _discard(self, pool_id: str) -> None:
+        """Remove a snapshot that was never returned; if that fails, closing the backend removes it."""
         with anyio.move_on_after(_REMOVE_S, shield=True), suppress(EnvkitError, OSError):
-            await self._pool.remove_snapshot(known)
+            await self._pool.remove_snapshot(pool_id)
 
-    def _require_room(self, tenant: str) -> None:
-        """Refuse a further one. Those that are being taken count."""
-        for kept, coming, most, most_mib, who in self._books(tenant):
-            if len(kept) + coming >= most:
-                raise SnapshotLimitError(f"no snapshot: {who} the {most} that there may be; {_WHAT_TO_DO}")
-            if (taken := _taken(kept)) >= most_mib << 20:
-                raise SnapshotLimitError(
-                    f"no snapshot: {who} {taken >> 20} MiB of them, and there may be {most_mib}; {_WHAT_TO_DO}"
-                )
+    def _check_limits(self, tenant: str) -> None:
+        """Reject a new snapshot at a limit. Snapshots in progress count."""
+        for snapshots, in_progress, limit, limit_mib, owner in self._quotas(tenant):
+            if len(snapshots) + in_progress >= limit:
+                raise SnapshotLimitError(f"{owner} is at its limit of {limit} snapshots; {_WHAT_TO_DO}")
+            if _total_bytes(snapshots) >= limit_mib << 20:
+                raise SnapshotLimitError(f"{owner} is at its limit of {limit_mib} MiB of snapshots; {_WHAT_TO_DO}")
 
-    def _require_room_for(self, tenant: str, size: int) -> None:
-        """Refuse a further one of `size` bytes."""
-        for kept, _, _, most_mib, who in self._books(tenant):
-            taken = _taken(kept)
-            if taken + size > most_mib << 20:
-                mib = f"{taken >> 20} MiB of them, this one has {-(-size >> 20)}"
-                raise SnapshotLimitError(f"no snapshot: {who} {mib}, and there may be {most_mib}; {_WHAT_TO_DO}")
+    def _check_size(self, tenant: str, size: int) -> None:
+        """Reject a new snapshot of `size` bytes if it exceeds a limit."""
+        for snapshots, _, _, limit_mib, owner in self._quotas(tenant):
+            used = _total_bytes(snapshots)
+            if used + size > limit_mib << 20:
+                mib = f"{used >> 20} MiB used, limit {limit_mib} MiB"
+                raise SnapshotLimitError(f"{owner}: no space for {-(-size >> 20)} MiB ({mib}); {_WHAT_TO_DO}")
 
-    def _books(self, tenant: str) -> Iterator[tuple[Sequence[Snapshot], int, int, int, str]]:
-        """What is counted together: the snapshots, how many are being taken, how many and MiB may be, and whose."""
+    def _quotas(self, tenant: str) -> Iterator[tuple[Sequence[Snapshot], int, int, int, str]]:
+        """Yield for each quota: its snapshots, the number in progress, both limits, and the owner's name for errors."""
         bounds = self._bounds
         if tenant:
-            who = f"tenant {tenant!r} has"
-            yield self.all(tenant), self._coming[tenant], bounds.per_tenant, bounds.per_tenant_mib, who
-        yield self.all(None), self._coming.total(), bounds.in_all, bounds.in_all_mib, "this server has"
+            owner = f"tenant {tenant!r}"
+            yield self.all(tenant), self._in_progress[tenant], bounds.per_tenant, bounds.per_tenant_mib, owner
+        yield self.all(None), self._in_progress.total(), bounds.total, bounds.total_mib, "this server"
 
 
-def _taken(kept: Sequence[Snapshot]) -> int:
-    return sum(one.bytes for one in kept)
+def _total_bytes(snapshots: Sequence[Snapshot]) -> int:
+    return sum(one.bytes for one in snapshots)

@@ -1,10 +1,10 @@
-"""Files and folders of a sandbox over HTTP, in pieces, so that none of them fills the server's memory.
+"""Upload and download of files and folders of a sandbox, streamed over HTTP to bound the server's memory.
 
-A folder travels as a tar stream and waits on the server's disk, in a private folder, until it is complete; whatever
-happens, that folder is removed. Uploads are unpacked as hostile input by `FolderTransport`, which the application is
-handed, since the server does not know the insides of sandboxes.
+A folder is sent as a tar stream. The server stages it in a private folder on its disk until it is complete, and always
+removes that folder. `FolderTransport` unpacks uploads as hostile input; the application passes it in, since the server
+does not depend on the sandbox backends.
 
-Of each tenant a few travel at once, which bounds the disk that it takes, and some wait for that; more are refused.
+Each tenant has a limit on concurrent transfers, which bounds its disk use, and a queue; further transfers are rejected.
 """
 
 from __future__ import annotations
@@ -23,119 +23,119 @@ from envkit.protocols import Sandbox
 from envkit.types import FileUser
 
 MAX_TREE_BYTES = 1 << 30
-"""Bound on the contents of a file or folder that travels as a tar stream."""
+"""Limit on the contents of a tar stream, bytes."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Bound on a file that is read or written whole."""
+"""Limit on a file that is read or written as a whole, bytes."""
 
 TAR = b"application/x-tar"
 AT_ONCE = 4
-"""Folders of one tenant that travel at once."""
+"""Concurrent transfers of one tenant."""
 
 MAX_WAITING = 60
-"""Further ones that wait for that."""
+"""Queued transfers of one tenant."""
 
-_ALL_AT_ONCE = 32
-_BOUND_S = 3600.0
+_SERVER_AT_ONCE = 32
+_TIMEOUT_S = 3600.0
 _NAME = "tree"
 
 
 class FolderTransport(Protocol):
-    """Files, links and folders as tar streams; `envkit.sandbox.transfer.tar_stream` is one."""
+    """Packs files, links and folders as tar streams; `envkit.sandbox.transfer.tar_stream` implements it."""
 
     def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield what `source` is, in pieces; what is no folder is called `name`.
+        """Yield a tar stream of `source`; a file or link is named `name` in it.
 
         Raises:
-            UsageError: It is missing, cannot be read, or holds what is neither file, folder nor link.
+            UsageError: `source` is missing, cannot be read, or contains something other than files, folders and links.
         """
         ...
 
     async def unpacked(
         self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False
     ) -> None:
-        """Write a stream to `target`, or nothing at all.
+        """Write a tar stream to `target`, as a whole or not at all.
 
         Raises:
             UsageError: `target` exists, or its folder does not.
-            TooLargeError: It has more than `max_bytes`.
-            RefusedFileError: It holds what must not be copied, such as links that lead out.
+            TooLargeError: The contents exceed `max_bytes`.
+            RefusedFileError: It contains an entry that must not be copied, such as a link that leads out.
         """
         ...
 
     def waiting_place(self) -> AbstractAsyncContextManager[Path]:
-        """Give a new, private folder for the length of the block."""
+        """A new, private folder for the duration of the block."""
         ...
 
 
 class FolderTransfers:
-    """Takes folders for sandboxes, and gives those of sandboxes.
+    """Uploads folders to sandboxes and downloads them.
 
     Args:
-        trees: Packs and unpacks them.
-        max_bytes: Bound on what one holds.
+        trees: Packs and unpacks folders.
+        max_bytes: Limit on the contents of a folder.
     """
 
     def __init__(self, trees: FolderTransport, max_bytes: int = MAX_TREE_BYTES) -> None:
         self._trees = trees
         self._max_bytes = max_bytes
-        self._door = anyio.CapacityLimiter(_ALL_AT_ONCE)
-        self._lines: dict[str, _LinePipe] = {}
+        self._limiter = anyio.CapacityLimiter(_SERVER_AT_ONCE)
+        self._tenants: dict[str, _TenantTransfers] = {}
 
-    async def take(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
+    async def upload(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
         """Copy the tar stream of a request into a sandbox, as `path`.
 
         Raises:
-            RateLimitError: The tenant has as many on their way as it may.
+            RateLimitError: The tenant is at its limit of transfers.
             EnvkitError: As `FolderTransport.unpacked` and `Sandbox.upload`.
         """
-        with anyio.move_on_after(_BOUND_S):
-            async with self._place(tenant) as place:
-                target = place / _NAME
+        with anyio.move_on_after(_TIMEOUT_S):
+            async with self._staging_folder(tenant) as folder:
+                target = folder / _NAME
                 async with aclosing(_pieces(receive, 2 * self._max_bytes + (16 << 20))) as pieces:
                     await self._trees.unpacked(pieces, target, max_bytes=self._max_bytes, takes_any_link=True)
                 await sandbox.upload(target, path, user=user)
                 return
-        raise DeadlineError(f"the folder was not there within {_BOUND_S:g} s")
+        raise DeadlineError(f"the upload exceeded its timeout of {_TIMEOUT_S:g} s")
 
-    async def give(
+    async def download(
         self, sandbox: Sandbox, path: str, user: FileUser, max_bytes: int, send: Send, *, tenant: str
     ) -> None:
         """Send a file or folder of a sandbox as the tar stream of a response.
 
         Raises:
-            RateLimitError: The tenant has as many on their way as it may.
-            EnvkitError: As `Sandbox.download`; the response has not begun then.
+            RateLimitError: The tenant is at its limit of transfers.
+            EnvkitError: As `Sandbox.download`, before the response starts.
         """
-        with anyio.move_on_after(_BOUND_S):
-            async with self._place(tenant) as place:
+        with anyio.move_on_after(_TIMEOUT_S):
+            async with self._staging_folder(tenant) as folder:
                 most = min(max_bytes, self._max_bytes)
-                await sandbox.download(path, place / _NAME, max_bytes=most, user=user)
+                await sandbox.download(path, folder / _NAME, max_bytes=most, user=user)
                 await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", TAR)]})
-                async with aclosing(self._trees.packed(place / _NAME, _NAME)) as pieces:
+                async with aclosing(self._trees.packed(folder / _NAME, _NAME)) as pieces:
                     async for piece in pieces:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
 
     @asynccontextmanager
-    async def _place(self, tenant: str) -> AsyncIterator[Path]:
-        line = self._lines.setdefault(tenant, _LinePipe())
-        if line.count >= AT_ONCE + MAX_WAITING:
-            raise RateLimitError(f"{line.count} folders are on their way, which is all that a tenant may have", 1.0)
-        line.count += 1
+    async def _staging_folder(self, tenant: str) -> AsyncIterator[Path]:
+        transfers = self._tenants.setdefault(tenant, _TenantTransfers())
+        if transfers.count >= AT_ONCE + MAX_WAITING:
+            raise RateLimitError(f"too many transfers of this tenant (limit {transfers.count}); retry later", 1.0)
+        transfers.count += 1
         try:
-            async with line.door, self._door, self._trees.waiting_place() as place:
-                yield place
+            async with transfers.limiter, self._limiter, self._trees.waiting_place() as folder:
+                yield folder
         finally:
-            line.count -= 1
-            if not line.count:
-                del self._lines[tenant]
+            transfers.count -= 1
+            if not transfers.count:
+                del self._tenants[tenant]
 
 
 @dataclass(slots=True)
-class _LinePipe:
+class _TenantTransfers:
     count: int = 0
-    door: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
+    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
 
 
 async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:
@@ -144,7 +144,7 @@ async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:
         piece: bytes = message.get("body", b"")
         count += len(piece)
         if count > most:
-            raise TooLargeError(f"a folder may have {most} bytes")
+            raise TooLargeError(f"the tar stream exceeds {most} bytes")
         yield piece
         if not message.get("more_body", False):
             return

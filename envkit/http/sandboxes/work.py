@@ -1,6 +1,6 @@
-"""What is done in sandboxes: programs, commands of shells, and files, with room for what is answered.
+"""Programs, shell commands and files in sandboxes, with memory reserved for their results.
 
-There is room before anything is begun, since not everything is safe to repeat.
+Memory is reserved before the work starts, since not all work is safe to repeat.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from envkit.http.protocol.messages import DoneReply
 from envkit.http.sandboxes.idempotency import CallOutcome
 from envkit.http.sandboxes.lookup import SLACK_S, SandboxLookup, within
 
-_LITTLE_FILE_BYTES = 1 << 20
-"""A file is not expected to be larger; one that is, is asked for again."""
+_FIRST_FILE_BYTES = 1 << 20
+"""Memory reserved for a file at first; a larger file is read a second time."""
 
-_USUALLY = 16
-"""How many times as much a program may say as most do, at least."""
+_LIMIT_TO_TYPICAL = 16
+"""The output limit of a program divided by its typical output, at least."""
 
 _FILE_S = 120.0
 
 
 class SandboxWork:
-    """The calls that do something in a sandbox.
+    """The operations inside a sandbox.
 
     Args:
-        access: Leads to it.
+        access: Finds sandboxes.
     """
 
     def __init__(self, access: SandboxLookup) -> None:
         self._access = access
 
-    async def exec(self, body: wire.ExecFrame, caller: Caller, room: Reservation) -> CallOutcome:
+    async def exec(self, body: wire.ExecFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
         sandbox = self._access.find(body.sandbox_id, caller)
         self._access.check_timeout(body.timeout_s)
 
@@ -59,10 +59,10 @@ class SandboxWork:
                 raise _refused("program", error) from None
             return wire.ExecReply.of(result)
 
-        await room.expect(room_for(body))
-        return await self._access.once(body, caller, run, body.timeout_s + SLACK_S, room)
+        await reservation.expect(bytes_to_reserve(body))
+        return await self._access.run_idempotent(body, caller, run, body.timeout_s + SLACK_S, reservation)
 
-    async def shell(self, body: wire.ShellFrame, caller: Caller, room: Reservation) -> CallOutcome:
+    async def shell(self, body: wire.ShellFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
         shell = self._access.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         self._access.check_timeout(body.timeout_s)
 
@@ -73,38 +73,38 @@ class SandboxWork:
                 raise _refused("command", error) from None
             return wire.ExecReply.of(result)
 
-        await room.expect(room_for(body))
-        # Others may be before us, each with a time of its own.
-        return await self._access.once(body, caller, run, self._access.max_timeout_s + SLACK_S, room)
+        await reservation.expect(bytes_to_reserve(body))
+        # Earlier commands of this shell run first, each with its own timeout.
+        return await self._access.run_idempotent(body, caller, run, self._access.max_timeout_s + SLACK_S, reservation)
 
     async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
         shell = self._access.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
-        with self._access.naming(body.sandbox_id, caller):
+        with self._access.with_caller_ids(body.sandbox_id, caller):
             await within(SLACK_S, shell.close)
         return DoneReply()
 
-    async def read(self, body: wire.ReadFrame, caller: Caller, room: Reservation) -> CallOutcome:
+    async def read(self, body: wire.ReadFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
         async def work() -> wire.FileReply:
-            return wire.FileReply(await self.read_file(body, caller, room))
+            return wire.FileReply(await self.read_file(body, caller, reservation))
 
         return await self._access.outcome(work)
 
-    async def read_file(self, body: wire.ReadFrame, caller: Caller, room: Reservation) -> bytes:
-        """Return the content of a file, which a frame could not hold if it is large."""
+    async def read_file(self, body: wire.ReadFrame, caller: Caller, reservation: Reservation) -> bytes:
+        """Return the content of a file, of any size; a frame holds only small ones."""
         sandbox, path = self._access.find(body.sandbox_id, caller), _path(body.path)
-        little = min(body.max_bytes, _LITTLE_FILE_BYTES)
-        await room.expect(little)
-        with self._access.naming(body.sandbox_id, caller):
+        first_bytes = min(body.max_bytes, _FIRST_FILE_BYTES)
+        await reservation.expect(first_bytes)
+        with self._access.with_caller_ids(body.sandbox_id, caller):
             try:
-                return await within(_FILE_S, partial(sandbox.read, path, max_bytes=little, user=body.user))
+                return await within(_FILE_S, partial(sandbox.read, path, max_bytes=first_bytes, user=body.user))
             except TooLargeError:
-                if little == body.max_bytes:
+                if first_bytes == body.max_bytes:
                     raise
-            room.settle(0)
-            await room.expect(body.max_bytes)
+            reservation.settle(0)
+            await reservation.expect(body.max_bytes)
             return await within(_FILE_S, partial(sandbox.read, path, max_bytes=body.max_bytes, user=body.user))
 
-    async def write(self, body: wire.WriteFrame, caller: Caller, room: Reservation) -> CallOutcome:
+    async def write(self, body: wire.WriteFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
         sandbox = self._access.find(body.sandbox_id, caller)
         path = _path(body.path)
 
@@ -112,17 +112,17 @@ class SandboxWork:
             await sandbox.write(path, body.content, mode=body.mode, user=body.user)
             return DoneReply()
 
-        return await self._access.once(body, caller, run, _FILE_S, room)
+        return await self._access.run_idempotent(body, caller, run, _FILE_S, reservation)
 
 
-def room_for(body: wire.ExecBody | wire.ShellBody) -> int:
-    """Return the bytes that a program is given room for before it begins.
+def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
+    """Return the bytes to reserve for the output of a program before it starts.
 
-    They are what its two outputs may have together where that is much, and otherwise a part of that: programs may run
-    for hours, by the thousand, and few say as much as they may. What one does say is counted once it is there.
+    Large output limits are reserved in full, small ones in part: thousands of programs may run for hours, and few use
+    their limit. The actual output is counted when it arrives.
     """
-    most = 2 * body.max_output_bytes
-    return most if most > LITTLE_BYTES else most // _USUALLY
+    limit = 2 * body.max_output_bytes
+    return limit if limit > LITTLE_BYTES else limit // _LIMIT_TO_TYPICAL
 
 
 def _refused(what: str, error: ValueError) -> EnvkitError:
@@ -131,5 +131,5 @@ def _refused(what: str, error: ValueError) -> EnvkitError:
 
 def _path(path: str) -> str:
     if "\0" in path:
-        raise RequestError("a path cannot hold NUL")
+        raise RequestError("a path cannot contain NUL")
     return path

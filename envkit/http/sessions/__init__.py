@@ -1,1 +1,1 @@
-"""Sessions: episodes that are played over HTTP, and what a server counts of them."""
+"""Sessions: episodes played over HTTP, and their counters and metrics."""

@@ -1,4 +1,4 @@
-"""What a server counts, cheaply, while it runs, and what each request plays."""
+"""Counters of a running server, and of what each request plays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SHORTEST_S = BOUNDS_S[0]
 
 
 class StepMetrics:
-    """What was played by one request, or over one socket, for the access log.
+    """Steps and sessions of one request or socket, for the access log.
 
     Attributes:
-        steps: Steps that were asked for.
-        envs: Sessions that were made, by environment.
+        steps: Steps requested.
+        envs: Sessions created, by environment.
     """
 
     def __init__(self) -> None:
@@ -26,19 +26,19 @@ class StepMetrics:
 
 
 def played_of(scope: Mapping[str, Any]) -> StepMetrics:
-    """Return where it is noted what the request of an ASGI scope plays."""
+    """Return the step metrics of an ASGI scope's request."""
     found: StepMetrics | None = scope.get("state", {}).get("played")
     return found or StepMetrics()
 
 
 class SessionCounters:
-    """Plain numbers, since a step may take less time than a metrics library.
+    """Counters of all sessions of a server. Plain numbers: a metrics library may cost more time than a step.
 
     Attributes:
-        sessions: Sessions made.
-        step_seconds: Seconds that all steps took together, whatever came of them.
-        buckets: Number of steps up to each of `BOUNDS_S`, and beyond the last.
-        errors: Errors that were answered, by code.
+        sessions: Sessions created.
+        step_seconds: Total seconds of all steps, including failed ones.
+        buckets: Number of steps per bucket: one for each of `BOUNDS_S`, and one for longer steps.
+        errors: Error responses, by code.
     """
 
     def __init__(self) -> None:

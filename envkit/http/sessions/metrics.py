@@ -1,4 +1,4 @@
-"""What a server has counted, as Prometheus metrics, when somebody asks."""
+"""Prometheus metrics of a server's sessions, collected per scrape."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from envkit.http.sessions.table import SessionTable
 
 Collect: TypeAlias = "Callable[[], Iterable[Metric]]"
-"""Gives metrics when somebody asks."""
+"""Collects further metrics at each scrape."""
 
 
 def exposition(table: SessionTable, more: Collect | None = None) -> bytes:
-    """Return the metrics of `table`, and those that `more` gives, in Prometheus's text format."""
+    """Return the metrics of `table` and of `more` in Prometheus's text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
@@ -34,23 +34,23 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        table, tally = self._table, self._table.tally
-        live = GaugeMetricFamily("envkit_sessions", "Sessions that exist, by state.", labels=["state"])
+        table, counters = self._table, self._table.tally
+        live = GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"])
         for state, count in sorted(Counter(view.state.value for view in table.views()).items()):
             live.add_metric([state], count)
         yield live
-        yield GaugeMetricFamily("envkit_slots", "Episodes that can be played at once.", table.capacity)
-        yield GaugeMetricFamily("envkit_slots_leased", "Places that are taken.", table.leased)
-        yield CounterMetricFamily("envkit_sessions_created", "Sessions made.", tally.sessions)
-        yield CounterMetricFamily("envkit_steps", "Steps played.", sum(tally.buckets))
+        yield GaugeMetricFamily("envkit_slots", "Slots: episodes that can run at the same time.", table.capacity)
+        yield GaugeMetricFamily("envkit_slots_leased", "Slots in use.", table.leased)
+        yield CounterMetricFamily("envkit_sessions_created", "Sessions created.", counters.sessions)
+        yield CounterMetricFamily("envkit_steps", "Steps played.", sum(counters.buckets))
         total = 0
         buckets = []
-        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], tally.buckets, strict=True):
+        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], counters.buckets, strict=True):
             total += count
             buckets.append((bound, total))
-        yield HistogramMetricFamily("envkit_step_seconds", "Duration of a step.", buckets, tally.step_seconds)
-        errors = CounterMetricFamily("envkit_errors", "Errors that were answered, by code.", labels=["code"])
-        for code, count in sorted(tally.errors.items()):
+        yield HistogramMetricFamily("envkit_step_seconds", "Duration of a step.", buckets, counters.step_seconds)
+        errors = CounterMetricFamily("envkit_errors", "Error responses, by code.", labels=["code"])
+        for code, count in sorted(counters.errors.items()):
             errors.add_metric([code], count)
         yield errors
         if self._more is not None:

@@ -1,4 +1,4 @@
-"""One session: its states, its turns, and the recorded answer of a repeated step. `table` owns all sessions."""
+"""One session: its states, its turns and its last answer, for repeated steps. `table` owns all sessions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from envkit.types import Reset, Step, Task
 
 
 class SessionState(StrEnum):
-    """Where a session is in its life."""
+    """The state of a session."""
 
     OPENING = "opening"
-    """Its place is being leased and its world reset."""
+    """A slot is being leased and the environment reset."""
     READY = "ready"
-    """It waits for the next action."""
+    """Waiting for the next action."""
     STEPPING = "stepping"
-    """The world is playing an action."""
+    """The environment is playing an action."""
     FINISHED = "finished"
-    """The episode has ended; its last answer can still be asked for."""
+    """The episode has ended; its last answer can still be requested."""
     BROKEN = "broken"
-    """Something failed half way; the episode is void."""
+    """A reset or step failed; the episode is void."""
 
 
 class SessionEvent(StrEnum):
-    """What happens to a session."""
+    """An event that changes the state of a session."""
 
     OPENED = "opened"
     STEP = "step"
@@ -64,16 +64,16 @@ def after(state: SessionState, event: SessionEvent) -> SessionState:
     """Return the state that `event` leads to.
 
     Raises:
-        ValueError: It cannot happen in `state`.
+        ValueError: `event` is not possible in `state`.
     """
     try:
         return _NEXT[state][event]
     except KeyError:
-        raise ValueError(f"a session that is {state} cannot be {event}") from None
+        raise ValueError(f"event {event} is not possible for a session in state {state}") from None
 
 
 class Opened(NamedTuple):
-    """The start of a session's episode, and the session's turn now."""
+    """The start of a session's episode, and the current turn."""
 
     turn: int
     start: Reset
@@ -81,7 +81,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session from outside; `idle_s` are the seconds since anyone used it."""
+    """A snapshot of a session's state; `idle_s` is the time since its last use, in seconds."""
 
     id: str
     task: Task
@@ -92,13 +92,13 @@ class SessionView:
 
 @runtime_checkable
 class ComputingEpisode(Protocol):
-    """An episode whose steps only compute: they cannot be waited for, cancelled or overtaken."""
+    """An episode whose steps run synchronously: they cannot be cancelled, and nothing else runs meanwhile."""
 
     def step_now(self, action: str) -> Step: ...
 
 
-class Move(msgspec.Struct):  # structs are made in a third of the time of other objects
-    """A step that was begun; `answer` is None while the world plays it."""
+class Move(msgspec.Struct):  # a struct is created in a third of the time of other objects
+    """A step in progress or played; `answer` is None while the environment plays it."""
 
     turn: int
     action: str
@@ -124,32 +124,32 @@ class Move(msgspec.Struct):  # structs are made in a third of the time of other 
 
 
 class Session:
-    """One session. The task that holds its lease owns it; callers move it."""
+    """One session. The task that holds its lease owns it; callers play its steps."""
 
     def __init__(self, id: str, task: Task) -> None:
         self.id = id
         self.task = task
         self.state = SessionState.OPENING
         self.turn = 0
-        self.is_recalled = False
-        """Whether an earlier server began it, and it goes on here."""
+        self.is_resumed = False
+        """Whether an earlier server process started it and this one resumed it."""
         self.used_at = clock.now()
         self.began_at = self.used_at
-        """When the reset or the step began that goes on."""
+        """When the current reset or step began."""
         self.step_began = 0.0
-        """When the step began, on the clock for durations."""
+        """When the current step began, on the clock for durations."""
         self.start: Reset | None = None
         self.episode: Episode | None = None
         self.computing: ComputingEpisode | None = None
-        self.asking: SplitStepEpisode | None = None
+        self.split_step: SplitStepEpisode | None = None
         self.move: Move | None = None
         self.error: EnvkitError | None = None
-        """What a step in a broken session is told."""
-        self.why_interrupted: EnvkitError = SessionBrokenError(f"session {id}: cancelled")
+        """Raised by steps of a broken session."""
+        self.interrupt_error: EnvkitError = SessionBrokenError(f"session {id}: cancelled")
         self.is_interrupted = False
-        self.holding = anyio.CancelScope()
+        self.lease_scope = anyio.CancelScope()
         self.stepping: anyio.CancelScope | Future[Raw] | None = None
-        """Cancels the step that is under way; None where there is none."""
+        """Cancels the step in progress; None without one."""
         self.opened = anyio.Event()
         self.released = anyio.Event()
         self.closed = anyio.Event()
@@ -158,24 +158,24 @@ class Session:
     def is_over(self) -> bool:
         return self.state in (SessionState.FINISHED, SessionState.BROKEN)
 
-    def happens(self, event: SessionEvent) -> None:
+    def apply(self, event: SessionEvent) -> None:
         self.state = after(self.state, event)
 
-    def is_before(self, turn: int) -> bool:
-        """Say whether `turn` is the last one that an earlier server played, whose answer we do not have."""
+    def is_previous(self, turn: int) -> bool:
+        """Whether `turn` is the last one that an earlier server process played; its answer is not recorded here."""
         return self.move is None and turn == self.turn - 1
 
     def is_next(self, turn: int) -> bool:
-        """Say whether a step of this `turn` can begin now."""
+        """Whether a step with this `turn` can begin now."""
         return turn == self.turn and self.state is SessionState.READY
 
-    def repeated(self, turn: int, action: str) -> Move:
-        """Return the step that this is a repeat of; it is not one that can begin now.
+    def find_repeat(self, turn: int, action: str) -> Move:
+        """Return the step that this one repeats, given that it is not a new step.
 
         Raises:
             SessionConflictError: The turn was played with another action.
             SessionBrokenError: The session is broken.
-            StepOrderError: It is neither the last step nor the next one.
+            StepOrderError: `turn` is neither the last nor the next one.
         """
         move = self.move
         if move is not None and turn == move.turn and action == move.action:
@@ -188,8 +188,8 @@ class Session:
         if turn != self.turn or self.state is SessionState.STEPPING:
             raise StepOrderError(f"session {self.id}: expected turn {self.turn}, got {turn}")
         if self.state is SessionState.OPENING:
-            raise StepOrderError(f"session {self.id}: a step before the answer to create")
-        raise StepOrderError(f"session {self.id}: a step after the end of the episode")
+            raise StepOrderError(f"session {self.id}: step before create has returned")
+        raise StepOrderError(f"session {self.id}: step after the end of the episode")
 
     def begin(self, turn: int, action: str) -> Move:
         self.move = move = Move(turn, action)
@@ -198,8 +198,8 @@ class Session:
         return move
 
     def play(self, turn: int, action: str, answer: Step | EnvkitError) -> Step:
-        """Begin and settle a step that nobody can have seen under way."""
-        if isinstance(answer, Step) and not (answer.terminated or answer.truncated):  # in short what follows comes to
+        """Begin and settle a step that was never visible as in progress."""
+        if isinstance(answer, Step) and not (answer.terminated or answer.truncated):  # a short cut for what follows
             self.move = Move(turn, action, answer)
             self.turn = turn + 1
             return answer
@@ -209,7 +209,7 @@ class Session:
 
     def settle(self, move: Move, answer: Step | EnvkitError) -> None:
         if isinstance(answer, EnvkitError):
-            self.happens(SessionEvent.FAILED)
+            self.apply(SessionEvent.FAILED)
             self.error = answer
             if not isinstance(answer, SessionBrokenError):
                 why = answer.for_callers() if isinstance(answer, EnvError) else answer
@@ -222,17 +222,17 @@ class Session:
         move.settle(answer)
 
     def interrupt(self, why: EnvkitError) -> None:
-        """Stop the step that is under way; it is told `why`, even if its answer came in the same moment."""
+        """Cancel the step in progress. It raises `why`, even if its answer arrived at the same moment."""
         assert self.stepping is not None
-        self.why_interrupted = why
+        self.interrupt_error = why
         self.is_interrupted = True
         self.stepping.cancel()
 
     def end(self, why: EnvkitError) -> None:
-        """Let go of the place, stopping what goes on in it."""
+        """Release the slot, and stop the reset or step in progress."""
         if self.state is SessionState.OPENING:
-            self.why_interrupted = why
-            self.holding.cancel()
+            self.interrupt_error = why
+            self.lease_scope.cancel()
         elif self.state is SessionState.STEPPING:
             self.interrupt(why)
         else:

@@ -1,4 +1,4 @@
-"""How the step of a session is played: computed at once, asked for, or waited for."""
+"""Plays the steps of sessions: synchronously, through a future, or as a task."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Stepper:
     """Plays the steps of all sessions of a server.
 
     Args:
-        tally: Where they are counted.
-        now: Reads the loop's clock, for deadlines.
-        precise: Reads a finer one, for durations.
-        tasks: Where a step is played that was asked for in vain.
+        counters: Where steps are counted.
+        now: Reads the event loop's clock, for deadlines.
+        precise: Reads a finer clock, for durations.
+        tasks: Where a step runs whose future lost its sandbox.
     """
 
     def __init__(
-        self, tally: SessionCounters, now: Callable[[], float], precise: Callable[[], float], tasks: TaskGroup
+        self, counters: SessionCounters, now: Callable[[], float], precise: Callable[[], float], tasks: TaskGroup
     ) -> None:
-        self._tally = tally
+        self._counters = counters
         self._now = now
         self._precise = precise
         self._tasks = tasks
 
     def compute(self, session: Session, turn: int, action: str) -> Step | None:
-        """Let a world that only computes play a step; None where there is none.
+        """Play a step of an environment that computes synchronously; None for any other environment.
 
         Raises:
-            EnvkitError: Whatever breaks the session.
+            EnvkitError: The step failed; the session is broken.
         """
         if session.computing is None:
             return None
@@ -52,14 +52,14 @@ class Stepper:
             answer = session.computing.step_now(action)
         except Exception as error:
             answer = attributed(error, session.task)
-        self._tally.step(self._precise() - began)
+        self._counters.step(self._precise() - began)
         return session.play(turn, action, answer)
 
     def start_step(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
-        """Ask for a step that is next, and have `settled` told when it is; False where that cannot be."""
+        """Start the next step and call `settled` when it is played; False if the episode cannot do that."""
         began = self._precise()
         try:
-            answer = None if session.asking is None else session.asking.start_step(action)
+            answer = None if session.split_step is None else session.split_step.start_step(action)
         except EnvkitError:
             return False
         if answer is None:
@@ -67,31 +67,31 @@ class Stepper:
         session.stepping = answer
         move = session.begin(turn, action)
         session.step_began = began
-        answer.add_done_callback(partial(self._told, session, move, settled))
+        answer.add_done_callback(partial(self._finish_step, session, move, settled))
         return True
 
     async def play(self, session: Session, move: Move) -> None:
-        """Let the world play a move that was begun; whatever happens, it is settled afterwards."""
+        """Play a move that was begun; it is always settled afterwards."""
         session.stepping = anyio.CancelScope()
         session.step_began = self._precise()
         await self._play(session, move, session.stepping)
 
-    def _told(self, session: Session, move: Move, settled: Callable[[Move], None], answer: Future[Raw]) -> None:
-        assert session.asking is not None
-        step: Step | EnvkitError = session.why_interrupted
+    def _finish_step(self, session: Session, move: Move, settled: Callable[[Move], None], answer: Future[Raw]) -> None:
+        assert session.split_step is not None
+        step: Step | EnvkitError = session.interrupt_error
         try:
             if not (session.is_interrupted or answer.cancelled()):
-                step = session.asking.finish_step(answer)
-        except (SandboxLostError, UnreachableError):  # `step` knows what to do about it
+                step = session.split_step.finish_step(answer)
+        except (SandboxLostError, UnreachableError):  # `step` recovers from that
             session.stepping = anyio.CancelScope()
-            self._tasks.start_soon(self._play_asked, session, move, settled, session.stepping)
+            self._tasks.start_soon(self._play_again, session, move, settled, session.stepping)
             return
         except Exception as error:
             step = attributed(error, session.task)
         self._settle(session, move, step)
         settled(move)
 
-    async def _play_asked(
+    async def _play_again(
         self, session: Session, move: Move, settled: Callable[[Move], None], scope: anyio.CancelScope
     ) -> None:
         try:
@@ -108,21 +108,21 @@ class Stepper:
         except Exception as error:
             answer = attributed(error, session.task)
         finally:
-            self._settle(session, move, session.why_interrupted if session.is_interrupted else answer)
+            self._settle(session, move, session.interrupt_error if session.is_interrupted else answer)
 
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
         session.used_at = self._now()
-        session.stepping = None  # else its answer, and the whole message that came with it, would stay until the next
-        self._tally.step(self._precise() - session.step_began)
+        session.stepping = None  # else its answer, with the whole message, would stay in memory until the next step
+        self._counters.step(self._precise() - session.step_began)
         session.settle(move, answer)
 
 
 def attributed(error: Exception, task: Task) -> EnvkitError:
-    """Return what breaks a session when its environment, or the place that it is in, raised `error`.
+    """Return the error that breaks a session after its environment or its sandbox raised `error`.
 
-    The traceback of an environment goes to the log, once.
+    The traceback of an environment is logged, once.
     """
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease that runs tasks of its own
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease with its own task group
         error = error.exceptions[0]
     found = error if isinstance(error, EnvkitError) else env_error(error, task.env_id, "its host")
     if isinstance(found, EnvError):

@@ -1,16 +1,16 @@
-"""Sessions: episodes that are played by name, by a caller whose connection may break at any time.
+"""Sessions: named episodes of callers whose connection may break at any time.
 
-The caller chooses a session's id and numbers its steps, so every call can be repeated. What `SessionTable` promises:
+The caller chooses the id of a session and numbers its steps, so all calls can be repeated. `SessionTable` guarantees:
 
-* `create` with the same id and task gives the same start; a session with another task is refused.
-* `step` with the same turn and action gives the same answer, or the same error, and the world moves once. A repeat that
-  comes while the first is being played waits for it. The same turn with another action, and any other turn, is refused.
-* A step that is cancelled in the world, runs out of time or fails breaks its session: nobody knows what the world did.
-* Nothing is queued: where the host is full, `create` says so at once.
-* A lease is held by one task from reset to the end of the episode, and by nothing else; an episode that has ended gives
-  its place back at once, while its last answer stays until the session is deleted or expires.
+* `create` with the same id and task returns the same start; with another task it is rejected.
+* `step` with the same turn and action returns the same answer or error, and the environment steps once. A repeat waits
+  while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
+* A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
+* `create` does not queue: it fails at once if the host is full.
+* One task holds a lease from reset to the end of the episode. An ended episode releases its slot at once; its last
+  answer stays until the session is deleted or expires.
 
-One sweeper looks at all sessions at intervals, instead of a timer for each step.
+One sweeper checks all sessions at intervals, instead of a timer for each step.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from envkit.protocols import EnvHost, Episode, ResumableEpisode, ResumableHost, 
 from envkit.types import Step, Task
 
 TTL_S = 600.0
-"""Seconds without a call after which a session expires, unless the caller of `SessionTable` says otherwise."""
+"""Default time without a call after which a session expires, in seconds."""
 
 STEP_TIMEOUT_S = 300.0
-"""Seconds that a step may take, unless the caller of `SessionTable` says otherwise."""
+"""Default timeout of a step, in seconds."""
 
 _MAX_SWEEP_S = 1.0
 _CLOSING_S = 5.0
@@ -63,23 +63,23 @@ _log = logging.getLogger(__name__)
 
 
 class _VoidError(EnvkitError):
-    """Leaves a lease by the way that tells the host not to use the world again."""
+    """Leaves a lease with an error, so that the host does not reuse the environment."""
 
 
 class SessionTable:
-    """All sessions of a server. Enter it to start its sweeper; leaving it gives back every lease.
+    """All sessions of a server. Entering it starts its sweeper; leaving it releases every lease.
 
     Args:
-        host: Where episodes are played.
-        ttl_s: Seconds without a call after which a session expires; also the most that a reset may take.
+        host: Plays the episodes.
+        ttl_s: Seconds without a call after which a session expires; also the timeout of a reset.
         step_timeout_s: Seconds after which a step is cancelled with a `DeadlineError`, which breaks its session.
-        tenant_share: Share of the places that one tenant may have; a first one it may have in any case.
+        tenant_share: Share of the slots that one tenant may use; one slot is always allowed.
 
     Attributes:
-        host: Where episodes are played.
-        tally: What was counted so far.
-        is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
-        now: Reads the loop's clock.
+        host: Plays the episodes.
+        tally: Counters of sessions, steps and errors.
+        is_closing: Set while the server shuts down: running steps finish, no session is created.
+        now: Reads the event loop's clock.
     """
 
     now: Callable[[], float]
@@ -97,19 +97,19 @@ class SessionTable:
         self.tally = SessionCounters()
         self.is_closing = False
         self.host = host
-        self._lasting = host if isinstance(host, ResumableHost) else None
+        self._resumable = host if isinstance(host, ResumableHost) else None
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s
         self._sessions: dict[str, Session] = {}
         self._leased: Counter[str] = Counter()
-        """Places that are taken, by tenant."""
+        """Slots in use, by tenant."""
         self._tenant_share = tenant_share
-        self._recalled: dict[str, Task] = {}
-        """What plays in sessions of an earlier server that we are just having again."""
-        self._kept: list[set[str]] = []
+        self._resuming: dict[str, Task] = {}
+        """Tasks of the sessions that are being resumed, by session id."""
+        self._kept_alive: list[set[str]] = []
         self._computing = anyio.Lock()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
-        self._filled: anyio.Event
+        self._has_sessions: anyio.Event
         self._stepper: Stepper
 
     @property
@@ -118,25 +118,25 @@ class SessionTable:
 
     @property
     def leased(self) -> int:
-        """Number of places that are taken; sessions whose episode has ended take none."""
+        """Number of slots in use; a session whose episode has ended uses no slot."""
         return self._leased.total()
 
     def can_resume(self, id: str) -> bool:
-        """Say whether a session goes on in the host, since an earlier server, and we do not have it yet."""
-        if self._lasting is None:
+        """Whether the host still plays this session for an earlier server process and it is not resumed yet."""
+        if self._resumable is None:
             return False
-        return id in self._recalled or (id not in self._sessions and self._lasting.resumable_task(id) is not None)
+        return id in self._resuming or (id not in self._sessions and self._resumable.resumable_task(id) is not None)
 
     async def create(self, id: str, task: Task) -> Opened:
-        """Start a session, or give its start again. A caller that is cancelled here leaves the session alone.
+        """Start a session, or return its start again. Cancelling the caller does not cancel the session.
 
-        A reset that fails is reported to whoever waits for it, or else to the next who asks; then the id is free again.
+        A failed reset is raised by the waiting calls, or else by the next call; then the id is free again.
 
         Raises:
             SessionConflictError: The id belongs to a session with another task.
-            CapacityError: All places are taken.
-            UnknownEnvError: From the host, as is whatever else a lease or a reset raises.
-            DeadlineError: The reset took too long.
+            CapacityError: All slots are in use.
+            UnknownEnvError: From the host, as other errors of a lease or a reset.
+            DeadlineError: The reset timed out.
         """
         session = self._sessions.get(id)
         if session is None:
@@ -153,23 +153,23 @@ class SessionTable:
         return Opened(session.turn, session.start)
 
     def step_now(self, id: str, turn: int, action: str, now: float) -> Step | None:
-        """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is what `now()` said."""
-        if self._lasting is not None and self.can_resume(id):
+        """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is `self.now()`."""
+        if self._resumable is not None and self.can_resume(id):
             return None
         session = self._sessions.get(id) or self._find(id)
         session.used_at = now
-        if turn == session.turn and session.state is SessionState.READY:  # as `is_next` says, in a third of its time
+        if turn == session.turn and session.state is SessionState.READY:  # `is_next`, inlined: a third of its time
             return self._stepper.compute(session, turn, action)
-        if session.is_recalled and session.is_before(turn):
+        if session.is_resumed and session.is_previous(turn):
             return None
-        move = session.repeated(turn, action)
+        move = session.find_repeat(turn, action)
         return None if move.answer is None else move.result()
 
     def start_step(self, id: str, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
-        """Play a step that `step_now` cannot, if it can be asked for, and have `settled` told when it is; see `step`.
+        """Start a step that `step_now` cannot play, and call `settled` when it is played; see `step`.
 
         Returns:
-            False where `step` has to see to it; then nothing was done.
+            False if only `step` can play it; then nothing was done.
         """
         session = None if self.can_resume(id) else self._sessions.get(id)
         if session is None or not session.is_next(turn):
@@ -178,19 +178,19 @@ class SessionTable:
         return self._stepper.start_step(session, turn, action, settled)
 
     async def step(self, id: str, turn: int, action: str) -> Step:
-        """Play step number `turn`, or give its answer again.
+        """Play step number `turn`, or return its answer again.
 
         Raises:
-            SessionNotFoundError: No such session.
+            SessionNotFoundError: No session has this id.
             SessionConflictError: The turn was played with another action.
-            StepOrderError: It is neither the last step nor the next one, or the episode is over.
+            StepOrderError: `turn` is neither the last nor the next one, or the episode is over.
             SessionBrokenError: An earlier step failed or was cancelled, or this one was.
-            DeadlineError: The step took too long.
-            EnvError: The world raised.
-            SandboxLostError: The place it ran in is gone.
+            DeadlineError: The step timed out.
+            EnvError: The environment raised.
+            SandboxLostError: The sandbox of the environment is lost.
         """
         if self.can_resume(id):
-            await self._recall(id, turn)
+            await self._resume(id, turn)
         answer = self.step_now(id, turn, action, self.now())
         if answer is not None:
             return answer
@@ -198,63 +198,63 @@ class SessionTable:
         if session.is_next(turn):
             move = session.begin(turn, action)
             await self._stepper.play(session, move)
-        elif session.is_recalled and session.is_before(turn):
-            return await self._again(session, action)
+        elif session.is_resumed and session.is_previous(turn):
+            return await self._repeat_last_step(session, action)
         else:
-            move = session.repeated(turn, action)
+            move = session.find_repeat(turn, action)
             await move.wait()
         return move.result()
 
     async def delete(self, id: str) -> None:
-        """End a session and wait until its place is free; safe to repeat."""
+        """End a session and wait until its slot is free; safe to repeat."""
         if self.can_resume(id):
-            await self._recall(id)
+            await self._resume(id)
         session = self._sessions.pop(id, None)
         if session is not None:
             session.end(SessionNotFoundError(f"session {id} was deleted"))
             await session.closed.wait()
 
     def get(self, id: str) -> SessionView:
-        """Look at a session without using it.
+        """Return the state of a session without using it.
 
         Raises:
-            SessionNotFoundError: No such session.
+            SessionNotFoundError: No session has this id.
         """
         return self._find(id).view(self.now())
 
     def turn(self, id: str) -> int | None:
-        """Return a session's turn, or None where there is no such session."""
+        """Return the turn of a session; None if no session has this id."""
         session = self._sessions.get(id)
         return None if session is None else session.turn
 
     def views(self) -> list[SessionView]:
-        """Look at all sessions, oldest first."""
+        """Return the state of all sessions, oldest first."""
         now = self.now()
         return [session.view(now) for session in self._sessions.values()]
 
     @contextmanager
     def keeping(self, ids: set[str]) -> Iterator[None]:
-        """Inside, the sessions named in `ids` do not expire while their episode lasts.
+        """Inside the block, the sessions in `ids` do not expire while their episode lasts.
 
         Args:
-            ids: The caller may add names meanwhile; those of sessions that are over are taken out.
+            ids: Session ids. The caller may add some meanwhile; ids of sessions that are over are removed.
         """
-        self._kept.append(ids)
+        self._kept_alive.append(ids)
         try:
             yield
         finally:
-            self._kept = [kept for kept in self._kept if kept is not ids]
+            self._kept_alive = [kept for kept in self._kept_alive if kept is not ids]
 
     async def __aenter__(self) -> Self:
         self.now = clock.reader()
-        self._filled = anyio.Event()
+        self._has_sessions = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._stepper = Stepper(self.tally, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
-        if self._lasting is not None:
-            # At once, since they take places, and expire like all others.
-            for id in self._lasting.resumable_keys():
-                self._tasks.start_soon(self._recall_or_drop, id)
+        if self._resumable is not None:
+            # At once: they use slots, and expire like all others.
+            for id in self._resumable.resumable_keys():
+                self._tasks.start_soon(self._resume_or_drop, id)
         return self
 
     async def __aexit__(
@@ -267,133 +267,133 @@ class SessionTable:
             for session in sessions.values():
                 await session.closed.wait()
         self._tasks.cancel_scope.cancel()
-        # Not told of the block's own error, which it would wrap in a group.
+        # Without the error of the block, which the task group would wrap in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     def _open(self, id: str, task: Task) -> Session:
         tenant, capacity = tenant_of(id), self.host.capacity
-        if self._leased.total() >= capacity > 0:  # of one without any place the lease says why
-            raise CapacityError(f"all {capacity} places are taken")
+        if self._leased.total() >= capacity > 0:  # without any slot, the lease raises the reason
+            raise CapacityError(f"all {capacity} slots are in use; retry later")
         if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
-            raise CapacityError(f"{self._leased[tenant]} of {capacity} places are this tenant's, who may have no more")
+            raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots, which is its limit")
         self._leased[tenant] += 1
         self.tally.sessions += 1
         session = self._sessions[id] = Session(id, task)
-        if not self._filled.is_set():
-            self._filled.set()
-        self._tasks.start_soon(self._hold, session)
+        if not self._has_sessions.is_set():
+            self._has_sessions.set()
+        self._tasks.start_soon(self._hold_lease, session)
         return session
 
     def _find(self, id: str) -> Session:
         try:
             return self._sessions[id]
         except KeyError:
-            raise SessionNotFoundError(f"no session {id}: it was never made, was deleted or has expired") from None
+            raise SessionNotFoundError(f"no session {id}: it was never created, was deleted or has expired") from None
 
-    async def _hold(self, session: Session) -> None:
-        """Own the session's lease from reset to the end."""
-        failure: EnvkitError = session.why_interrupted
+    async def _hold_lease(self, session: Session) -> None:
+        """Hold the session's lease from reset to the end."""
+        failure: EnvkitError = session.interrupt_error
         try:
-            with session.holding:
+            with session.lease_scope:
                 async with self._lease(session) as episode:
                     session.episode = episode
                     session.computing = episode if isinstance(episode, ComputingEpisode) else None
-                    session.asking = episode if isinstance(episode, SplitStepEpisode) else None
+                    session.split_step = episode if isinstance(episode, SplitStepEpisode) else None
                     if session.computing is None:
                         session.start = await episode.reset()
                     else:
-                        # One a turn of the loop: a thousand levels that are drawn at once must not silence the server.
+                        # One at a time: a thousand levels generated at once must not block the server.
                         async with self._computing:
                             session.start = await episode.reset()
                     session.used_at = self.now()
                     if isinstance(episode, ResumableEpisode) and episode.turn:
-                        session.turn, session.is_recalled = episode.turn, True
-                    session.happens(SessionEvent.OPENED)
+                        session.turn, session.is_resumed = episode.turn, True
+                    session.apply(SessionEvent.OPENED)
                     session.opened.set()
                     await session.released.wait()
                     if session.state is SessionState.BROKEN:
                         raise _VoidError(f"session {session.id}: the episode is void")
-            if session.holding.cancelled_caught:
-                failure = session.why_interrupted
+            if session.lease_scope.cancelled_caught:
+                failure = session.interrupt_error
         except Exception as error:
             failure = attributed(error, session.task)
             if session.is_over and not isinstance(error, _VoidError):
-                _log.warning("session %s: its place was given back with an error: %s", session.id, failure)
+                _log.warning("session %s: releasing its slot failed: %s", session.id, failure)
         finally:
             self._leased[tenant_of(session.id)] -= 1
-            self._lost(session, failure)
+            self._break_unfinished(session, failure)
             session.opened.set()
             session.closed.set()
 
     def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
-        if self._lasting is None:
+        if self._resumable is None:
             return self.host.lease(session.task)
-        return self._lasting.lease_as(session.id, session.task)
+        return self._resumable.lease_as(session.id, session.task)
 
-    async def _recall(self, id: str, turn: int = 0) -> None:
-        """Have a session again that an earlier server began.
+    async def _resume(self, id: str, turn: int = 0) -> None:
+        """Resume a session of an earlier server process.
 
         Raises:
-            SessionNotFoundError: It has expired meanwhile; what is there has not come to `turn`.
+            SessionNotFoundError: It has expired: the episode restarted and has not reached `turn`.
         """
-        assert self._lasting is not None
-        task = self._recalled.get(id) or self._lasting.resumable_task(id)
+        assert self._resumable is not None
+        task = self._resuming.get(id) or self._resumable.resumable_task(id)
         if task is None:
             return
-        self._recalled[id] = task
+        self._resuming[id] = task
         try:
             found = await self.create(id, task)
         finally:
-            self._recalled.pop(id, None)
+            self._resuming.pop(id, None)
         if found.turn == 0 < turn:
             await self.delete(id)
             self._find(id)
 
-    async def _recall_or_drop(self, id: str) -> None:
+    async def _resume_or_drop(self, id: str) -> None:
         try:
-            await self._recall(id)
+            await self._resume(id)
         except EnvkitError as error:
-            _log.warning("session %s of an earlier server is gone: %s", id, error)
+            _log.warning("cannot resume session %s of an earlier server process: %s", id, error)
 
-    async def _again(self, session: Session, action: str) -> Step:
-        """Give the answer to the last step before the session was recalled."""
+    async def _repeat_last_step(self, session: Session, action: str) -> Step:
+        """Return the answer to the last step before the session was resumed."""
         if session.state is not SessionState.READY or not isinstance(session.episode, ResumableEpisode):
             raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
         turn = session.turn
         move = Move(turn - 1, action)
         move.settle(await session.episode.repeat_step(action))
-        if session.turn == turn and session.move is None:  # no other step was begun meanwhile
+        if session.turn == turn and session.move is None:  # no other step began meanwhile
             session.move = move
         return move.result()
 
-    def _lost(self, session: Session, failure: EnvkitError) -> None:
+    def _break_unfinished(self, session: Session, failure: EnvkitError) -> None:
         """Break a session whose lease ended before its episode did."""
         if session.state is SessionState.STEPPING:
             session.interrupt(failure)
         elif session.state in (SessionState.OPENING, SessionState.READY):
             session.error = failure
-            session.happens(SessionEvent.FAILED)
+            session.apply(SessionEvent.FAILED)
 
     async def _sweep(self) -> None:
         interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
         while True:
-            if not self._sessions:  # an idle server sleeps: there may be a thousand of them on a machine
-                self._filled = anyio.Event()
-                await self._filled.wait()
+            if not self._sessions:  # an idle server sleeps: a machine may run a thousand of them
+                self._has_sessions = anyio.Event()
+                await self._has_sessions.wait()
             await anyio.sleep(interval_s)
             now = self.now()
             alive = {id for id, session in self._sessions.items() if not session.is_over}
-            for ids in self._kept:
+            for ids in self._kept_alive:
                 ids &= alive
                 for id in ids:
                     self._sessions[id].used_at = now
             for session in list(self._sessions.values()):
                 if session.state is SessionState.STEPPING:
                     if now - session.began_at >= self._step_timeout_s:
-                        session.end(DeadlineError(f"the step took longer than {self._step_timeout_s:g} s"))
+                        session.end(DeadlineError(f"the step exceeded its timeout of {self._step_timeout_s:g} s"))
                 elif session.state is SessionState.OPENING:
                     if now - session.began_at >= self._ttl_s:
-                        session.end(DeadlineError(f"the reset took longer than {self._ttl_s:g} s"))
+                        session.end(DeadlineError(f"the reset exceeded its timeout of {self._ttl_s:g} s"))
                 elif now - session.used_at >= self._ttl_s:
                     del self._sessions[session.id]
                     session.end(SessionNotFoundError(f"session {session.id} has expired"))

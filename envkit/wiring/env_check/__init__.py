@@ -1,4 +1,4 @@
-"""Check that an environment keeps the contract that training and serving count on: `check_env`."""
+"""Checks of the contract between environments and training or serving: `check_env`."""
 
 from envkit.wiring.env_check.checking import CheckResult, check_env
 

@@ -1,6 +1,6 @@
-"""Checks in a process of its own: the same episodes as here, and nothing left behind.
+"""Checks in a second process: it plays the same episodes and leaves nothing behind.
 
-``python -m envkit.wiring.env_check.apart FILE`` plays what it reads from its standard input and writes into FILE.
+``python -m envkit.wiring.env_check.apart FILE`` plays the episodes from its standard input and writes FILE.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from envkit.wiring.env_check.episodes import (
 
 _TIMEOUT_S = 120.0
 _ENDING_S = 2.0
-"""Seconds that processes have to end after close."""
+"""Seconds within which processes must end after close."""
 _OWN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""What Python itself leaves running until it ends."""
+"""Processes that Python itself keeps running until it exits."""
 _SUBREAPER = 36
 _IMPORTABLE = "register it as 'module:Class'"
 
@@ -63,13 +63,13 @@ def nothing_is_left_behind(env: EnvUnderTest) -> str:
 
 @lru_cache(maxsize=1)
 def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
-    """Play the episodes in a new process, in which texts have other hashes.
+    """Play the episodes in a new process with another hash seed.
 
     Returns:
-        Its episodes, and the processes and the files that were left.
+        Its episodes, and the processes and files that it left behind.
 
     Raises:
-        SkippedCheckError: The environment cannot be imported elsewhere.
+        SkippedCheckError: Another process cannot import the environment.
         FailedCheckError: The process failed.
     """
     spec = replace(env.spec, options=dict(env.spec.options), compact_options=dict(env.spec.compact_options))
@@ -94,11 +94,11 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
                 )
         except subprocess.TimeoutExpired:
             raise FailedCheckError(
-                f"{len(env.seeds)} episodes in a new process took longer than {_TIMEOUT_S:g} s"
+                f"{len(env.seeds)} episodes in a new process exceeded the timeout of {_TIMEOUT_S:g} s"
             ) from None
         if not result.exists():
             last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise FailedCheckError(f"a new process that played it ended: {last[0]}")
+            raise FailedCheckError(f"a new process crashed while playing it: {last[0]}")
         found: dict[str, Any] = json.loads(result.read_text())
     if "missing" in found:
         raise SkippedCheckError(f"another process cannot import it ({found['missing']}); {_IMPORTABLE}")
@@ -108,13 +108,13 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
 
 
 def main() -> None:
-    with suppress(OSError, AttributeError):  # so that daemons become children of ours, too
+    with suppress(OSError, AttributeError):  # so that daemons become child processes, too
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     written = _written_files()
     result: dict[str, JSON]
     try:
         spec, options, recorded = pickle.load(sys.stdin.buffer)
-        with suppress(ConfigError):  # its package has registered it
+        with suppress(ConfigError):  # importing its package has registered it
             registry.register(spec.id, spec.entry_point, options=spec.options, expert=spec.expert)
         registry.load(spec.entry_point)
         env = EnvUnderTest(spec.id, options, [seed for seed, _ in recorded])
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _written_files() -> set[Path]:
-    """Return a set that grows by every file that this process opens for writing."""
+    """Return a set to which every file is added that this process opens for writing."""
     written: set[Path] = set()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -149,7 +149,7 @@ def _written_files() -> set[Path]:
 
 
 def _left_processes() -> dict[int, str]:
-    """Return our descendants that do not end within `_ENDING_S`, with their command lines."""
+    """Return descendants that do not end within `_ENDING_S`, with their command lines."""
     until = clock.stopwatch() + _ENDING_S
     while (left := dict(_descendants(os.getpid()))) and clock.stopwatch() < until:
         Event().wait(0.02)

@@ -1,4 +1,4 @@
-"""The checks in their order, and which of them another one has to pass first."""
+"""The checks in order, and their prerequisites."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        check: What the environment has to do.
-        outcome: ``"skip"`` where the check does not apply.
-        seen: What was measured; for a failure, what is wrong and what to change.
+        check: Name of the check.
+        outcome: ``"skip"`` if the check does not apply.
+        seen: The measurement; for a failure, what is wrong and what to change.
     """
 
     check: str
@@ -51,7 +51,7 @@ _CHECKS: tuple[tuple[str, Callable[[EnvUnderTest], str], tuple[str, ...]], ...] 
     ("steps do not block", single.steps_do_not_block, _PLAYED),
     ("nothing is left behind", apart.nothing_is_left_behind, _PLAYED),
 )
-"""Each check's name, its function, and the checks that may not have failed before."""
+"""Name, function and prerequisites of each check."""
 
 
 def check_env(
@@ -61,50 +61,50 @@ def check_env(
     episodes: int = 5,
     on_check: Callable[[str], None] = lambda name: None,
 ) -> list[CheckResult]:
-    """Check an environment against the contract that training and serving count on.
+    """Check an environment against the contract that training and serving rely on.
 
-    It is played in this process and in a new one, so check only what you would run here anyway.
+    It runs in this process and in a new one, so check only code that you trust.
 
     Args:
         env_id: Registered environment.
-        options: What it is made with; also tried at reset.
-        episodes: Seeds that most checks play, at least 2. An episode is recorded for 200 steps or 5 s at most.
-        on_check: Called with the name of each check before it begins.
+        options: Options of the environment; also tried at reset.
+        episodes: Number of seeds for most checks, at least 2. A recorded episode has at most 200 steps or 5 s.
+        on_check: Called with the name of each check before it starts.
 
     Returns:
-        A verdict for each check, in the order of the checks.
+        A result for each check, in order.
 
     Raises:
         UnknownEnvError: No environment has this id.
-        OptionError: It refuses an option.
+        OptionError: The environment rejects an option.
         ConfigError: `episodes` is below 2.
     """
     if episodes < 2:
         raise ConfigError([f"episodes: must be at least 2, got {episodes}"])
     env = EnvUnderTest(env_id, options or {}, range(episodes))
-    with env.opened():  # an option that is refused is the caller's mistake
+    with env.opened():  # a rejected option is the caller's mistake
         pass
-    verdicts: list[CheckResult] = []
+    results: list[CheckResult] = []
     failed: set[str] = set()
     for name, check, after in _CHECKS:
         on_check(name)
         if missing := [one for one in after if one in failed]:
-            verdicts.append(CheckResult(name, "skip", f"only after: {missing[0]}"))
+            results.append(CheckResult(name, "skip", f"needs: {missing[0]}"))
         elif after is _REPEATED and not env.spec.replayable:
-            verdicts.append(CheckResult(name, "skip", "it is registered with replayable=False"))
+            results.append(CheckResult(name, "skip", "it is registered with replayable=False"))
         else:
-            verdicts.append(_verdict(env, name, check))
-            if verdicts[-1].outcome == "fail":
+            results.append(_run(env, name, check))
+            if results[-1].outcome == "fail":
                 failed.add(name)
-    return verdicts
+    return results
 
 
-def _verdict(env: EnvUnderTest, name: str, check: Callable[[EnvUnderTest], str]) -> CheckResult:
+def _run(env: EnvUnderTest, name: str, check: Callable[[EnvUnderTest], str]) -> CheckResult:
     try:
         return CheckResult(name, "pass", check(env))
     except SkippedCheckError as skipped:
         return CheckResult(name, "skip", str(skipped))
     except (FailedCheckError, EnvkitError) as failed:
         return CheckResult(name, "fail", str(failed))
-    except Exception as error:  # the environment returned something of another shape
+    except Exception as error:  # the environment returned an unexpected value
         return CheckResult(name, "fail", str(env_error(error, env.env_id, name)))

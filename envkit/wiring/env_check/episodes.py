@@ -1,4 +1,4 @@
-"""Episodes that are recorded, replayed and compared."""
+"""Recording, replay and comparison of episodes for the checks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from envkit.types import JSON, Observation, Options, stable_hash
 from envkit.wiring.environments import attributed, find, make_here, open_expert
 
 MAX_STEPS = 200
-"""Steps after which a recorded episode is cut off."""
+"""Limit on the steps of a recorded episode."""
 
 WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
-"""Actions for an environment that lists no legal moves."""
+"""Actions for an environment without legal moves."""
 
 RECORD_S = 5.0
-"""Seconds after which a recorded episode is cut off, in steps that may each take long."""
+"""Seconds after which a recorded episode starts no further step."""
 
 _SHORT = 60
 
 
 class FailedCheckError(Exception):
-    """The environment breaks the contract; the message says how, and what to change."""
+    """The environment violates the contract; the message says how, and what to change."""
 
 
 class SkippedCheckError(Exception):
@@ -39,7 +39,7 @@ class SkippedCheckError(Exception):
 
 
 class Seen(NamedTuple):
-    """What a step returned, or reset, whose reward is 0."""
+    """The return value of a step, or of reset, whose reward is 0."""
 
     observation: Any
     reward: Any
@@ -54,17 +54,17 @@ class Seen(NamedTuple):
 
 
 Choose = Callable[[Seen], str | None]
-"""Chooses an action by what was seen last; None ends the episode."""
+"""Chooses an action from the last return value; None ends the episode."""
 
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """An episode.
+    """A recorded episode.
 
     Attributes:
         seed: Its seed.
-        seen: What reset returned, then what each step did.
-        actions: What was played.
+        seen: Return values of reset and of each step.
+        actions: Its actions.
     """
 
     seed: int
@@ -76,25 +76,25 @@ class PlayedEpisode:
         return bool(self.seen[-1].terminated or self.seen[-1].truncated)
 
     def as_json(self) -> list[JSON]:
-        """Return everything that was seen, as what JSON can say."""
+        """Return the seed and all return values as JSON values."""
         seen: list[JSON] = json.loads(json.dumps([self.seed, *map(list, self.seen)], default=_plain))
         return seen
 
 
 class EnvUnderTest:
-    """Makes and plays instances of one environment; what they raise is an `EnvError` with its place.
+    """Creates and plays instances of one environment; their exceptions become `EnvError`s.
 
     Args:
         env_id: Registered environment.
-        options: What it is made with.
-        seeds: What `episodes` plays.
+        options: Its options.
+        seeds: Seeds of `episodes`.
 
     Attributes:
-        spec: How it is registered.
-        expert: Plays part of the recorded episodes; None where none is registered.
+        spec: Its registration.
+        expert: Plays part of the recorded episodes; None without a registered expert.
 
     Raises:
-        UnknownEnvError, OptionError: There is no such environment, or its expert refuses an option.
+        UnknownEnvError, OptionError: The environment is not registered, or its expert rejects an option.
     """
 
     def __init__(self, env_id: str, options: Options, seeds: Sequence[int]) -> None:
@@ -106,7 +106,7 @@ class EnvUnderTest:
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
-        """Make an instance for the length of the block, with `options` instead of the usual ones."""
+        """Create an instance for the duration of the block; `options` replace the default ones."""
         with attributed(self.env_id, "__init__"):
             env = make_here(self.env_id, self.options if options is None else options)
         with closing(env):
@@ -114,7 +114,7 @@ class EnvUnderTest:
 
     @cached_property
     def episodes(self) -> list[PlayedEpisode]:
-        """One of each seed, in an instance of its own."""
+        """One episode per seed, each in its own instance."""
         episodes = []
         for seed in self.seeds:
             with self.opened() as instance:
@@ -131,11 +131,11 @@ class EnvUnderTest:
         most: int = MAX_STEPS,
         within_s: float = math.inf,
     ) -> PlayedEpisode:
-        """Play `most` steps at most, and begin none after `within_s` seconds.
+        """Play at most `most` steps, and start none after `within_s` seconds.
 
-        Without `choose` these are legal moves, in every other episode mostly the expert's, or else `WORDS`.
+        Without `choose`, actions are legal moves, in every other episode mostly the expert's, or else `WORDS`.
         """
-        choose = choose or self._mixed(seed)
+        choose = choose or self._default_choice(seed)
         with attributed(self.env_id, "reset"):
             observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
         played = PlayedEpisode(seed, [Seen(observation, 0.0, False, False, info)])
@@ -155,13 +155,13 @@ class EnvUnderTest:
         return self.play(env, recorded.seed, lambda seen: next(actions, None))
 
     def best_moves(self, seen: Seen) -> Sequence[str]:
-        """Return the expert's moves; none without an expert."""
+        """Return the expert's moves; empty without an expert."""
         if self.expert is None or not isinstance(seen.observation, str):
             return ()
         with attributed(self.env_id, "moves of the expert"):
             return self.expert.moves(Observation(seen.observation, seen.legal_moves))
 
-    def _mixed(self, seed: int) -> Choose:
+    def _default_choice(self, seed: int) -> Choose:
         rng = random.Random(stable_hash("check-env", seed))
 
         def choose(seen: Seen) -> str:
@@ -175,11 +175,11 @@ class EnvUnderTest:
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
-    """Say where two episodes, as `PlayedEpisode.as_json` returns them, differ first; None if they do not."""
+    """Describe the first difference of two episodes, as returned by `PlayedEpisode.as_json`; None if equal."""
     for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
-        for name, value, wanted in zip(Seen._fields, row, other_row, strict=True):
-            if differs(value, wanted):
-                return f"seed {one[0]}, {name} of {place(number)}: {shown_apart(value, wanted)}"
+        for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
+            if differs(value, expected):
+                return f"seed {one[0]}, {name} of {step_name(number)}: {shown_apart(value, expected)}"
     return None if len(one) == len(other) else f"seed {one[0]}: {len(one) - 2} steps, then {len(other) - 2}"
 
 
@@ -188,13 +188,13 @@ def differs(value: object, other: object) -> bool:
     return value != other and repr(value) != repr(other)
 
 
-def place(number: int) -> str:
+def step_name(number: int) -> str:
     """Return ``"reset"`` for 0, otherwise the step."""
     return f"step {number}" if number else "reset"
 
 
 def shown_apart(value: object, other: object) -> str:
-    """Return two values, cut to where they differ first."""
+    """Return two values as text, cut to their first difference."""
     one, two = (text if isinstance(text, str) else json.dumps(text, default=str) for text in (value, other))
     at = next((where for where, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     start = max(0, at - 20)
@@ -202,11 +202,11 @@ def shown_apart(value: object, other: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as Python writes it, cut to a few words."""
+    """Return the shortened `repr` of a value."""
     text = repr(value)
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
 def _plain(value: Any) -> object:
-    """Return what JSON can say of values that it cannot, such as NumPy's."""
+    """Return a JSON value for values that JSON does not support, such as NumPy's."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,4 +1,4 @@
-"""Checks of several copies that step together."""
+"""Checks of vector environments."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from envkit.wiring.env_check.episodes import (
     Seen,
     SkippedCheckError,
     differs,
-    place,
     shown,
     shown_apart,
+    step_name,
 )
 from envkit.wiring.environments import VectorMode, attributed, make_vec
 
 _COPIES = 3
 _CAUSES: dict[VectorMode, str] = {
-    "sync": "copies may share nothing, such as lists on the class",
-    "native": "the class of vector_entry_point has to play what as many single ones do",
+    "sync": "copies must not share state, such as lists on the class",
+    "native": "the class of vector_entry_point must play the same as single environments",
 }
 
 
@@ -41,11 +41,11 @@ def vector_equals_single(env: EnvUnderTest) -> str:
                     batch = vector.step(tuple(played.actions[:number][-1] for played in singles))[:4]
                 for copy, played in enumerate(singles):
                     row = played.seen[number][: len(batch)] if number < len(played.seen) else ()
-                    for name, column, wanted in zip(Seen._fields, batch, row, strict=False):
-                        if differs(value := _plain(column[copy]), wanted):
+                    for name, column, expected in zip(Seen._fields, batch, row, strict=False):
+                        if differs(value := _plain(column[copy]), expected):
                             raise FailedCheckError(
-                                f"mode {mode}, copy {copy}, {place(number)}: the {name} is "
-                                f"{shown_apart(value, wanted)} in a single one; {_CAUSES[mode]}"
+                                f"mode {mode}, copy {copy}, {step_name(number)}: the {name} is "
+                                f"{shown_apart(value, expected)} in a single environment; {_CAUSES[mode]}"
                             )
     return f"{len(singles)} copies, {count} steps, {' and '.join(modes)}"
 
@@ -76,13 +76,13 @@ def autoreset_is_honoured(env: EnvUnderTest) -> str:
             _expect(mode, "the observation of the step after the end", observations[0], following)
             _expect(mode, "the reward of the step after the end", float(rewards[0]), 0.0)
             _expect(mode, "the end of the step after the end", bool(terminated[0] or truncated[0]), False)
-    return "SameStep and NextStep begin the next episode as a single one's reset does"
+    return "SameStep and NextStep begin the next episode as reset of a single environment does"
 
 
-def _expect(mode: AutoresetMode, what: str, found: object, wanted: object) -> None:
-    if found != wanted:
+def _expect(mode: AutoresetMode, what: str, found: object, expected: object) -> None:
+    if found != expected:
         raise FailedCheckError(
-            f"autoreset={mode.value}: {what} is {shown(found)}, expected {shown(wanted)}; begin the next episode as "
+            f"autoreset={mode.value}: {what} is {shown(found)}, expected {shown(expected)}; begin the next episode as "
             "gymnasium.vector.SyncVectorEnv does with this autoreset"
         )
 

@@ -1,4 +1,4 @@
-"""Checks of what one instance of an environment returns."""
+"""Checks of one instance of an environment."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from envkit.wiring.env_check.episodes import (
     Seen,
     SkippedCheckError,
     difference,
-    place,
     shown,
+    step_name,
 )
 from envkit.wiring.environments import attributed, open_env
 
@@ -40,10 +40,10 @@ BAD_ACTIONS = (
     "\ud800",
     "\\boxed{",
 )
-"""Nothing that an environment understands: empty, odd characters, very long, half an answer."""
+"""Actions without meaning: empty, odd characters, very long, incomplete answers."""
 
 MAX_BLOCK_S = 0.02
-"""Seconds that a step may hold its thread, in which hundreds of other episodes wait."""
+"""Limit on the seconds that a step may block its thread, on which hundreds of other episodes wait."""
 
 _EXPERT_STEPS = 1000
 _REPEATS = 5
@@ -58,7 +58,7 @@ _OPTIONS_S = 20.0
 def episodes_can_be_played(env: EnvUnderTest) -> str:
     ended = sum(played.has_ended for played in env.episodes)
     steps = sum(len(played.actions) for played in env.episodes)
-    return f"{len(env.episodes)} episodes, {steps} steps, {ended} came to an end"
+    return f"{len(env.episodes)} episodes, {steps} steps, {ended} ended"
 
 
 def observations_are_text(env: EnvUnderTest) -> str:
@@ -75,7 +75,7 @@ def rewards_are_finite(env: EnvUnderTest) -> str:
     for seen, where in _everything(env):
         if not isinstance(seen.reward, Real) or not math.isfinite(seen.reward):
             raise FailedCheckError(
-                f"the reward of {where} is {shown(seen.reward)}; return a finite number, 0.0 where nothing was earned"
+                f"the reward of {where} is {shown(seen.reward)}; return a finite number, such as 0.0"
             )
         for name, flag in (("terminated", seen.terminated), ("truncated", seen.truncated)):
             if not isinstance(flag, (bool, np.bool_)):
@@ -99,14 +99,14 @@ def metrics_are_numbers(env: EnvUnderTest) -> str:
     with env.opened() as instance:
         named: Any = instance.metadata.get("metrics") or env.episodes[0].seen[0].info.get("metrics")
     if not named:
-        raise SkippedCheckError("no metrics are named; metadata = {'metrics': {'success': 'last'}} would plot success")
+        raise SkippedCheckError("no metrics declared; to plot success, set metadata = {'metrics': {'success': 'last'}}")
     infos = [seen.info for played in env.episodes for seen in played.seen[1:]]
     for name, how in named.items():
         if how not in get_args(Fold):
             raise FailedCheckError(f"metric {name} is folded by {how!r}; take one of {', '.join(get_args(Fold))}")
         values = [info[name] for info in infos if name in info]
         if not values:
-            raise FailedCheckError(f"metric {name} is named and in no info of {len(infos)} steps; report it there")
+            raise FailedCheckError(f"metric {name} is missing in the infos of {len(infos)} steps; report it there")
         wrong = [one for one in values if not isinstance(one, (bool, int, float)) or not math.isfinite(one)]
         if wrong:
             raise FailedCheckError(f"metric {name} is {shown(wrong[0])} in an info; report a bool, int or finite float")
@@ -125,8 +125,8 @@ def bad_actions_are_answered(env: EnvUnderTest) -> str:
                 ) from None
             if not isinstance(seen.observation, str):
                 kind = type(seen.observation).__name__
-                raise FailedCheckError(f"the action {shown(action)} is answered by a {kind}; return text")
-    return f"{len(BAD_ACTIONS)} actions that mean nothing"
+                raise FailedCheckError(f"the action {shown(action)} returns a {kind}; return text")
+    return f"{len(BAD_ACTIONS)} meaningless actions"
 
 
 def _always(action: str, seen: Seen) -> str:
@@ -172,11 +172,11 @@ def options_count_at_reset(env: EnvUnderTest) -> str:
 
 
 def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
-    """Whether the option changes episodes, by reset as by make; False if it changes none or only make takes it."""
+    """Whether the option changes episodes through reset as through make; False if only make accepts it."""
     others = {key: one for key, one in env.options.items() if key != name}
     try:
         by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)
-    except EnvkitError:  # a guessed value, or options that need each other
+    except EnvkitError:  # an invalid guess, or an option that needs another one
         return False
     if by_make == without:
         return False
@@ -185,21 +185,21 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
     except OptionError:
         return False
     if by_reset != by_make[0]:
-        what = "ignored by" if by_reset == without[0] else "not the same in"
+        how = "ignored by" if by_reset == without[0] else "not the same in"
         raise FailedCheckError(
-            f"option {name}={value!r} changes episodes when make gets it, and is {what} reset(options=...); read "
+            f"option {name}={value!r} changes episodes when make gets it, and is {how} reset(options=...); read "
             "options in reset too, over those of __init__, since the options of a training file arrive there"
         )
     if after != without[0]:
         raise FailedCheckError(
-            f"option {name}={value!r} of one reset still holds in the next, which was given none; let it hold for one "
-            "episode"
+            f"option {name}={value!r} of one reset still holds in the next reset without it; apply it to one episode "
+            "only"
         )
     return True
 
 
 def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
-    """Return what one instance of `options` shows: in episodes with `at_reset`, if any, then in ones without."""
+    """Return the episodes of one instance: with `at_reset`, if given, then without."""
     with env.opened(options) as instance:
         return [
             repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
@@ -208,7 +208,7 @@ def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | No
 
 
 def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
-    """Yield what the caller gave, else options that have a number or a truth as default, with other values."""
+    """Yield options and values to try: the caller's, else all with a number or bool as default."""
     if env.options:
         yield from ((name, [value]) for name, value in env.options.items())
         return
@@ -238,7 +238,7 @@ def _solves(env: EnvUnderTest, seed: int) -> bool:
         moves = env.best_moves(seen)
         if seen.legal_moves and not set(moves) <= set(seen.legal_moves):
             raise FailedCheckError(
-                f"the expert plays {moves[0]!r}, which is none of legal_moves: {', '.join(seen.legal_moves)}"
+                f"the expert plays {moves[0]!r}, which is not in legal_moves: {', '.join(seen.legal_moves)}"
             )
         return env.expert.answer(moves[0]) if moves and env.expert is not None else None
 
@@ -246,13 +246,13 @@ def _solves(env: EnvUnderTest, seed: int) -> bool:
         played = env.play(instance, seed, choose, most=_EXPERT_STEPS)
     info = played.seen[-1].info
     if played.has_ended and "success" not in info:
-        raise SkippedCheckError("the info of the last step has no success, by which it would be judged")
+        raise SkippedCheckError("the info of the last step has no success, which this check needs")
     return bool(played.has_ended and info.get("success"))
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:
     if not env.spec.is_shareable:
-        raise SkippedCheckError("each episode has a sandbox of its own (is_shareable=False)")
+        raise SkippedCheckError("each episode runs in its own sandbox (is_shareable=False)")
     played = env.episodes[0]
     if not played.actions:
         raise SkippedCheckError("no step was played")
@@ -260,18 +260,18 @@ def steps_do_not_block(env: EnvUnderTest) -> str:
         longest_s = portal.call(_longest_step, env, played)
     if longest_s > MAX_BLOCK_S:
         raise FailedCheckError(
-            f"a step blocks its thread for {longest_s * 1000:.0f} ms (limit {MAX_BLOCK_S * 1000:g} ms), in which no "
-            "other episode goes on; await in an AsyncEnv instead (anyio.sleep; anyio.to_thread.run_sync for blocking "
-            "calls), or register an environment that computes for long with is_shareable=False"
+            f"a step blocks its thread for {longest_s * 1000:.0f} ms (limit {MAX_BLOCK_S * 1000:g} ms) and stops "
+            "all other episodes; await in an AsyncEnv instead (anyio.sleep; anyio.to_thread.run_sync for blocking "
+            "calls), or register an environment with long computations with is_shareable=False"
         )
     return f"at most {longest_s * 1000:.3f} ms a step"
 
 
 async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
-    """Return the seconds that a step blocks the event loop, each by its quickest repeat: a busy machine is slower."""
-    world = open_env(env.env_id, **env.options)
+    """Return the longest time that a step blocks the event loop, seconds; each step counts its fastest repeat."""
+    instance = open_env(env.env_id, **env.options)
     task = Task(env.env_id, played.seed, env.options)
-    episode = AsyncEpisode(world, task) if isinstance(world, AsyncEnv) else GymEpisode(world, task)
+    episode = AsyncEpisode(instance, task) if isinstance(instance, AsyncEnv) else GymEpisode(instance, task)
     actions = played.actions[:_STEPS_TIMED]
     shortest_s = [math.inf] * len(actions)
     blocked_s = 0.0
@@ -292,7 +292,7 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
                     break
                 await episode.reset()
                 for number, action in enumerate(actions):
-                    await anyio.lowlevel.checkpoint()  # `watch` has seen what came before
+                    await anyio.lowlevel.checkpoint()  # lets `watch` measure the time before
                     blocked_s = 0.0
                     step = await episode.step(action)
                     await anyio.lowlevel.checkpoint()
@@ -301,15 +301,15 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
                         break
             tasks.cancel_scope.cancel()
     finally:
-        if isinstance(world, AsyncEnv):
-            await world.close()
+        if isinstance(instance, AsyncEnv):
+            await instance.close()
         else:
-            world.close()
+            instance.close()
     return max(one for one in shortest_s if one < math.inf)
 
 
 def _everything(env: EnvUnderTest) -> Iterator[tuple[Seen, str]]:
-    """Yield what was seen in all episodes, each with its place."""
+    """Yield all return values of all episodes, each with its step."""
     for played in env.episodes:
         for number, seen in enumerate(played.seen):
-            yield seen, f"{place(number)} (seed {played.seed})"
+            yield seen, f"{step_name(number)} (seed {played.seed})"

@@ -1,1 +1,1 @@
-"""What `envkit serve` runs: the gateway and its nodes."""
+"""The gateway of `envkit serve` and its nodes."""

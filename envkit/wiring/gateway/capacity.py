@@ -1,7 +1,7 @@
-"""How many sandboxes a machine survives, where nobody says: what they may use together follows from what is there.
+"""Default capacity of this machine for sandboxes, derived from its memory and process limits.
 
-Bounds are counted and not what is used, so that a machine goes on when every sandbox takes all that it may. A share is
-left to the server and to whatever else runs.
+The limits of sandboxes are counted, not their usage, so that the machine survives when every sandbox reaches its
+limits. A share is left to the server and other processes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
-BODIES_SHARE = 1 / 16
-"""Of the memory, for the bodies of requests and answers: they are held up to three times over while they are read and
-passed on.
-"""
+BUFFER_SHARE = 1 / 16
+"""Share of the memory for request and response bodies; up to three copies of a body exist while it is forwarded."""
 ENVS_SHARE = 0.5
-"""Of what a node holds, for the boxes that serve environments, where their number is not said."""
+"""Default share of a node's capacity for the sandboxes that serve environments."""
 
-_LEAST_BODIES_MIB = 64
+_MIN_BUFFER_MIB = 64
 _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCapacity:
-    """What there is for all programs together; None is not known.
+    """Resources of a machine; None means unknown.
 
     Attributes:
         memory_mib: MiB of memory.
@@ -40,11 +38,11 @@ class MachineCapacity:
 
 
 def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> MachineCapacity:
-    """Return what this process and its children may use: what the machine has, or a control group allows.
+    """Return the resources of this process and its children: the machine's, or the limits of its control group.
 
     Args:
-        groups: Where control groups are mounted.
-        own_group: The file that names our own group.
+        groups: Mount point of the control groups.
+        own_group: The file that names this process's control group.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = min([physical, *_numbers(_limits(groups, own_group, "memory", ("memory.max", "memory.limit_in_bytes")))])
@@ -52,50 +50,46 @@ def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("
     return MachineCapacity(memory >> 20, pids)
 
 
-def filled_in(holds: Capacity, machine: MachineCapacity) -> Capacity:
-    """Return `holds` with the memory and the processes that it leaves open as a share of what `machine` has."""
-    memory_mib, pids = holds.memory_mib, holds.pids
+def with_defaults(limits: Capacity, machine: MachineCapacity) -> Capacity:
+    """Return `limits` with unset memory and processes set to a share of the machine's."""
+    memory_mib, pids = limits.memory_mib, limits.pids
     if memory_mib is None and machine.memory_mib is not None:
         memory_mib = int(machine.memory_mib * MEMORY_SHARE)
     if pids is None and machine.pids is not None:
         pids = int(machine.pids * PIDS_SHARE)
-    return replace(holds, memory_mib=memory_mib, pids=pids)
+    return replace(limits, memory_mib=memory_mib, pids=pids)
 
 
-def bodies_mib(machine: MachineCapacity) -> int:
-    """Return the MiB of bodies that a server may hold at once, where nobody says."""
-    return (
-        _LEAST_BODIES_MIB
-        if machine.memory_mib is None
-        else max(int(machine.memory_mib * BODIES_SHARE), _LEAST_BODIES_MIB)
+def buffer_mib(machine: MachineCapacity) -> int:
+    """Return the default limit on buffered request and response bodies, in MiB."""
+    return max(int((machine.memory_mib or 0) * BUFFER_SHARE), _MIN_BUFFER_MIB)
+
+
+def describe(limits: Capacity) -> str:
+    """Return the capacity as text, such as ``256 sandboxes, 18,000 MiB of memory``."""
+    resources = (
+        (limits.boxes, "{:,} sandboxes"),
+        (limits.memory_mib, "{:,} MiB of memory"),
+        (limits.disk_mib, "{:,} MiB of disk"),
+        (limits.pids, "{:,} processes"),
+        (limits.cpus, "{:g} processors"),
     )
+    return ", ".join(words.format(number) for number, words in resources if number is not None)
 
 
-def described(holds: Capacity) -> str:
-    """Say in words what sandboxes may use together."""
-    named = (
-        (holds.boxes, "{:,} sandboxes"),
-        (holds.memory_mib, "{:,} MiB of memory"),
-        (holds.disk_mib, "{:,} MiB of disk"),
-        (holds.pids, "{:,} processes"),
-        (holds.cpus, "{:g} processors"),
-    )
-    return ", ".join(words.format(number) for number, words in named if number is not None)
-
-
-def env_boxes(node: Node, box: ResourceRequest, processors: int) -> int:
-    """Return how many boxes serve environments where nobody says: one for each processor, in half of what `node` holds.
+def env_sandbox_count(node: Node, request: ResourceRequest, processors: int) -> int:
+    """Return the default number of sandboxes that serve environments: one per processor, in half of the node.
 
     Args:
-        node: It is empty.
-        box: What one of them takes.
+        node: An empty node.
+        request: Resources of one sandbox.
         processors: Number of processors.
     """
-    return max(int(min(processors, node.room(box) * ENVS_SHARE)), 1)
+    return max(int(min(processors, node.room(request) * ENVS_SHARE)), 1)
 
 
 def _limits(groups: Path, own_group: Path, controller: str, names: Iterable[str]) -> Iterator[Path]:
-    """The files that say what control groups allow: ours, and those around it, of either version."""
+    """Yield the limit files of this process's control group and its ancestors, of cgroup version 1 or 2."""
     try:
         lines = [line.split(":", 2) for line in own_group.read_text().splitlines()]
     except OSError:
@@ -104,14 +98,14 @@ def _limits(groups: Path, own_group: Path, controller: str, names: Iterable[str]
         if number == "0" or controller in controllers.split(","):
             tree = groups if number == "0" else groups / controller
             group = tree / path.lstrip("/")
-            for place in (group, *group.parents):
-                yield from (place / name for name in names)
-                if place == tree:
+            for folder in (group, *group.parents):
+                yield from (folder / name for name in names)
+                if folder == tree:
                     break
 
 
 def _numbers(files: Iterable[Path]) -> Iterator[int]:
-    """What files say, of those that are there and say a number."""
+    """Yield the numbers in those files that exist and contain one."""
     for file in files:
         try:
             yield int(file.read_text())

@@ -1,4 +1,4 @@
-"""The gateway: a pool of sandboxes, the environments that are played in some of them, and the server before both."""
+"""The gateway: a pool of sandboxes, environments that run in some of them, and the server in front of both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,14 @@ from envkit.sandbox.transfer import tar_stream
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.wiring import environments
 from envkit.wiring.gateway import capacity, metrics
-from envkit.wiring.gateway.env_workers import alone, booted, env_box, env_counts, env_host, forget_seats
+from envkit.wiring.gateway.env_workers import (
+    dedicated_env_ids,
+    env_host,
+    env_sandbox_spec,
+    forget_lost_sessions,
+    sandbox_counts,
+    wait_until_serving,
+)
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 
@@ -51,15 +58,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a gateway serves.
+    """The hosts and the pool that a gateway serves.
 
     Attributes:
-        host: Where episodes are played.
-        pool: Where sandboxes are lent; None where there are none.
-        disks: Says of the disks that sandboxes need how many MiB are free and how many must be; None where it cannot.
-        hosts: The parts of `host` that play in boxes.
-        scale: Told how many more sandboxes there should be room for; None where nobody is.
-        isolates: Whether what runs in a sandbox is kept away from this process.
+        host: Plays episodes.
+        pool: Leases sandboxes; None without sandboxes.
+        disks: Returns free and required MiB by disk; None if unknown.
+        hosts: The parts of `host` that play in sandboxes.
+        scale: Called with the number of sandboxes to add capacity for; None without autoscaling.
+        isolates: Whether sandboxes are isolated from this process.
     """
 
     host: EnvHost
@@ -73,19 +80,19 @@ class Fleet:
 async def serve_fleet(
     config: ServeConfig, *, announce: Callable[[str], None], on_ready: Callable[[str], None] | None = None
 ) -> None:
-    """Serve a fleet until SIGTERM, SIGINT or cancellation; then finish what runs and end every sandbox.
+    """Serve a fleet until SIGTERM, SIGINT or cancellation; then finish running calls and stop every sandbox.
 
-    The first signal counts, also one that comes while the fleet is started; further ones are ignored for as long as the
-    loop lives, since who is killed at its end leaves sandboxes behind.
+    The first signal counts, even during the start; later ones are ignored, since a server killed during shutdown leaves
+    sandboxes behind.
 
     Args:
-        config: What to serve.
-        announce: Told, in one line each, what people should know at the start.
-        on_ready: Called once with the address, as soon as requests are answered.
+        config: The configuration.
+        announce: Called with each start message, a line.
+        on_ready: Called once with the address, when the server accepts requests.
 
     Raises:
-        UsageError: The address, the state or the backend cannot be used; says what to do.
-        SandboxError: No box came up; says why.
+        UsageError: The address, the state folder or the backend cannot be used; the message says what to do.
+        SandboxError: No sandbox started; the message says why.
     """
     listen, limits = config.listen, config.limits
     certificate = None if listen.certificate is None else Path(listen.certificate)
@@ -93,12 +100,12 @@ async def serve_fleet(
     require_address(listen.host, listen.port, listen.socket, certificate, key)
     tokens = _tokens(config)
     if tokens.is_needed():
-        announce(f"tokens: every caller needs one ({command('token', 'create', '--tenant', 'NAME')})")
+        announce(f"tokens: every caller needs one; create it: {command('token', 'create', '--tenant', 'NAME')}")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
-    end = _End()
-    end.on_signals()
-    with tokens, _state(config), _access_log(config) or nullcontext() as log, end.by_signals():
-        async with open_fleet(config, announce) as fleet, _telling(config, fleet, announce):
+    signals = _ShutdownSignals()
+    signals.install()
+    with tokens, _state(config), _access_log(config) or nullcontext() as log, signals.cancel_on_signal():
+        async with open_fleet(config, announce) as fleet, _notifications(config, fleet, announce):
             app = create_app(
                 fleet.host,
                 envs=environments.registered,
@@ -118,9 +125,9 @@ async def serve_fleet(
                 ),
                 metrics=partial(_metrics, fleet, log),
             )
-            with end.by_signals():
+            with signals.cancel_on_signal():
                 await serve(
-                    AuthMiddleware(app, tokens, rate=rate, bodies=_bodies(limits), log=log, errors=app.errors),
+                    AuthMiddleware(app, tokens, rate=rate, bodies=_memory_budget(limits), log=log, errors=app.errors),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,
@@ -131,21 +138,21 @@ async def serve_fleet(
                 )
 
 
-class _End:
-    """What SIGTERM and SIGINT do."""
+class _ShutdownSignals:
+    """Graceful shutdown on SIGTERM and SIGINT."""
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
 
-    def on_signals(self) -> None:
-        """Hear signals for as long as the loop lives."""
+    def install(self) -> None:
+        """Handle signals until the event loop ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._cancel)
 
     @contextmanager
-    def by_signals(self) -> Iterator[None]:
-        """Let a signal end the block, quietly; outside of it, or of the one within it, signals do nothing more."""
+    def cancel_on_signal(self) -> Iterator[None]:
+        """Cancel the block on a signal, without an error; outside of such a block signals are ignored."""
         with anyio.CancelScope() as self._scope:
             try:
                 yield
@@ -158,8 +165,8 @@ class _End:
 
 
 @asynccontextmanager
-async def _telling(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Tell people and programs what the fleet needs, for the length of the block."""
+async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
+    """Run alerts and autoscaling for the duration of the block."""
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
@@ -175,39 +182,39 @@ async def _telling(config: ServeConfig, fleet: Fleet, announce: Callable[[str], 
         yield
     finally:
         tasks.cancel_scope.cancel()
-        # Not told of the block's own error, which it would wrap in a group.
+        # Without the error of the block, which the task group would wrap in an exception group.
         await tasks.__aexit__(None, None, None)
 
 
 @asynccontextmanager
 async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[Fleet]:
-    """Start what `config` asks for, and stop it in the end.
+    """Start the fleet of `config`, and stop it at the end of the block.
 
     Args:
-        config: What to start.
-        announce: Told in one line what is used, and why if that is not the best.
+        config: The configuration.
+        announce: Called with the chosen backend and, if it is not the first choice, the reason.
 
     Raises:
-        UsageError: This machine has no such sandboxes, or another server has their ledger; says what to do.
-        SandboxError: No box came up; says why.
+        UsageError: The backend is not available, or another server uses the ledger; the message says what to do.
+        SandboxError: No sandbox started; the message says why.
     """
     if config.backend == "none":
-        announce(f"sandboxes: none, {config.envs.capacity} episodes at once in this process")
+        announce(f"sandboxes: none; {config.envs.capacity} concurrent episodes in this process")
         async with environments.slots(config.envs.capacity) as slots:
             yield Fleet(slots)
         return
     async with AsyncExitStack() as stack:
-        places = await stack.enter_async_context(open_nodes(config))
-        count, own_count = env_counts(config, places)
-        shared_box = env_box(config, places, math.ceil(config.envs.capacity / count))
+        fleet_nodes = await stack.enter_async_context(open_nodes(config))
+        count, own_count = sandbox_counts(config, fleet_nodes)
+        spec = env_sandbox_spec(config, fleet_nodes, math.ceil(config.envs.capacity / count))
         pool = Pool(
-            places.nodes,
-            stocks=[WarmSpec(shared_box, config.envs.warm, booted), *map(_stock, config.warm)],
+            fleet_nodes.nodes,
+            stocks=[WarmSpec(spec, config.envs.warm, wait_until_serving), *map(_warm_spec, config.warm)],
             most=config.limits.sandboxes_per_tenant,
             share=config.limits.tenant_share,
             watch=LivenessTimes(**config.liveness.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
-            ledger=places.ledger,
+            ledger=fleet_nodes.ledger,
         )
         scale = None
         if config.backend == "ray":
@@ -215,37 +222,37 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             scale = (await stack.enter_async_context(ray)).request
         await stack.enter_async_context(pool)
         try:
-            shared = await stack.enter_async_context(env_host(config, pool, places, shared_box, "shared", boxes=count))
+            shared = await stack.enter_async_context(env_host(config, pool, fleet_nodes, spec, "shared", count=count))
         except SandboxStartError as error:
-            if places.in_image and _lacks_envkit(error.cause):
-                raise UsageError(image_lacks(shared_box.image or DEFAULT_IMAGE, error.cause)) from None
+            if fleet_nodes.in_image and _lacks_envkit(error.cause):
+                raise UsageError(image_lacks(spec.image or DEFAULT_IMAGE, error.cause)) from None
             raise
-        announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
-        for node in places.nodes:
+        announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
+        for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"room: {capacity.described(node.holds)}; of each a tenant may have {share} % (node, limits)")
+            announce(f"capacity: {capacity.describe(node.holds)}; a tenant may use {share} % of each (node, limits)")
         if not own_count:
-            await forget_seats(places.ledger, pool, shared)
-            yield Fleet(shared, pool, places.disks, (shared,), scale, places.isolates)
+            await forget_lost_sessions(fleet_nodes.ledger, pool, shared)
+            yield Fleet(shared, pool, fleet_nodes.disks, (shared,), scale, fleet_nodes.isolates)
             return
-        ids = alone()
-        own_box = env_box(config, places, 1)
-        own = await stack.enter_async_context(env_host(config, pool, places, own_box, "own", boxes=own_count))
-        await forget_seats(places.ledger, pool, shared, own)
-        homes = RoutedHosts(shared, own, lambda env_id: env_id not in ids)
-        yield Fleet(homes, pool, places.disks, (shared, own), scale, places.isolates)
+        dedicated = dedicated_env_ids()
+        own_spec = env_sandbox_spec(config, fleet_nodes, 1)
+        own = await stack.enter_async_context(env_host(config, pool, fleet_nodes, own_spec, "own", count=own_count))
+        await forget_lost_sessions(fleet_nodes.ledger, pool, shared, own)
+        host = RoutedHosts(shared, own, lambda env_id: env_id not in dedicated)
+        yield Fleet(host, pool, fleet_nodes.disks, (shared, own), scale, fleet_nodes.isolates)
 
 
 def _lacks_envkit(cause: Cause) -> bool:
-    """Say whether a box did not start because its image cannot serve environments."""
+    """Whether a sandbox failed to start because its image cannot serve environments."""
     if cause.kind is CauseKind.IMAGE_UNUSABLE:
         return True
     return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
-def _stock(section: WarmSection) -> WarmSpec:
-    wanted = section.model_dump(exclude={"count"})
-    return WarmSpec(SandboxSpec(**wanted), section.count)
+def _warm_spec(section: WarmSection) -> WarmSpec:
+    spec = section.model_dump(exclude={"count"})
+    return WarmSpec(SandboxSpec(**spec), section.count)
 
 
 def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
@@ -255,32 +262,32 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
         yield from metrics.of_log(log.dropped)
 
 
-def _bodies(limits: LimitsSection) -> MemoryBudget:
-    most_mib = limits.max_buffered_mib or capacity.bodies_mib(capacity.this_machine())
-    return MemoryBudget(most_mib << 20, limits.tenant_share)
+def _memory_budget(limits: LimitsSection) -> MemoryBudget:
+    max_mib = limits.max_buffered_mib or capacity.buffer_mib(capacity.this_machine())
+    return MemoryBudget(max_mib << 20, limits.tenant_share)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:
-    """Return whom to let in: everybody until there is a token, which is for callers on this machine alone.
+    """Open the tokens. Without any token, all callers are let in, but only from this machine.
 
     Raises:
-        UsageError: Others could come, and there are no tokens.
+        UsageError: Other machines can reach the server, and there are no tokens.
     """
     store = open_tokens(config.state)
     if not store.is_needed() and config.listen.socket is None and not _is_loopback(config.listen.host):
         store.close()
         raise UsageError(
-            f"{config.listen.host} can be reached by others, and there are no tokens: make one with "
+            f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
             f"'{command('token', 'create', '--tenant', 'NAME')}', or listen on 127.0.0.1"
         )
     return store
 
 
 def _state(config: ServeConfig) -> AbstractContextManager[object]:
-    """Keep other servers out of the folder of state, if ours is named or holds our ledger.
+    """Lock the state folder if it is configured or holds the ledger.
 
     Raises:
-        UsageError: Another server has it.
+        UsageError: Another server holds the lock.
     """
     return lock_state(config.state) if config.state is not None or keeps_ledger(config) else nullcontext()
 

@@ -1,4 +1,4 @@
-"""Where the sandboxes of a gateway are started, and where its leases are written down."""
+"""The nodes of a gateway and the ledger of its leases."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ _HERE = "here"
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
-    there, whether what runs there is kept away from this process, where leases are written down, and how full the disks
-    are.
+    """The nodes on which a gateway starts sandboxes.
+
+    Attributes:
+        nodes: The initial nodes.
+        what: Their description for the start message.
+        in_image: Whether environments need an image there.
+        isolates: Whether sandboxes are isolated from this process.
+        ledger: Where leases are persisted; None if they are not.
+        disks: Returns free and required MiB by disk; None if unknown.
     """
 
     nodes: Sequence[Node]
@@ -42,7 +48,7 @@ class FleetNodes:
 
 @asynccontextmanager
 async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
-    """Open the backend of this machine, if it is this machine's, and the ledger."""
+    """Open the ledger and, unless the backend is Ray, the backend of this machine."""
     if config.backend == "ray":
         async with _ledger(config) as ledger:
             what = f"{config.ray.kind} on the nodes of a Ray cluster"
@@ -52,10 +58,12 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
     backend, what, why = await env_sandboxes.choose(config.backend)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(capacity.this_machine)
-        if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
+        if isinstance(backend, DockerBackend):  # its daemon may run on another machine
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
-        node = Node(_HERE, backend, capacity.filled_in(Capacity(**config.node.model_dump()), found))
+        resources = config.node.model_dump(exclude={"max_sandboxes"})
+        limits = Capacity(boxes=config.node.max_sandboxes, **resources)
+        node = Node(_HERE, backend, capacity.with_defaults(limits, found))
         isolates = backend.capabilities()["isolation"]
         what += why
         in_image = isinstance(backend, DockerBackend)
@@ -64,13 +72,13 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
 
 async def _require_image(backend: DockerBackend, image: str) -> None:
     """Raises:
-    UsageError: There is no such image, or it has another format; says how to make it.
+    UsageError: The image is missing or has another format; the message says how to build it.
     """
     found = await backend.image(image)
     if found is None:
         tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
         raise UsageError(
-            f"there is no image {image} here, in whose boxes environments are served; make it: "
+            f"no image {image} for the sandboxes that serve environments; build it: "
             f"{command('image', 'build', 'games')}{tag}"
         )
     if why := why_other_format(found, image):
@@ -80,20 +88,20 @@ async def _require_image(backend: DockerBackend, image: str) -> None:
 def image_lacks(image: str, cause: Cause) -> str:
     made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
     return (
-        f"environments are served in boxes of image {image}, which lacks envkit or Python ({cause}); make one that has "
-        f"them: {command('image', 'build', 'games')}{made}{', and name it in envs.image' if made else ''}"
+        f"image {image} cannot serve environments: it lacks envkit or Python ({cause}); build one with both: "
+        f"{command('image', 'build', 'games')}{made}{', and name it in envs.image' if made else ''}"
     )
 
 
 def keeps_ledger(config: ServeConfig) -> bool:
-    """Say whether leases are written down, if the sandboxes can outlive us: the next server must find the file."""
+    """Whether leases are persisted, given detachable sandboxes: the next server must find the file by its address."""
     listen = config.listen
     return config.backend != "none" and os.geteuid() == 0 and (listen.socket is not None or listen.port != 0)
 
 
 @asynccontextmanager
 async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[Ledger | None]:
-    """Open where leases are written down, one file an address; nothing where that is of no use."""
+    """Open the ledger, one file per address; None if leases are not persisted."""
     listen = config.listen
     if not keeps_ledger(config) or not can_detach:
         yield None

@@ -1,4 +1,4 @@
-"""The folder of what outlives a server: its format, its lock, and its tokens for the server and for the commands."""
+"""The state folder of a server: its format, its lock and its tokens."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from envkit.formats import require_format, write_format
 from envkit.http.auth.tokens import TokenStore
 
 STATE_FORMAT = 1
-"""Format of the folder; grows when another version would misread its files."""
+"""Format of the folder; increased when another version would misread its files."""
 
 LEDGER = "fleet-{}.sqlite"
-"""Name of the file of leases of the server at an address."""
+"""File name of the ledger of the server at an address."""
 
 _FILE = "tokens.sqlite"
 _LOCK = "server.lock"
 
 
 def state_folder(chosen: Path | str | None = None) -> Path:
-    """Return the folder of what outlives a server: the chosen one, or the user's own."""
+    """Return the state folder: the chosen one, or the user's default."""
     if chosen is not None:
         return Path(chosen).expanduser()
     by_variable = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -31,21 +31,21 @@ def state_folder(chosen: Path | str | None = None) -> Path:
 
 
 def open_tokens(state: Path | str | None = None) -> TokenStore:
-    """Open the tokens in a folder of state, making both where they are missing.
+    """Open the tokens in a state folder, creating both if missing.
 
     Raises:
-        UsageError: They cannot be kept there, or the folder has another format; the message says why.
+        UsageError: They cannot be stored there, or the folder has another format; the message says why.
     """
-    return TokenStore(_opened(state) / _FILE)
+    return TokenStore(_open_folder(state) / _FILE)
 
 
 def lock_state(state: Path | str | None = None) -> IO[bytes]:
-    """Keep other servers out of a folder of state until the returned file is closed, or this process ends.
+    """Lock a state folder until the returned file is closed or this process ends.
 
     Raises:
-        UsageError: Another server has it, it has another format, or it cannot be locked.
+        UsageError: Another server holds the lock, the folder has another format, or it cannot be locked.
     """
-    folder = _opened(state)
+    folder = _open_folder(state)
     try:
         lock = (folder / _LOCK).open("a+b", buffering=0)
         try:
@@ -67,8 +67,8 @@ def lock_state(state: Path | str | None = None) -> IO[bytes]:
     return lock
 
 
-def _opened(state: Path | str | None) -> Path:
-    """Return the folder of state, made and with its format number where it is new.
+def _open_folder(state: Path | str | None) -> Path:
+    """Return the state folder; a new one is created with its format number.
 
     Raises:
         UsageError: It has another format, or cannot be written.

@@ -123,7 +123,7 @@ class Gateway:
 
     async def _sandboxes(self, *states: str) -> dict[str, str]:
         found = (await self.get("/v1/sandboxes"))["sandboxes"]
-        return {one["sandbox_id"]: one["sandbox_id"] for one in found if one["state"] in states}
+        return {one["sandbox_id"]: one["backend_id"] for one in found if one["state"] in states}
 
     async def seat(self, session_id: str) -> str | None:
         """The sandbox in which a session is, as the server has written down before it said so."""

@@ -109,7 +109,7 @@ def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(por
             assert step(client, 0, "up")[0] == 200
             box = next(one for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased")
             process.kill()
-        subprocess.run([SCRIPT, "sandbox", "rm", box["sandbox_id"]], check=True)
+        subprocess.run([SCRIPT, "sandbox", "rm", box["backend_id"]], check=True)
         with server(port, tmp_path):
             assert step(client, 1, "left")[0] == 404
             assert ask(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0

@@ -64,23 +64,23 @@ def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
     node = "node={max_sandboxes: 3, memory_mib: 2048, pids: 9999}"
     said = said_by(tmp_path, "--backend", "process", "--set", "envs.sandboxes=4", "--set", node)
     assert said == (
-        "environments are served in 4 boxes of 1024 MiB each, and this machine holds together 3 sandboxes, 2,048 MiB of"
-        " memory, 9,999 processes: lower envs.sandboxes or envs.memory_mib, or raise what node says"
+        "envs: 4 sandboxes of 1024 MiB each exceed the capacity of this machine (3 sandboxes, 2,048 MiB of memory, "
+        "9,999 processes); lower envs.sandboxes or envs.memory_mib, or raise node"
     )
 
 
 @pytest.mark.docker
 def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
-    assert said.startswith("there is no image no/such:1 here, in whose boxes environments are served; make it: ")
+    assert said.startswith("no image no/such:1 for the sandboxes that serve environments; build it: ")
     assert said.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
 
 
 @pytest.mark.docker
 def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.sandboxes=1", "--set", f"envs.image={image()}")
-    assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
-    assert "No module named 'envkit')); make one that has them: " in said
+    assert said.startswith(f"image {image()} cannot serve environments: it lacks envkit or Python (")
+    assert "No module named 'envkit')); build one with both: " in said
     assert said.endswith(f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image")
 
 

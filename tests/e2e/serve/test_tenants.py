@@ -32,7 +32,7 @@ def test_tenants_are_alone(tmp_path: Path) -> None:
         kept = acme.post("/v1/sandboxes/mine/snapshot").json()["snapshot"]
         assert beta.put("/v1/sandboxes/new", json={**SMALL, "snapshot": kept}).status_code == 404
         shared = next(one for one in admin.get("/v1/sandboxes").json()["sandboxes"] if one["tenant"] == "")
-        for name in ("acme:mine", shared["sandbox_id"], shared["sandbox_id"], "pool-1", "%61cme:mine", "..%2Fmine"):
+        for name in ("acme:mine", shared["sandbox_id"], shared["backend_id"], "pool-1", "%61cme:mine", "..%2Fmine"):
             for verb, rest, body in (("GET", "", None), ("POST", "/exec", RUN), ("GET", "/logs", None)):
                 answer = beta.request(verb, f"/v1/sandboxes/{name}{rest}", json=body)
                 assert answer.status_code in (404, 405), (name, answer.text)

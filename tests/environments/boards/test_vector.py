@@ -157,7 +157,7 @@ def test_actions_are_left_as_they_are() -> None:
 
 
 def test_what_cannot_be_stepped_natively_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ConfigError, match="take 'sync' or 'async'"):
+    with pytest.raises(ConfigError, match="use 'sync' or 'async'"):
         envkit.make_vec("FrozenLake-v0", 2, mode="native", url="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="must be one of 'NextStep', 'SameStep', 'Disabled'"):
         envkit.make_vec("FrozenLake-v0", 2, autoreset="never")

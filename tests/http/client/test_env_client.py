@@ -310,7 +310,7 @@ def test_a_call_has_a_deadline_and_a_late_answer_does_no_harm() -> None:
 
 def test_a_reset_that_the_server_gives_up_is_an_error_of_the_lease() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
-        with pytest.raises(DeadlineError, match=r"the reset took longer than 0\.2 s"):
+        with pytest.raises(DeadlineError, match=r"the reset exceeded its timeout of 0\.2 s"):
             async with client.lease(Task("Sleeper-v0", 0, {"reset_s": 50})):
                 pass
 
@@ -361,13 +361,13 @@ def test_an_address_where_nobody_listens_is_named(url: str, message: str) -> Non
     "url", ["127.0.0.1:8000", "", "ftp://host", "http://", "http://[::1", "http://host:x", "unix:"]
 )
 def test_what_is_no_address_is_refused_at_once(url: str) -> None:
-    with pytest.raises(UsageError, match="no address of a server"):
+    with pytest.raises(UsageError, match="is not a server address"):
         EnvClient(url)
 
 
 def test_a_client_needs_one_way_to_its_server() -> None:
     for arguments in ({}, {"url": "http://host", "connect": Line("unix:x").connect}):
-        with pytest.raises(UsageError, match="a url or a way to connect"):
+        with pytest.raises(UsageError, match="pass either url or connect"):
             EnvClient(**arguments)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="timeout_s"):
         EnvClient("http://host", timeout_s=0)
@@ -387,7 +387,7 @@ def test_a_place_that_is_gone_is_told_as_such_by_the_way_to_it() -> None:
 
 def test_a_server_of_another_kind_is_recognised() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
-        with pytest.raises(UnreachableError, match="/else answers with status 403; is it an `envkit serve`"):
+        with pytest.raises(UnreachableError, match="/else answered with status 403; is it an `envkit serve`"):
             async with EnvClient(client.address + "/else"):
                 pass
 

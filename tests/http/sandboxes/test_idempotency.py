@@ -48,14 +48,14 @@ def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         for _ in range(3):
-            assert (await repeats.once("box", "a", b"x", work)).body == b"1"
-        assert (await repeats.once("box", "b", b"x", work)).body == b"2"
-        assert (await repeats.once("other", "a", b"x", work)).body == b"3"
+            assert (await repeats.run("box", "a", b"x", work)).body == b"1"
+        assert (await repeats.run("box", "b", b"x", work)).body == b"2"
+        assert (await repeats.run("other", "a", b"x", work)).body == b"3"
         await anyio.sleep(599)
-        assert (await repeats.once("box", "a", b"x", work)).body == b"1"
+        assert (await repeats.run("box", "a", b"x", work)).body == b"1"
         await anyio.sleep(2)
-        assert (await repeats.once("box", "c", b"x", work)).body == b"4"
-        assert (await repeats.once("box", "a", b"x", work)).body == b"5"
+        assert (await repeats.run("box", "c", b"x", work)).body == b"4"
+        assert (await repeats.run("box", "a", b"x", work)).body == b"5"
 
     on_repeats(main)
 
@@ -66,7 +66,7 @@ def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
         bodies = []
 
         async def ask() -> None:
-            bodies.append(((await repeats.once("box", "a", b"x", work)).body, clock.now()))
+            bodies.append(((await repeats.run("box", "a", b"x", work)).body, clock.now()))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
@@ -79,9 +79,9 @@ def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
 
 def test_the_key_of_another_call_is_refused() -> None:
     async def main(repeats: IdempotentCalls) -> None:
-        await repeats.once("box", "a", b"x", Work())
+        await repeats.run("box", "a", b"x", Work())
         with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
-            await repeats.once("box", "a", b"y", Work())
+            await repeats.run("box", "a", b"y", Work())
 
     on_repeats(main)
 
@@ -90,8 +90,8 @@ def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=5)
         with anyio.move_on_after(1):
-            await repeats.once("box", "a", b"x", work)
-        assert (await repeats.once("box", "a", b"x", work)).body == b"1"
+            await repeats.run("box", "a", b"x", work)
+        assert (await repeats.run("box", "a", b"x", work)).body == b"1"
         assert (work.runs, clock.now()) == (1, 5)
 
     on_repeats(main)
@@ -101,13 +101,13 @@ def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=100)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(repeats.once, "box", "a", b"x", work)
+            tasks.start_soon(repeats.run, "box", "a", b"x", work)
             await settle()
             await repeats.cancel("box", "a")
         assert clock.now() == 0
         for key in ("a", "b"):
             await repeats.cancel("box", key)
-            again = await repeats.once("box", key, b"x", work)
+            again = await repeats.run("box", key, b"x", work)
             assert (again.status, again.body) == (409, f"the call with the key '{key}' was cancelled".encode())
         assert work.runs == 1
 
@@ -117,11 +117,11 @@ def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
 def test_calls_are_forgotten_with_their_sandbox() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work()
-        await repeats.once("box", "a", b"x", work)
-        await repeats.once("other", "a", b"x", work)
+        await repeats.run("box", "a", b"x", work)
+        await repeats.run("other", "a", b"x", work)
         repeats.drop("box")
-        assert (await repeats.once("box", "a", b"x", work)).body == b"3"
-        assert (await repeats.once("other", "a", b"x", work)).body == b"2"
+        assert (await repeats.run("box", "a", b"x", work)).body == b"3"
+        assert (await repeats.run("other", "a", b"x", work)).body == b"2"
 
     on_repeats(main)
 
@@ -130,9 +130,9 @@ def test_of_many_calls_the_last_are_remembered() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         for key in "abcd":
-            await repeats.once("box", key, b"x", work)
-        assert (await repeats.once("box", "b", b"x", work)).body == b"2"
-        assert (await repeats.once("box", "a", b"x", work)).body == b"5"
+            await repeats.run("box", key, b"x", work)
+        assert (await repeats.run("box", "b", b"x", work)).body == b"2"
+        assert (await repeats.run("box", "a", b"x", work)).body == b"5"
 
     on_repeats(main, max_count=3)
 
@@ -141,14 +141,14 @@ def test_of_too_large_answers_the_oldest_are_dropped_and_their_calls_do_not_run_
     async def main(repeats: IdempotentCalls) -> None:
         works = {key: Work(size=40) for key in "abc"}
         for key, work in works.items():
-            assert (await repeats.once("box", key, b"x", work)).body == b"1" * 40
-        gone = await repeats.once("box", "a", b"x", works["a"])
-        assert (gone.status, gone.body) == (409, b"the answer to the key 'a' is not kept any more")
+            assert (await repeats.run("box", key, b"x", work)).body == b"1" * 40
+        gone = await repeats.run("box", "a", b"x", works["a"])
+        assert (gone.status, gone.body) == (409, b"the answer to the key 'a' is no longer kept")
         for key in "bc":
-            assert (await repeats.once("box", key, b"x", works[key])).body == b"1" * 40
+            assert (await repeats.run("box", key, b"x", works[key])).body == b"1" * 40
         huge = Work(size=1000)
-        assert (await repeats.once("box", "huge", b"x", huge)).body == b"1" * 1000
-        assert (await repeats.once("box", "huge", b"x", huge)).status == 409
+        assert (await repeats.run("box", "huge", b"x", huge)).body == b"1" * 1000
+        assert (await repeats.run("box", "huge", b"x", huge)).status == 409
         assert (huge.runs, works["a"].runs) == (1, 1)
 
     on_repeats(main, max_bytes=100)

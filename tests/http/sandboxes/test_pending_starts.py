@@ -79,7 +79,7 @@ def test_a_name_is_free_once_its_sandbox_was_deleted() -> None:
         for wish in ({}, {}, {"memory_mib": 64}):
             made = await client.put(A, json=wish)
             assert (made.status_code, made.json()["state"]) == (200, "leased")
-            boxes.append(made.json()["sandbox_id"])
+            boxes.append(made.json()["backend_id"])
             assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
             await client.delete(A)
             assert (await client.get(A)).json()["state"] == "stopped"
@@ -96,10 +96,10 @@ def test_a_name_whose_sandbox_was_lost_gives_no_empty_one_until_it_is_deleted() 
             refused = await client.put(A, json={})
             assert (refused.status_code, refused.json()["type"]) == (409, "sandbox_conflict")
             assert refused.json()["detail"] == (
-                "sandbox a is over: killed by signal 9; DELETE it to free its name, or choose another"
+                "sandbox a has ended: killed by signal 9; DELETE it to free its name, or choose another"
             )
         assert (await client.delete(A)).status_code == 200
         assert (await client.get(A)).json()["state"] == "lost"
-        assert (await client.put(A, json={})).json()["sandbox_id"] == "fake-1"
+        assert (await client.put(A, json={})).json()["backend_id"] == "fake-1"
 
     over_http(main)

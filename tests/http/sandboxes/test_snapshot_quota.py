@@ -33,19 +33,19 @@ def test_a_further_one_is_refused_until_one_is_removed_and_the_oldest_stay() -> 
         names = [await snapshots.keep("ann", "a", box.snapshot) for _ in range(2)]
         with pytest.raises(SnapshotLimitError) as caught:
             await snapshots.keep("ann", "a", box.snapshot)
-        assert str(caught.value) == "no snapshot: tenant 'ann' has the 2 that there may be" + WHAT_TO_DO
+        assert str(caught.value) == "tenant 'ann' is at its limit of 2 snapshots" + WHAT_TO_DO
         await snapshots.keep("bob", "a", box.snapshot)
-        with pytest.raises(SnapshotLimitError, match=r"^no snapshot: this server has the 3 that there may be"):
+        with pytest.raises(SnapshotLimitError, match="this server is at its limit of 3 snapshots"):
             await snapshots.keep("cid", "a", box.snapshot)
         assert [one.name for one in snapshots.all("ann")] == names
         await snapshots.remove(names[0], "bob")  # it is not his
         assert [one.name for one in snapshots.all("ann")] == names
         await snapshots.remove(names[0], "ann")
         with pytest.raises(SandboxNotFoundError):
-            snapshots.known(names[0], None)
+            snapshots.pool_id(names[0], None)
         await snapshots.keep("ann", "a", box.snapshot)
 
-    run(SnapshotBounds(per_tenant=2, in_all=3), work)
+    run(SnapshotBounds(per_tenant=2, total=3), work)
 
 
 def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
@@ -63,7 +63,7 @@ def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(failing)
             await anyio.sleep(1)
-            with pytest.raises(SnapshotLimitError, match="has the 1 that"):
+            with pytest.raises(SnapshotLimitError, match="at its limit of 1"):
                 await snapshots.keep("ann", "a", box.snapshot)
             go.set()
         await snapshots.keep("ann", "a", box.snapshot)
@@ -83,14 +83,12 @@ def test_one_that_is_too_large_is_refused_and_nothing_of_it_is_left() -> None:
         await snapshots.keep("ann", "a", take)
         with pytest.raises(SnapshotLimitError) as caught:
             await snapshots.keep("ann", "a", take)
-        said = "no snapshot: tenant 'ann' has 0 MiB of them, this one has 1, and there may be 1"
-        assert str(caught.value) == said + WHAT_TO_DO
+        message = "tenant 'ann': no space for 1 MiB (0 MiB used, limit 1 MiB)"
+        assert str(caught.value) == message + WHAT_TO_DO
         assert [await pool.snapshot_bytes(name) for name in taken] == [600 << 10, 0]
         for tenant in ("bob", "cid"):
             await snapshots.keep(tenant, "a", take)
-        with pytest.raises(
-            SnapshotLimitError, match=r"^no snapshot: this server has 1 MiB of them, this one has 1, and"
-        ):
+        with pytest.raises(SnapshotLimitError, match=r"^this server: no space for 1 MiB \(1 MiB used, limit 2 MiB\)"):
             await snapshots.keep("dan", "a", take)
 
-    run(SnapshotBounds(per_tenant_mib=1, in_all_mib=2), work)
+    run(SnapshotBounds(per_tenant_mib=1, total_mib=2), work)

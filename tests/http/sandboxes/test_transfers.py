@@ -78,9 +78,9 @@ def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None
         async def move(tenant: str, takes: bool) -> None:
             try:
                 if takes:
-                    await folders.take(box, "t", "agent", nothing, tenant=tenant)
+                    await folders.upload(box, "t", "agent", nothing, tenant=tenant)
                 else:
-                    await folders.give(box, "t", "agent", 1, nowhere, tenant=tenant)
+                    await folders.download(box, "t", "agent", 1, nowhere, tenant=tenant)
             except RateLimitError:
                 outcomes[tenant, "refused"] += 1
             else:

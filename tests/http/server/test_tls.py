@@ -94,7 +94,7 @@ def test_a_client_without_trust_or_tls_fails_with_the_reason(pair: Pair, tmp_pat
     async def main() -> None:
         async with secure(*pair) as address:
             for ca in (None, other.certificate):
-                with pytest.raises(UnreachableError, match=r"CERTIFICATE_VERIFY_FAILED \(self-signed.*ca names a file"):
+                with pytest.raises(UnreachableError, match=r"CERTIFICATE_VERIFY_FAILED \(self-signed.*pass ca, a PEM"):
                     await play(address, ca)
             with pytest.raises(UnreachableError, match="does not answer"):
                 await play(address.replace("https", "http"), None)
@@ -122,7 +122,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_before_anything_listens(pa
 def test_a_client_refuses_an_invalid_certificate_file(pair: Pair, tmp_path: Path) -> None:
     for url, ca, message in (
         ("https://127.0.0.1:1", tmp_path / "missing.pem", "No such file"),
-        ("https://127.0.0.1:1", pair.key, "it holds no certificate"),
+        ("https://127.0.0.1:1", pair.key, "it contains no certificate"),
         ("http://127.0.0.1:1", pair.certificate, "go with an https:// address"),
     ):
         with pytest.raises(UsageError, match=message):

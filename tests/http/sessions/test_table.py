@@ -176,10 +176,10 @@ def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
         for _ in range(2):  # a repeat is told the same
-            with pytest.raises(DeadlineError, match="longer than 60 s"):
+            with pytest.raises(DeadlineError, match="timeout of 60 s"):
                 await table.step("a", 0, "sleep 3600")
             assert clock.now() == 60
-        with pytest.raises(SessionBrokenError, match="broke at turn 0: the step took longer than 60 s"):
+        with pytest.raises(SessionBrokenError, match="broke at turn 0: the step exceeded its timeout of 60 s"):
             await table.step("a", 1, "sleep 1")
         await settle()
         assert (lender.open, lender.void) == (0, 1)
@@ -227,7 +227,7 @@ def test_an_episode_that_ends_gives_its_place_back_and_keeps_its_last_answer() -
 def test_a_full_host_says_so_at_once_and_has_room_again_after_a_delete() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", COUNT)
-        with pytest.raises(CapacityError, match="all 1 places are taken"):
+        with pytest.raises(CapacityError, match="all 1 slots are in use"):
             await table.create("b", COUNT)
         assert clock.now() == 0
         await table.delete("a")
@@ -242,7 +242,7 @@ def test_a_tenant_has_its_share_of_the_places_and_a_first_one_in_any_case() -> N
             for id in ("acme:a", "acme:b", "umbrella:a", "a"):
                 await table.create(id, COUNT)
             await table.delete("a")
-            with pytest.raises(CapacityError, match="2 of 4 places are this tenant's, who may have no more"):
+            with pytest.raises(CapacityError, match="this tenant uses 2 of 4 slots, which is its limit"):
                 await table.create("acme:c", COUNT)
             await table.delete("acme:a")
             await table.create("acme:c", COUNT)

@@ -84,7 +84,7 @@ def test_an_environment_that_keeps_the_contract_passes_every_check() -> None:
         (
             "KeepsOptions",
             "options count at reset",
-            ["option top=7 of one reset still holds in the next", "let it hold for one episode"],
+            ["option top=7 of one reset still holds in the next", "apply it to one episode only"],
         ),
         (
             "Blocks",

@@ -26,16 +26,16 @@ def write(file: Path, text: str) -> None:
 def test_what_is_left_open_follows_from_the_machine_and_what_is_said_stays() -> None:
     large = MachineCapacity(memory_mib=24_000, pids=32_768)
     open_ = Capacity(boxes=256)
-    assert capacity.filled_in(open_, large) == Capacity(boxes=256, memory_mib=18_000, pids=16_384)
+    assert capacity.with_defaults(open_, large) == Capacity(boxes=256, memory_mib=18_000, pids=16_384)
     said = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
-    assert capacity.filled_in(said, large) == said
-    assert capacity.filled_in(open_, MachineCapacity(None, None)) == open_
+    assert capacity.with_defaults(said, large) == said
+    assert capacity.with_defaults(open_, MachineCapacity(None, None)) == open_
     words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
-    assert capacity.described(capacity.filled_in(open_, large)) == words
+    assert capacity.describe(capacity.with_defaults(open_, large)) == words
 
 
 def test_bodies_have_a_sixteenth_of_the_memory_and_something_where_there_is_little() -> None:
-    found = [capacity.bodies_mib(MachineCapacity(memory_mib, None)) for memory_mib in (24_000, 512, None)]
+    found = [capacity.buffer_mib(MachineCapacity(memory_mib, None)) for memory_mib in (24_000, 512, None)]
     assert found == [1_500, 64, 64]
 
 
@@ -64,7 +64,7 @@ def test_environments_take_a_box_for_each_processor_but_only_half_of_the_node(
     memory_mib: int, processors: int, count: int
 ) -> None:
     node = Node("here", FakeBackend(), Capacity(boxes=256, memory_mib=memory_mib))
-    assert capacity.env_boxes(node, ResourceRequest.of(SandboxSpec()), processors) == count
+    assert capacity.env_sandbox_count(node, ResourceRequest.of(SandboxSpec()), processors) == count
 
 
 def test_half_of_everything_is_what_a_tenant_may_have_unless_the_file_says_otherwise() -> None:
