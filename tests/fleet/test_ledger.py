@@ -148,7 +148,7 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
             assert set(ledger.seated()) == {"first", "later"}
 
     clock.run(main)
-    failure = "the server cannot write down leases now, and so gives none; ask later"
+    failure = "cannot persist leases (disk full?); retry later"
     assert {record.getMessage() for record in caplog.records} == {
         f"leases are not written down, {faulty} cannot be written: database or disk is full"
     }

@@ -323,7 +323,7 @@ def test_what_cannot_be_written_down_is_not_lent() -> None:
         backend, book = lasting(), Book()
         book.is_full = True
         async with opened(backend, book) as pool:
-            with pytest.raises(LeaseNotPersistedError, match="the server cannot write down leases now"):
+            with pytest.raises(LeaseNotPersistedError, match="cannot persist leases"):
                 await pool.create("a", SPEC)
             events = [event for event in await told(pool) if event.kind == "ledger"]
             assert events[0].text == "it was not written down: no space left on device"
