@@ -168,7 +168,7 @@ def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
             await pool.create("good", SandboxSpec())
             assert pool.view("good").state is SandboxState.LEASED
             alerts = [event.text for event in await told(pool) if event.kind == "ledger"]
-            assert alerts[0] == f"it was not written down: {LeaseNotPersistedError()}"
+            assert alerts[0] == f"sandbox not persisted: {LeaseNotPersistedError()}"
 
     clock.run(main)
 

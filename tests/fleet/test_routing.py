@@ -15,7 +15,7 @@ from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.fleet.fleets import TASK, Box, Yard, connect, play, run
 
-NO_ROOM = CapacityError("there are no nodes now")
+NO_ROOM = CapacityError("the pool has no nodes")
 
 
 class Book:
@@ -99,7 +99,7 @@ def test_that_there_is_no_room_is_waited_for_and_uses_up_no_budget() -> None:
         async with yard.fleet(1, 1, RestartBudget(restarts=1)) as host:
             yard.boxes[0].die("the node was lost")
             await anyio.sleep(40)
-            with pytest.raises(SandboxStartError, match=r"last: .* there are no nodes now"):
+            with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
                 async with host.lease(TASK):
                     pytest.fail("there is no box")
             await anyio.sleep(60)
