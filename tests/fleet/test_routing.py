@@ -66,9 +66,9 @@ def test_a_place_whose_budget_is_spent_is_filled_again_when_the_oldest_failure_l
                 yard.boxes[-1].die("killed by signal 9")
                 await anyio.sleep(10)
             assert (yard.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
-            spent = "2 replacements within 100 s are used up; one is missing for 80 s"
-            assert said == [f"boxes of environments: {spent}; last: sandbox box-2 lost: killed by signal 9"]
-            with pytest.raises(SandboxStartError, match=r"no box is healthy since 30 s; last: .* killed by signal 9"):
+            spent = "restart budget spent (2 in 100 s); next restart in 80 s"
+            assert said == [f"environment workers: {spent}; last: sandbox box-2 lost: killed by signal 9"]
+            with pytest.raises(SandboxStartError, match=r"no healthy worker for 30 s; last: .* killed by signal 9"):
                 async with host.lease(TASK):
                     pytest.fail("there is no box")
             assert clock.now() == 50
