@@ -1,41 +1,41 @@
 """Errors: one class for each thing that a caller would handle differently.
 
     EnvkitError
-    |-- ConfigError              a file or an option says something that cannot be
-    |-- UsageError               a path, port or folder cannot be used as asked
+    |-- ConfigError              invalid configuration
+    |-- UsageError               a path, port or folder cannot be used
     |-- UnknownEnvError          no environment has this id
-    |-- OptionError              an environment refuses an option
-    |-- RequestError             a message that the protocol does not allow
-    |   |-- TooLargeError        one that is larger than the receiver takes
-    |   `-- UnknownPathError     one for a path at which there is nothing
+    |-- OptionError              an environment rejects an option
+    |-- RequestError             a malformed or disallowed message
+    |   |-- TooLargeError        a message above the receiver's size limit
+    |   `-- UnknownPathError     the protocol has nothing at this path
     |-- StepOrderError           a step before reset, after the end, or out of turn
     |-- SessionNotFoundError     no such session, or it has expired
     |-- SessionConflictError     the id is taken by another task
     |-- SessionBrokenError       a step was cancelled half way; the episode is void
-    |-- CapacityError            nothing free now; try again
-    |-- UnrecordedError          the server cannot write down now what it would give; try again
-    |-- UnauthorizedError        no token, or one that is not valid
-    |-- ForbiddenError           a token that does not allow this
-    |-- RateLimitError           asked too often; try again after a while
-    |-- DeadlineError            the answer did not come in time
-    |-- EnvError                 the world itself raised
+    |-- CapacityError            nothing is free now; retry later
+    |-- LeaseNotPersistedError   the server cannot persist a lease; retry later
+    |-- UnauthorizedError        missing or invalid token
+    |-- ForbiddenError           the token does not allow this
+    |-- RateLimitError           too many requests; retry later
+    |-- DeadlineError            no answer within the caller's timeout
+    |-- EnvError                 the environment itself raised
     |-- UnreachableError         the server does not answer
-    |-- UnsupportedError         this cannot be done here, however often it is tried
-    |-- OutOfReachError          a bounded search ended before it knew
-    `-- SandboxError             something about a sandbox
+    |-- UnsupportedError         not possible here; a retry does not help
+    |-- SearchLimitError         a search reached its limit without a result
+    `-- SandboxError             a problem with a sandbox
         |-- SandboxStartError    it never became ready
-        |   |-- SandboxRefusedError  what was asked for cannot be granted, however often it is tried
-        |   `-- SandboxEndedError  it ended before it was ready, by what was asked for
+        |   |-- SandboxRefusedError  the request cannot be granted; a retry does not help
+        |   `-- SandboxEndedError  its own spec made it exit before it was ready
         |-- SandboxLostError     it was healthy and is gone
         |-- SandboxNotFoundError no sandbox has this id
         |-- SandboxConflictError the id is taken by another spec
-        |-- ImpossibleSandboxError   no node could ever hold it
-        |-- SnapshotLimitError   there may be no further snapshot until one is removed
+        |-- ImpossibleSandboxError   no node is large enough for it
+        |-- SnapshotLimitError   snapshot limit reached; remove one first
         |-- MissingFileError     no such file in it
-        `-- RefusedFileError     a file in it may not be read or written so
+        `-- RefusedFileError     reading or writing a file in it was refused
 
-Each class has a wire `code`, an HTTP `status` and says whether to `retry`. Constructor arguments are kept as
-attributes named in `fields`, so that an error survives pickling and the wire (`to_problem`, `from_problem`).
+Each class has a wire `code`, an HTTP `status` and a `retry` flag. Constructor arguments are kept as attributes listed
+in `fields`, so that an error survives pickling and the wire (`to_problem`, `from_problem`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from envkit.types.sandboxes import Cause, CauseKind
 
 
 class EnvkitError(Exception):
-    """Anything that envkit raises on purpose.
+    """Base class of everything that envkit raises on purpose.
 
     Attributes:
-        detail: One sentence for people: what was wrong, where, and what to do.
+        detail: One sentence for people: what is wrong, where, and what to do.
     """
 
     code: ClassVar[str] = "internal"
@@ -68,10 +68,10 @@ class EnvkitError(Exception):
 
 
 class ConfigError(EnvkitError):
-    """A configuration that cannot be used.
+    """An invalid configuration.
 
     Attributes:
-        problems: One line for each problem, each starting with its key.
+        problems: One line per problem, each starting with its key.
     """
 
     code = "config"
@@ -84,7 +84,7 @@ class ConfigError(EnvkitError):
 
 
 class UsageError(EnvkitError):
-    """A path, port, model or folder that cannot be used as asked; the message says what to do."""
+    """A path, port, model or folder that cannot be used; the message gives the remedy."""
 
     code = "usage"
     status = 422
@@ -94,9 +94,9 @@ class UnknownEnvError(EnvkitError):
     """No environment is registered under this id.
 
     Attributes:
-        env_id: The id that was asked for.
+        env_id: The requested id.
         known: The ids that exist.
-        hint: What to do about it, where that is not obvious; may be empty.
+        hint: The remedy, where it is not obvious; may be empty.
     """
 
     code = "unknown_env"
@@ -112,7 +112,7 @@ class UnknownEnvError(EnvkitError):
 
 
 class OptionError(EnvkitError, ValueError):
-    """An environment or a sandbox refuses an option.
+    """An environment or a sandbox rejects an option.
 
     Attributes:
         option: Name of the option.
@@ -137,14 +137,14 @@ class RequestError(EnvkitError):
 
 
 class TooLargeError(RequestError):
-    """A message that is larger than its receiver takes."""
+    """A message above the receiver's size limit."""
 
     code = "too_large"
     status = 413
 
 
 class UnknownPathError(RequestError):
-    """A request for a path at which the protocol has nothing, as opposed to a session or sandbox that is not there."""
+    """A request for a path that the protocol does not define, as opposed to a missing session or sandbox."""
 
     code = "not_found"
     status = 404
@@ -158,7 +158,7 @@ class StepOrderError(EnvkitError):
 
 
 class SessionNotFoundError(EnvkitError):
-    """No session has this id: it was never made, was ended, or expired because nobody used it."""
+    """No session has this id: it was never created, was ended, or expired."""
 
     code = "session_not_found"
     status = 404
@@ -172,7 +172,7 @@ class SessionConflictError(EnvkitError):
 
 
 class SessionBrokenError(EnvkitError):
-    """A step was cancelled or failed half way, so the session's state is not known; the episode is void."""
+    """A step was cancelled or failed half way, so the session's state is unknown; the episode is void."""
 
     code = "session_broken"
     status = 410
@@ -187,21 +187,21 @@ class CapacityError(EnvkitError):
 
 
 class LeaseNotPersistedError(EnvkitError):
-    """The server cannot write down what it would give, and so does not give it; its disk may be full.
+    """The server cannot persist a lease, so it does not grant it; its disk may be full.
 
-    The same call may succeed later, once who runs the server has seen to that.
+    The same call may succeed once the operator has freed space.
     """
 
     code = "lease_not_persisted"
     status = 503
     retry = True
 
-    def __init__(self, detail: str = "the server cannot write down leases now, and so gives none; ask later") -> None:
+    def __init__(self, detail: str = "cannot persist leases (disk full?); retry later") -> None:
         super().__init__(detail)
 
 
 class UnauthorizedError(EnvkitError):
-    """The caller gave no token, or one that is not valid."""
+    """The caller's token is missing or invalid."""
 
     code = "unauthorized"
     status = 401
@@ -215,10 +215,10 @@ class ForbiddenError(EnvkitError):
 
 
 class RateLimitError(EnvkitError):
-    """The caller asks more often than its tenant may; asking again later helps.
+    """The tenant is above its request rate; a later retry may succeed.
 
     Attributes:
-        wait_s: Seconds after which it may ask again.
+        wait_s: Seconds to wait before the retry.
     """
 
     code = "rate_limit"
@@ -232,20 +232,20 @@ class RateLimitError(EnvkitError):
 
 
 class DeadlineError(EnvkitError):
-    """The answer did not come within the time that the caller gave."""
+    """The answer did not arrive within the caller's timeout."""
 
     code = "deadline"
     status = 504
 
 
 class EnvError(EnvkitError):
-    """The environment raised an exception, which is a fault of the environment and not of the player.
+    """The environment raised an exception: a bug in the environment, not a mistake of the agent.
 
     Attributes:
         env_id: Id of the environment.
         cause: Class of the exception, method that raised it, and message.
-        place: ``FILE:LINE`` of the environment's own code; empty if it is not known.
-        trace: The traceback, of several lines; empty if it is not known.
+        place: ``FILE:LINE`` in the environment's own code; empty if unknown.
+        trace: The traceback, of several lines; empty if unknown.
     """
 
     code = "env_error"
@@ -259,7 +259,7 @@ class EnvError(EnvkitError):
         self.trace = trace
 
     def for_callers(self) -> EnvError:
-        """Return the error without the traceback and the folder of the file, which remote callers need not know."""
+        """Return the error without the traceback and the file's folder, which remote callers need not know."""
         return EnvError(self.env_id, self.cause, self.place.rpartition("/")[2])
 
 
@@ -272,21 +272,21 @@ class UnreachableError(EnvkitError):
 
 
 class UnsupportedError(EnvkitError):
-    """What was asked for cannot be done on this machine or by this backend, however often it is tried."""
+    """This machine or backend cannot do it; a retry does not help."""
 
     code = "unsupported"
     status = 501
 
 
 class SearchLimitError(EnvkitError):
-    """A search came to its bound before it knew the answer; a larger bound may find it."""
+    """A search reached its limit without a result; a larger limit may find one."""
 
     code = "search_limit"
     status = 422
 
 
 class SandboxError(EnvkitError):
-    """Something about a sandbox, as opposed to what runs in it."""
+    """A problem with a sandbox, as opposed to the code that runs in it."""
 
     code = "sandbox"
 
@@ -296,7 +296,7 @@ class SandboxStartError(SandboxError):
 
     Attributes:
         sandbox_id: Id of the sandbox.
-        cause: Why; a text stands for a cause of the kind ``start_failed``.
+        cause: The cause; a string means a cause of the kind ``start_failed``.
     """
 
     code = "sandbox_start"
@@ -310,10 +310,10 @@ class SandboxStartError(SandboxError):
 
 
 class SandboxRefusedError(SandboxStartError):
-    """The sandbox was not started, since what was asked for cannot be granted; asking again does not help.
+    """The sandbox was not started because the request cannot be granted; a retry does not help.
 
     Attributes:
-        everywhere: Whether that holds wherever it is tried, as opposed to one backend on one machine.
+        everywhere: True if no backend would grant it, False if only this backend on this machine refuses.
     """
 
     code = "sandbox_refused"
@@ -326,10 +326,10 @@ class SandboxRefusedError(SandboxStartError):
 
 
 class SandboxEndedError(SandboxStartError):
-    """The sandbox ended before it was ready, by what was asked for and not by what it was asked of.
+    """The sandbox's own spec made it end before it was ready; the node is not at fault.
 
-    It came up and its command exited, its time to live was over, or there was no room in it for its files; or it was
-    given too little time, or too little memory, for anything to start.
+    Its command exited, its time to live passed, its files did not fit, or its start timeout or memory limit is too
+    small for anything to start.
     """
 
     code = "sandbox_ended"
@@ -340,8 +340,8 @@ class SandboxLostError(SandboxError):
     """The sandbox was healthy and is gone; whatever ran in it is void.
 
     Attributes:
-        sandbox_id: Id of the sandbox that died.
-        cause: Why.
+        sandbox_id: Id of the lost sandbox.
+        cause: The cause of the loss.
     """
 
     code = "sandbox_lost"
@@ -355,53 +355,53 @@ class SandboxLostError(SandboxError):
 
 
 class SandboxNotFoundError(SandboxError):
-    """No sandbox has this id: it was never made, was stopped long ago, or belongs to somebody else."""
+    """No sandbox has this id: it was never created, was stopped long ago, or belongs to another tenant."""
 
     code = "sandbox_not_found"
     status = 404
 
 
 class SandboxConflictError(SandboxError):
-    """The sandbox's id is taken by one with another spec, or a call's key by another call."""
+    """The id is taken by a sandbox with another spec, or an idempotency key by another call."""
 
     code = "sandbox_conflict"
     status = 409
 
 
 class ImpossibleSandboxError(SandboxError):
-    """No node of the fleet could ever hold it, however long one waited; says which bound is too much."""
+    """The request exceeds every node of the fleet, even an empty one; the message names the resource."""
 
     code = "sandbox_impossible"
     status = 422
 
 
 class SnapshotLimitError(SandboxError):
-    """There are as many snapshots as there may be, or they are as large; one has to be removed first."""
+    """The limit on the number or size of snapshots is reached; remove one first."""
 
     code = "snapshot_limit"
     status = 409
 
 
 class MissingFileError(SandboxError):
-    """There is no such file or folder in the sandbox."""
+    """The sandbox has no such file or folder."""
 
     code = "missing_file"
     status = 404
 
 
 class RefusedFileError(SandboxError):
-    """A file in the sandbox may not be read or written so: permissions, a full disk, a link that leads out."""
+    """Reading or writing a file in the sandbox was refused: permissions, a full disk, a link that leads outside."""
 
     code = "refused_file"
     status = 403
 
 
 _LONGEST = 200
-"""Of a word that is looked for, since looking takes more time the longer it is."""
+"""Characters of a word that are compared; the time grows with the length."""
 
 
 def did_you_mean(word: str, known: Iterable[str], *, lists: bool = True) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest of `known`, else, if it `lists` them, what there is."""
+    """Return ``"; did you mean 'x'?"`` for the closest of `known`, else a list of `known` if `lists` is true."""
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word[:_LONGEST].lower(), lowered, n=1, cutoff=0.6)
@@ -425,7 +425,7 @@ def _rebuilt(value: object) -> Any:
 
 
 def to_problem(error: EnvkitError) -> dict[str, object]:
-    """Return the error as an RFC 9457 problem: what goes over the wire, without a stack."""
+    """Return the error as an RFC 9457 problem for the wire, without a stack trace."""
     return {
         "type": error.code,
         "title": type(error).__name__,
@@ -437,11 +437,11 @@ def to_problem(error: EnvkitError) -> dict[str, object]:
 
 
 def from_problem(problem: Mapping[str, object]) -> EnvkitError:
-    """Rebuild an error from the wire; an unknown code or odd fields give a plain `EnvkitError`.
+    """Rebuild an error from the wire; an unknown code or invalid fields give a plain `EnvkitError`.
 
-    Nothing that the other side names is imported: `type` only selects from the classes in this module.
+    The peer cannot make us import anything: `type` only selects from the classes in this module.
     """
-    detail = str(problem.get("detail", "the server reported an error without saying which"))
+    detail = str(problem.get("detail", "the server reported an error without details"))
     found = next((one for one in _classes(EnvkitError) if one.code == problem.get("type")), EnvkitError)
     fields = problem.get("fields")
     if isinstance(fields, Mapping):

@@ -1,4 +1,4 @@
-"""Names of environments: what is registered, where its code is, what it needs. Nothing is imported until it is used."""
+"""The registry of environments: ids, entry points and options. Nothing is imported before it is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envkit.errors import ConfigError, UnknownEnvError
 from envkit.types import Options
 
 ENTRY_POINT_GROUP = "envkit.envs"
-"""Packages name a function here; it is called once, without arguments, and registers what the package brings."""
+"""A package names a function here; it is called once, without arguments, and registers the package's environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class EnvSpec:
 
     Attributes:
         id: Its name, ending in a version, such as ``"Sokoban-v0"``.
-        entry_point: ``"module:Class"`` or a callable; called with the options as keyword arguments, it gives a
+        entry_point: ``"module:Class"`` or a callable; called with the options as keyword arguments, it returns a
             ``gymnasium.Env`` (text in, text out) or an `envkit.env.AsyncEnv`.
         options: Defaults of this id, which callers override.
-        expert: ``"module:Class"`` of a `envkit.protocols.Expert`, or None; called like the entry point, since an option
-            may change what the expert has to read.
+        expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or None; called like the entry point, since options
+            may change the observations that the expert reads.
         summary: One line for lists.
-        splits: Values of its option ``split``, which keep the levels of training and evaluation apart; empty when it
-            has none, and then only the seeds differ.
-        compact_options: Options with which observations are shortest, for policies that learn to read from nothing.
+        splits: Values of its option ``split``, which keep training and evaluation levels apart; if empty, only the
+            seeds differ.
+        compact_options: Options that give the shortest observations, for policies trained from scratch.
         replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
-        is_shareable: Whether many of its episodes may live in one process; otherwise a fleet gives each its own sandbox.
-        vector_entry_point: ``"module:Class"`` or a callable; called with ``num_envs``, ``autoreset`` and options, it
-            gives a ``gymnasium.vector.VectorEnv`` that plays what as many single ones would. None where there is none.
+        is_shareable: Whether many episodes may share one process; otherwise a fleet gives each its own sandbox.
+        vector_entry_point: ``"module:Class"`` or a callable, or None; called with ``num_envs``, ``autoreset`` and
+            options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to that many single environments.
     """
 
     id: str
@@ -58,7 +58,7 @@ _PACKAGES: dict[str, str] = {}
 _LOADED: set[str] = set()
 _LOADING: set[str] = set()
 _LOCK = threading.RLock()
-"""Held while entry points are loaded. `register` does without it, since a module that is being imported may call it."""
+"""Held while entry points are loaded. `register` does not take it, since a module may call it during its import."""
 
 
 def register(
@@ -74,7 +74,7 @@ def register(
     is_shareable: bool = True,
     vector_entry_point: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
-    """Add an environment; see `EnvSpec` for the arguments. Registering the very same twice is harmless.
+    """Add an environment; see `EnvSpec` for the arguments. Registering the same spec twice is harmless.
 
     Raises:
         ConfigError: The id has no version, or belongs to a different environment.
@@ -100,9 +100,9 @@ def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`.
 
     Raises:
-        UnknownEnvError: There is none; the message names the nearest id.
+        UnknownEnvError: No such id; the message names the closest one.
     """
-    if env_id not in _SPECS:  # since looking through what is installed takes milliseconds
+    if env_id not in _SPECS:  # scanning the installed packages takes milliseconds
         load_entry_points()
     try:
         return _SPECS[env_id]
@@ -111,21 +111,21 @@ def find(env_id: str) -> EnvSpec:
 
 
 def package_of(env_id: str) -> str | None:
-    """Return the installed package whose entry point registered `env_id`; None if none did."""
+    """Return the installed package whose entry point registered `env_id`, or None."""
     load_entry_points()
     return _PACKAGES.get(env_id)
 
 
 def specs() -> Iterator[EnvSpec]:
-    """All registered environments, by id."""
+    """Return all registered environments, sorted by id."""
     load_entry_points()
     return iter(sorted(_SPECS.values(), key=lambda spec: spec.id))
 
 
 def load_entry_points() -> None:
-    """Let installed packages register what they bring. A package that fails is left out, with a warning.
+    """Let installed packages register their environments. A package that fails is skipped, with a warning.
 
-    A package that is being imported at the moment, or whose function is what asks, is left for the next call.
+    A package that is still being imported, or whose function makes this call, is left for the next call.
     """
     with _LOCK:
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -145,14 +145,14 @@ def load_entry_points() -> None:
 
 
 def _is_half_imported(point: EntryPoint) -> bool:
-    """Say whether the point's module, or a package around it, is itself in the middle of its import."""
+    """Return whether the entry point's module, or a parent package, is still being imported."""
     parts = point.module.split(".")
     modules = (sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1))
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
 
 
 def load(entry_point: str | Callable[..., Any]) -> Any:
-    """Return what ``"module:name"`` names; a callable is returned as it is."""
+    """Import and return ``"module:name"``; a callable is returned unchanged."""
     if not isinstance(entry_point, str):
         return entry_point
     module, _, name = entry_point.partition(":")
@@ -160,5 +160,5 @@ def load(entry_point: str | Callable[..., Any]) -> Any:
 
 
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:
-    """The spec's options, overridden by the caller's."""
+    """Return the spec's options, overridden by the caller's."""
     return {**spec.options, **options}

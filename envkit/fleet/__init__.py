@@ -1,8 +1,8 @@
-"""Episodes in sandboxes: a fixed number of boxes, an env server in each, lost ones replaced while the budget lasts.
+"""Episodes in sandboxes: a fixed number of workers, each a sandbox with an env server, restarted within a budget.
 
-Every box has its watchers. They learn of a loss from the sandbox itself, from its silence, or from a call that did
-not get through, and then end all calls that are under way in the box: none of them hangs, each raises
-`SandboxLostError`. What a box is and how one talks to its server is handed in.
+Each worker has monitors. They detect a loss from the sandbox itself, from missed heartbeats, or from a failed call, and
+then end all calls under way in the worker with `SandboxLostError`, so that none hangs. The caller supplies how to start
+a sandbox and how to connect to its server.
 """
 
 from envkit.fleet.env_worker import EnvSandbox, WorkerClient

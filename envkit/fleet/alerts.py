@@ -1,4 +1,4 @@
-"""Alerts for people: what a fleet says of itself, sent to an address."""
+"""Alerts for operators, sent to a webhook."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from envkit.types import PoolEvent
 _log = logging.getLogger(__name__)
 
 NEAR = 2
-"""A disk is near its floor when it has less than so many times of that free."""
+"""A disk alert is raised below this multiple of the required free space."""
 LOOK_S = 15.0
-"""Seconds between two looks at disks."""
+"""Seconds between two checks of the disks."""
 
 TRIES = 4
 _FIRST_DELAY_S = 0.5
 _TIMEOUT_S = 10.0
 _WAITING = 1_000
-"""Alerts that may wait for an address that is slow; further ones are dropped, and their number is logged."""
+"""Alerts that may wait for a slow webhook; further ones are dropped and logged."""
 
 
 async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None:
-    """Warn, in one line, if nothing answers at an address that alerts are to be sent to; it gets a HEAD request."""
+    """Warn in one line if the webhook does not answer a HEAD request."""
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             await client.head(address)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         where = urlsplit(address)
-        said = str(error) or type(error).__name__
+        problem = str(error) or type(error).__name__
         # Without its path, which may be a secret.
-        warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {said}")
+        warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {problem}")
 
 
 async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
-    """Send each alert as a POST of JSON, in order, until the events end.
+    """POST each alert as JSON, in order, until the events end.
 
-    One that cannot be delivered is tried `TRIES` times and then logged; the fleet goes on in any case.
+    An alert that fails `TRIES` times is logged and dropped.
 
     Args:
-        events: What happens; other states of sandboxes are no alerts.
-        address: Where to, such as ``"https://example.org/hooks/1"``.
+        events: The event stream; state changes are not alerts.
+        address: URL of the webhook, such as ``"https://example.org/hooks/1"``.
     """
     sending, waiting = anyio.create_memory_object_stream[PoolEvent](_WAITING)
     async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, anyio.create_task_group() as tasks:
@@ -58,7 +58,7 @@ async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
                 try:
                     sending.send_nowait(event)
                 except anyio.WouldBlock:
-                    _log.warning("an alert was dropped, since %s is too slow: %s", address, event.text)
+                    _log.warning("alert dropped, the webhook %s is too slow: %s", address, event.text)
 
 
 async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[PoolEvent]) -> None:
@@ -81,23 +81,23 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) ->
             break
         problem = f"status {response.status_code}"
     else:
-        _log.warning("an alert could not be sent to %s (%s): %s", address, problem, alert.text)
+        _log.warning("cannot send alert to %s (%s): %s", address, problem, alert.text)
 
 
 async def watch_disks(
     look: Callable[[], Mapping[str, tuple[int, int]]], alert: Callable[[str, str], None], interval_s: float = LOOK_S
 ) -> None:
-    """Raise an alert for as long as a disk has less than `NEAR` times of what must be free, until cancelled.
+    """Raise alerts while a disk has less than `NEAR` times the required free space, until cancelled.
 
     Args:
-        look: Returns, by the names of disks, how many MiB are free and how many must be.
-        alert: Told the kind and one line for people.
-        interval_s: Seconds between two looks.
+        look: Returns the free and the required MiB by disk name.
+        alert: Called with the kind and one line for people.
+        interval_s: Seconds between two checks.
     """
     while True:
         found = await clock.to_thread(look)
         near = [
-            f"{disk} has {free:,} MiB free; with fewer than {least:,} no sandbox is started"
+            f"{disk} has {free:,} MiB free; below {least:,} MiB no sandbox is started"
             for disk, (free, least) in sorted(found.items())
             if free < NEAR * least
         ]

@@ -1,4 +1,4 @@
-"""Autoscaling: the fleet says how many sandboxes more or fewer it wants room for, and somebody acts on it."""
+"""Autoscaling: report to a callback how many sandboxes the fleet's capacity should grow or shrink by."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import anyio
 
 _log = logging.getLogger(__name__)
 
-_SAID_BYTES = 500
+_OUTPUT_BYTES = 500
 
 
 async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[None]], interval_s: float) -> None:
-    """Act on what is wanted whenever it was wanted at two looks in a row, until cancelled.
+    """Call `act` whenever two polls in a row ask for a change in the same direction, until cancelled.
 
     Args:
-        wanted: Says how many more sandboxes there should be room for; less than 0: fewer would do.
-        act: Told the smaller of the two wishes. What it raises is logged, and the next wish is told all the same.
-        interval_s: Seconds between two looks.
+        wanted: Returns the change in capacity, in sandboxes; negative to shrink.
+        act: Called with the smaller of the two values. Its exceptions are logged, and polling continues.
+        interval_s: Seconds between two polls.
     """
     before = 0
     while True:
@@ -31,22 +31,22 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
         if steady := steadily(before, now):
             try:
                 await act(steady)
-            except Exception:  # whatever it is that adds nodes, what is there is served without it
-                _log.exception("nobody could be told that %d more sandboxes are wanted", steady)
+            except Exception:  # the current capacity still serves
+                _log.exception("autoscale action failed (wanted %d)", steady)
         before = now
 
 
 def steadily(before: int, now: int) -> int:
-    """Return what was wanted at both looks; 0 if the one wanted more and the other fewer."""
+    """Return the smaller of two changes in the same direction; 0 if the directions differ."""
     if min(before, now) > 0:
         return min(before, now)
     return max(before, now) if max(before, now) < 0 else 0
 
 
 async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 300.0) -> None:
-    """Run a user's program with one more argument, how many more are wanted; what it prints is logged if it fails.
+    """Run a user's program with `wanted` as its last argument; on failure its output is logged.
 
-    One that is stopped is stopped with what it has started, unless that left its process group.
+    On timeout its whole process group is killed.
     """
     words = [*command, str(wanted)]
     try:
@@ -58,14 +58,14 @@ async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 
         _log.warning("%s cannot be run: %s", command[0], error.strerror or error)
     else:
         if done.returncode:
-            said = done.stdout[-_SAID_BYTES:].decode(errors="replace").strip()
-            _log.warning("%s %d exited with code %d: %s", command[0], wanted, done.returncode, said)
+            output = done.stdout[-_OUTPUT_BYTES:].decode(errors="replace").strip()
+            _log.warning("%s %d exited with code %d: %s", command[0], wanted, done.returncode, output)
 
 
 async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    said = bytearray()
+    output = bytearray()
     process = None
-    with anyio.CancelScope(shield=True):  # a process that is cancelled while it starts would leave its children
+    with anyio.CancelScope(shield=True):  # cancelling a process during its start would leave its children
         process = await anyio.open_process(
             words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -74,11 +74,11 @@ async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
         assert process.stdout is not None
         try:
             async for piece in process.stdout:
-                said += piece
-                del said[:-_SAID_BYTES]
+                output += piece
+                del output[:-_OUTPUT_BYTES]
             code = await process.wait()
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    return subprocess.CompletedProcess(words, code, bytes(said))
+    return subprocess.CompletedProcess(words, code, bytes(output))

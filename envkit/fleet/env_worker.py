@@ -1,4 +1,4 @@
-"""One box of a fleet: its states, its watchers, and the calls that end with it."""
+"""A worker of a fleet: its states, its monitors, and the calls that end with it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _CAUSE_S = 1.0
-"""Seconds that a sandbox which cannot be reached has to say what became of it."""
+"""Seconds that an unreachable sandbox has to report the cause itself."""
 _STOP_S = 15.0
-"""Seconds until a sandbox that does not stop is left alone."""
+"""Timeout in seconds for stopping a sandbox."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class EnvSandbox(Protocol):
 
 
 class WorkerClient(Protocol):
-    """Plays episodes on the server in one box."""
+    """Client of the env server in one worker."""
 
     def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
-        """Give an episode; that of this name goes on, if there is one of the same task. See `EnvHost.lease`."""
+        """Lease an episode; one with this id and task is resumed. See `envkit.protocols.EnvHost.lease`."""
         ...
 
     async def health(self) -> object:
-        """Return once the server has answered.
+        """Return once the server's event loop has answered.
 
         Raises:
             UnreachableError: It does not answer.
@@ -59,33 +59,33 @@ class WorkerClient(Protocol):
         ...
 
     async def heartbeat(self) -> None:
-        """Return once the server's process has shown that it runs, be it that its event loop is busy.
+        """Return once the server's process has answered, even if its event loop is busy.
 
         Raises:
-            UnreachableError: It does not.
+            UnreachableError: It does not answer.
         """
         ...
 
 
 class LostDuringCallError(SandboxLostError):
-    """The box was lost while the call was under way, and perhaps by it. Who plays is told the plain loss."""
+    """The worker was lost during the call, and perhaps because of it. Callers of the fleet get the base class."""
 
 
 class WorkerUnresponsiveError(LostDuringCallError):
-    """It was lost since it fell silent."""
+    """The worker was lost because it became unresponsive."""
 
 
 class WorkerEvent(StrEnum):
-    """What happens to a box."""
+    """An event in the life of a worker."""
 
     ANSWERED = "answered"
     """Its server answered for the first time."""
     GONE = "gone"
-    """It ended, or cannot be reached any more."""
+    """It ended, or became unreachable."""
     SILENT = "silent"
-    """It says nothing any more."""
+    """It became unresponsive."""
     CLOSED = "closed"
-    """The fleet needs it no longer."""
+    """The fleet closed it."""
 
 
 _NEXT: Mapping[tuple[SandboxState, WorkerEvent], SandboxState] = {
@@ -95,7 +95,7 @@ _NEXT: Mapping[tuple[SandboxState, WorkerEvent], SandboxState] = {
     (SandboxState.READY, WorkerEvent.GONE): SandboxState.LOST,
     (SandboxState.READY, WorkerEvent.SILENT): SandboxState.LOST,
     (SandboxState.READY, WorkerEvent.CLOSED): SandboxState.STOPPED,
-    # Several watchers may see the same end.
+    # Several monitors may report the same end.
     (SandboxState.LOST, WorkerEvent.GONE): SandboxState.LOST,
     (SandboxState.LOST, WorkerEvent.SILENT): SandboxState.LOST,
     (SandboxState.LOST, WorkerEvent.CLOSED): SandboxState.LOST,
@@ -106,48 +106,48 @@ _NEXT: Mapping[tuple[SandboxState, WorkerEvent], SandboxState] = {
 
 
 def after(state: SandboxState, event: WorkerEvent) -> SandboxState:
-    """Return the state that `event` leads to; only a box that was ready can be lost.
+    """Return the state after `event`; only a ready worker can be lost.
 
     Raises:
-        ValueError: It cannot happen in `state`.
+        ValueError: The event is invalid in `state`.
     """
     try:
         return _NEXT[state, event]
     except KeyError:
-        raise ValueError(f"a box that is {state} cannot have {event}") from None
+        raise ValueError(f"invalid event {event} for a worker that is {state}") from None
 
 
 class EnvWorker:
-    """One box of a fleet, from its start to its end.
+    """A worker of a fleet: one sandbox with an env server.
 
     Attributes:
-        sandbox: Where its server runs.
-        state: Where it is in its life.
-        cause: Why it ended; of the kind ``unknown`` until it has.
+        sandbox: Its sandbox.
+        state: Its state.
+        cause: Why it ended; of the kind ``unknown`` until then.
         gone: Set when it has ended.
-        load: Number of episodes that have a place in it.
-        served: Number of episodes that were ever given one.
-        answered_at: When its server's event loop was last heard, on the clock of the loop.
-        process_seen_at: When its server's process was last felt otherwise.
+        load: Number of slots in use.
+        served: Number of slots ever assigned.
+        answered_at: Loop time of the last answer of its server's event loop.
+        process_seen_at: Loop time of the last heartbeat of its server's process.
     """
 
     def __init__(self, sandbox: EnvSandbox) -> None:
         self.sandbox = sandbox
         self.state = SandboxState.STARTING
-        self.cause = Cause(CauseKind.UNKNOWN, "it was not connected to")
+        self.cause = Cause(CauseKind.UNKNOWN, "never connected")
         self.gone = anyio.Event()
         self.load = 0
         self.served = 0
         self.answered_at = self.process_seen_at = 0.0
         self._client: WorkerClient | None = None
         self._calls: set[anyio.CancelScope] = set()
-        self._asked: set[Future[Raw]] = set()
-        self._fell_silent = False
-        self._silence = anyio.Event()
-        self._silence_cause = self.cause
+        self._pending_steps: set[Future[Raw]] = set()
+        self._was_unresponsive = False
+        self._unreachable = anyio.Event()
+        self._unreachable_cause = self.cause
 
     def open(self, client: WorkerClient) -> None:
-        """Take episodes from now on."""
+        """Accept episodes from now on."""
         self.state = after(self.state, WorkerEvent.ANSWERED)
         self._client = client
         self.answered_at = self.process_seen_at = clock.now()
@@ -158,38 +158,38 @@ class EnvWorker:
         return self._client.lease(task, id=id)
 
     def end(self, event: WorkerEvent, cause: Cause) -> None:
-        """End all calls that are under way in it; only the first cause counts."""
+        """Change the state and end all calls under way; only the first cause counts."""
         self.state = after(self.state, event)
         if not self.gone.is_set():
             self.cause = cause
-            self._fell_silent = event is WorkerEvent.SILENT
+            self._was_unresponsive = event is WorkerEvent.SILENT
             self.gone.set()
             for call in self._calls:
                 call.cancel()
-            for answer in self._asked:
+            for answer in self._pending_steps:
                 if not answer.done():
                     answer.set_exception(self.loss_during_call())
 
     def start_step(self, episode: SplitStepEpisode, action: str) -> Future[Raw] | None:
-        """Ask an episode in the box for a step; `LostDuringCallError` is the answer if the box ends before.
+        """Start a step; its future raises `LostDuringCallError` if the worker ends first.
 
         Returns:
-            None where a call has to find out what is wrong.
+            None if only a full call can report the problem.
         """
         if self.gone.is_set():
             return None
         answer = episode.start_step(action)
         if answer is not None:
-            self._asked.add(answer)
-            answer.add_done_callback(self._asked.discard)
+            self._pending_steps.add(answer)
+            answer.add_done_callback(self._pending_steps.discard)
         return answer
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something that talks to the box.
+        """Make a call to the worker.
 
         Raises:
-            LostDuringCallError: The box goes while the call is under way; `WorkerUnresponsiveError` if it falls silent.
-            SandboxLostError: It is gone already.
+            LostDuringCallError: The worker is lost during the call; `WorkerUnresponsiveError` if it is unresponsive.
+            SandboxLostError: It was lost before the call.
         """
         if self.gone.is_set():
             raise SandboxLostError(self.sandbox.id, self.cause)
@@ -197,19 +197,19 @@ class EnvWorker:
             try:
                 return await function(*args, **kwargs)
             except UnreachableError as error:
-                self._silence_cause = Cause(CauseKind.UNRESPONSIVE, f"cannot be reached: {error}")
-                self._silence.set()
-                await self.gone.wait()  # its watchers find out why, and end this call
+                self._unreachable_cause = Cause(CauseKind.UNRESPONSIVE, f"unreachable: {error}")
+                self._unreachable.set()
+                await self.gone.wait()  # its monitors find the cause and end this call
         raise self.loss_during_call()
 
     def loss_during_call(self) -> LostDuringCallError:
-        """Return what a call is told that was under way when the box ended."""
-        kind = WorkerUnresponsiveError if self._fell_silent else LostDuringCallError
+        """Return the error for calls under way at the worker's end."""
+        kind = WorkerUnresponsiveError if self._was_unresponsive else LostDuringCallError
         return kind(self.sandbox.id, self.cause)
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:
-        """Let the end of the box end the block too, quietly."""
+        """Cancel the block, without an error, when the worker ends."""
         with anyio.CancelScope() as scope:
             if self.gone.is_set():
                 scope.cancel()
@@ -220,74 +220,74 @@ class EnvWorker:
                 self._calls.discard(scope)
 
     async def watch_sandbox(self) -> None:
-        """Return when the sandbox has said that it is gone."""
+        """Wait until the sandbox reports its end."""
         self.end(WorkerEvent.GONE, await self.sandbox.wait())
 
     async def watch_calls(self) -> None:
-        """Return when a call did not get through; the sandbox has a moment to say the true cause first."""
-        await self._silence.wait()
+        """Wait for a failed call; the sandbox gets a moment to report the true cause first."""
+        await self._unreachable.wait()
         await anyio.sleep(_CAUSE_S)
-        self.end(WorkerEvent.GONE, self._silence_cause)
+        self.end(WorkerEvent.GONE, self._unreachable_cause)
 
 
 class WorkerLease:
-    """A lease of the box's own server, taken and given back within reach of the box's watchers."""
+    """A lease on the worker's server; entering and leaving end with the worker."""
 
-    def __init__(self, box: EnvWorker, task: Task, id: str) -> None:
-        self._box = box
-        self._lease = box.lease(task, id)
+    def __init__(self, worker: EnvWorker, task: Task, id: str) -> None:
+        self._worker = worker
+        self._lease = worker.lease(task, id)
 
     async def __aenter__(self) -> WatchedEpisode:
-        return WatchedEpisode(self._box, await self._box.call(self._lease.__aenter__))
+        return WatchedEpisode(self._worker, await self._worker.call(self._lease.__aenter__))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What was played is played: a box that goes now takes nothing with it.
-        with self._box.within_reach(), suppress(UnreachableError):
+        # The episode is over, so the loss of the worker no longer matters.
+        with self._worker.within_reach(), suppress(UnreachableError):
             await self._lease.__aexit__(kind, error, trace)
 
 
 class WatchedEpisode:
-    """An episode in a box."""
+    """An episode in a worker."""
 
-    def __init__(self, box: EnvWorker, episode: ResumableEpisode) -> None:
-        self._box = box
+    def __init__(self, worker: EnvWorker, episode: ResumableEpisode) -> None:
+        self._worker = worker
         self._episode = episode
-        self._asking = episode if isinstance(episode, SplitStepEpisode) else None
+        self._split_episode = episode if isinstance(episode, SplitStepEpisode) else None
         self._was_cut_off = False
-        """Whether the step that was asked for last got no answer."""
+        """Whether the connection broke during the last step."""
 
     @property
     def turn(self) -> int:
         return self._episode.turn
 
     async def reset(self) -> Reset:
-        return await self._box.call(self._episode.reset)
+        return await self._worker.call(self._episode.reset)
 
     async def step(self, action: str) -> Step:
         was_cut_off, self._was_cut_off = self._was_cut_off, False
-        if was_cut_off and self._box.gone.is_set():  # it was under way when the box went, as we only know now
-            raise self._box.loss_during_call()
-        return await self._box.call(self._episode.step, action)
+        if was_cut_off and self._worker.gone.is_set():  # the step was under way when the worker was lost
+            raise self._worker.loss_during_call()
+        return await self._worker.call(self._episode.step, action)
 
     async def repeat_step(self, action: str) -> Step:
-        return await self._box.call(self._episode.repeat_step, action)
+        return await self._worker.call(self._episode.repeat_step, action)
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        return None if self._asking is None else self._box.start_step(self._asking, action)
+        return None if self._split_episode is None else self._worker.start_step(self._split_episode, action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        assert self._asking is not None
+        assert self._split_episode is not None
         try:
-            return self._asking.finish_step(answer)
+            return self._split_episode.finish_step(answer)
         except UnreachableError:
             self._was_cut_off = True
             raise
 
 
 async def stop(sandbox: EnvSandbox) -> None:
-    """Stop a sandbox; one that cannot be stopped is logged, and is the business of who started it."""
+    """Stop a sandbox; log a failure, whose cleanup is left to the backend."""
     why = f"it did not stop within {_STOP_S:g} s"
     with anyio.move_on_after(_STOP_S, shield=True):
         try:

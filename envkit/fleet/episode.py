@@ -1,4 +1,4 @@
-"""An episode of the fleet: it outlives the box that it began in, if its world can be rebuilt in another one."""
+"""An episode of the fleet: it survives the loss of its worker if its environment can be rebuilt in another one."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from envkit.types import JSON, Observation, Reset, Step
 T = TypeVar("T")
 
 Lease: TypeAlias = AbstractAsyncContextManager[ResumableEpisode]
-Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[Lease]]
-"""Gives a place in a healthy box, and the lease of an episode there; entering that may reset its world."""
+OpenSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Lease]]
+"""Assigns a slot in a healthy worker and a lease on an episode there; entering the lease may reset the environment."""
 
 REBUILDS = 3
-"""How often one episode may lose its box and be rebuilt, unless the caller says otherwise."""
+"""Default limit on rebuilds per episode."""
 
-_SILENCES = 1
-"""How often of these its box may have fallen silent during a call of this very episode, which may be why it did."""
+_UNRESPONSIVE = 1
+"""Limit on rebuilds after a worker became unresponsive during a call of this episode, which may have caused it."""
 
 
 class EpisodeState(StrEnum):
-    """Where an episode of the fleet is in its life."""
+    """State of an episode of the fleet."""
 
     PLAYING = "playing"
     REBUILDING = "rebuilding"
-    """Its box is gone, and what was played is being played again in another one."""
+    """Its worker is lost, and its actions are being replayed in another one."""
     VOID = "void"
-    """Its box is gone, and it cannot be rebuilt."""
+    """Its worker is lost, and it cannot be rebuilt."""
 
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """What became of episodes that lost their box.
+    """Outcomes of episodes that lost their worker.
 
     Attributes:
-        rebuilt: Times that one was rebuilt and went on.
-        void: Episodes that could not be.
+        rebuilt: Number of successful rebuilds.
+        void: Number of void episodes.
     """
 
     rebuilt: int = 0
@@ -57,30 +57,30 @@ class EpisodeTally:
 
 
 class FleetEpisode:
-    """Plays a task in one box, and after its loss in the next; entering it waits for a place.
+    """Plays a task in one worker, and after its loss in the next; entering it waits for a slot.
 
-    A world whose state is a function of task and actions is rebuilt by playing the same actions again; every answer has
-    to be the one that was given before. The first answer after that says so: ``info["rebuilt"]`` is the cause of the
-    loss. Otherwise the episode is void: the call raises `SandboxLostError`, as does every later one.
+    An environment whose state is a function of task and actions is rebuilt by a replay of the actions; each answer must
+    equal the first one. The next answer carries the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the
+    episode is void: this call and all later ones raise `SandboxLostError`.
 
-    A call during which its box was lost may be why it was, as may every other one that was under way there. They are
-    made again one after the other, and one during which the next box is lost too makes its episode void. Who has waited
-    for long goes on beside the others, and nobody is blamed for what happens then.
+    Any call under way when a worker was lost may have caused the loss. These suspect calls are retried one at a time; a
+    second loss during the same call makes the episode void. A call that has waited too long is retried concurrently,
+    and a loss is then not attributed to it.
 
     Args:
-        seat: Gives it a place, and another one after a loss.
-        rebuilds: How often it may be rebuilt; 0 for a world that cannot be.
-        tally: Where rebuilt and void episodes are counted.
-        turns: Give those calls their turn; None where each episode has a box of its own.
-        goes_on: Whether its place is one that another server gave it.
+        seat: Assigns a slot, and a new one after each loss.
+        rebuilds: Limit on rebuilds; 0 if the environment cannot be rebuilt.
+        tally: Counts rebuilt and void episodes.
+        turns: Queue of suspect calls; None if each worker plays one episode.
+        goes_on: Whether it resumes an episode of a previous server.
 
     Attributes:
-        state: Where it is in its life.
+        state: Its state.
     """
 
     def __init__(
         self,
-        seat: Seat,
+        seat: OpenSlot,
         *,
         rebuilds: int,
         tally: EpisodeTally,
@@ -91,23 +91,23 @@ class FleetEpisode:
         self._seat = seat
         self._keeps_log = rebuilds > 0
         self._rebuilds_left = rebuilds
-        self._silences_left = _SILENCES
+        self._unresponsive_left = _UNRESPONSIVE
         self._tally = tally
-        self._turns = turns
+        self._suspects = turns
         self._is_suspect = False
-        """Whether a box was lost during the call that is made now, or again."""
+        """Whether a worker was lost during an attempt of the current call."""
         self._goes_on = goes_on
-        self._seated = AsyncExitStack()
+        self._slot = AsyncExitStack()
         self._episode: ResumableEpisode
-        self._asking: SplitStepEpisode | None = None
-        self._asked = ""
-        """The action that was asked for last."""
-        self._lost_asking: SandboxLostError | None = None
-        """How its box was lost before it was answered, if it was."""
+        self._split_episode: SplitStepEpisode | None = None
+        self._pending_action = ""
+        """The action of the last `start_step`."""
+        self._step_loss: SandboxLostError | None = None
+        """The loss that ended the last `start_step`; None if it was answered."""
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
-        self._news = ""
+        self._rebuilt_cause = ""
 
     @property
     def turn(self) -> int:
@@ -120,18 +120,18 @@ class FleetEpisode:
             try:
                 reset = await self._in_turn("reset", episode.reset)
             except SandboxLostError as loss:
-                if self._goes_on and self._start is None:  # nobody knows how far it had come
+                if self._goes_on and self._start is None:  # its position is unknown
                     self._rebuilds_left = 0
                 await self._rebuild(loss)
             else:
-                if episode.turn:  # it goes on where another server left it, and only that one knew what was played
+                if episode.turn:  # resumed from a previous server, so its actions are unknown here
                     self._rebuilds_left, self._keeps_log = 0, False
                 self._start = _fingerprint(reset.observation)
-                return Reset(reset.observation, self._told(reset.info))
+                return Reset(reset.observation, self._with_rebuilt(reset.info))
 
     async def step(self, action: str) -> Step:
         """Play one action; see `envkit.protocols.Episode.step`."""
-        loss, self._lost_asking = self._lost_asking, None
+        loss, self._step_loss = self._step_loss, None
         self._is_suspect = isinstance(loss, LostDuringCallError)
         while True:
             if loss is not None:
@@ -143,28 +143,28 @@ class FleetEpisode:
                 loss = error
             else:
                 self._keep(action, step)
-                return step if not self._news else replace(step, info=self._told(step.info))
+                return step if not self._rebuilt_cause else replace(step, info=self._with_rebuilt(step.info))
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Begin a step; see `envkit.protocols.AskingEpisode`."""
-        if self._asking is None or self._news or self.state is not EpisodeState.PLAYING:
+        """Start a step; see `envkit.protocols.SplitStepEpisode`."""
+        if self._split_episode is None or self._rebuilt_cause or self.state is not EpisodeState.PLAYING:
             return None
-        self._asked = action
-        return self._asking.start_step(action)
+        self._pending_action = action
+        return self._split_episode.start_step(action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Return the step that was asked for; see `envkit.protocols.AskingEpisode`."""
-        assert self._asking is not None
+        """Decode the started step; see `envkit.protocols.SplitStepEpisode`."""
+        assert self._split_episode is not None
         try:
-            step = self._asking.finish_step(answer)
+            step = self._split_episode.finish_step(answer)
         except SandboxLostError as loss:
-            self._lost_asking = loss
+            self._step_loss = loss
             raise
-        self._keep(self._asked, step)
+        self._keep(self._pending_action, step)
         return step
 
     async def repeat_step(self, action: str) -> Step:
-        """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.repeat_step`."""
+        """Return the answer to the last step again; see `envkit.protocols.ResumableEpisode.repeat_step`."""
         try:
             return await self._played().repeat_step(action)
         except LostDuringCallError as loss:
@@ -172,9 +172,9 @@ class FleetEpisode:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._sit()
+            await self._take_slot()
         except SandboxLostError as loss:
-            if self._goes_on:  # where another server left it, and only that one knew what was played
+            if self._goes_on:  # resumed from a previous server, so its actions are unknown here
                 self._rebuilds_left = 0
             await self._rebuild(loss)
         return self
@@ -182,7 +182,7 @@ class FleetEpisode:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._seated.__aexit__(kind, error, trace)
+        await self._slot.__aexit__(kind, error, trace)
 
     def _played(self) -> ResumableEpisode:
         if self.state is EpisodeState.VOID:
@@ -194,15 +194,15 @@ class FleetEpisode:
         if self._keeps_log:
             self._log.append((action, _fingerprint_of_step(step)))
 
-    def _told(self, info: dict[str, JSON]) -> dict[str, JSON]:
-        news, self._news = self._news, ""
-        return {**info, "rebuilt": news} if news else info
+    def _with_rebuilt(self, info: dict[str, JSON]) -> dict[str, JSON]:
+        cause, self._rebuilt_cause = self._rebuilt_cause, ""
+        return {**info, "rebuilt": cause} if cause else info
 
     async def _in_turn(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call of who plays, in turn if a box was lost during it before.
+        """Make a caller's call; a suspect one waits for its turn.
 
         Raises:
-            SandboxLostError: The box is lost. If that is the second one during this very call, there is no other.
+            SandboxLostError: The worker was lost. A second loss during the same call is final.
         """
         if not self._is_suspect:
             try:
@@ -210,40 +210,40 @@ class FleetEpisode:
             except LostDuringCallError:
                 self._is_suspect = True
                 raise
-        if self._turns is None:
-            return await self._again(name, call, lambda: True)
-        async with self._turns.turn() as is_alone:
-            return await self._again(name, call, is_alone)
+        if self._suspects is None:
+            return await self._call_again(name, call, lambda: True)
+        async with self._suspects.turn() as is_alone:
+            return await self._call_again(name, call, is_alone)
 
-    async def _again(self, name: str, call: Callable[[], Awaitable[T]], is_alone: Callable[[], bool]) -> T:
+    async def _call_again(self, name: str, call: Callable[[], Awaitable[T]], is_alone: Callable[[], bool]) -> T:
         try:
             return await call()
         except LostDuringCallError as loss:
             cause = loss.cause
             if is_alone():
                 self._rebuilds_left = 0
-                cause = cause.followed_by(f"the box before was lost during the same {name} too")
+                cause = cause.followed_by(f"the previous worker was lost during the same {name}")
             raise SandboxLostError(loss.sandbox_id, cause) from None
 
     async def _rebuild(self, loss: SandboxLostError) -> None:
-        """Bring the episode to where it was, in other boxes, until one of them lasts.
+        """Rebuild the episode in other workers until it succeeds.
 
         Raises:
-            SandboxLostError: It is void.
+            SandboxLostError: The episode is void.
         """
         self.state = EpisodeState.REBUILDING
         try:
-            await self._come_back(loss)
+            await self._retry_rebuild(loss)
         except SandboxLostError as lost:
             self._end(lost)
             raise
-        except BaseException:  # nobody knows how far it came
+        except BaseException:  # its position is unknown
             self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
             raise
         self.state = EpisodeState.PLAYING
         self._tally.rebuilt += 1
 
-    async def _come_back(self, loss: SandboxLostError) -> None:
+    async def _retry_rebuild(self, loss: SandboxLostError) -> None:
         while self._may_try(loss):
             self._rebuilds_left -= 1
             try:
@@ -255,17 +255,17 @@ class FleetEpisode:
             except EnvkitError as error:
                 raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(f"and {error}")) from None
             if turn is not None:
-                difference = f"when it was rebuilt, its world answered otherwise in turn {turn}"
+                difference = f"the replay differed in turn {turn}"
                 raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(difference))
-            self._news = str(loss.cause)
+            self._rebuilt_cause = str(loss.cause)
             return
         raise SandboxLostError(loss.sandbox_id, loss.cause)
 
     def _may_try(self, loss: SandboxLostError) -> bool:
         if isinstance(loss, WorkerUnresponsiveError):
-            if not self._silences_left:
+            if not self._unresponsive_left:
                 return False
-            self._silences_left -= 1
+            self._unresponsive_left -= 1
         return self._rebuilds_left > 0
 
     def _end(self, loss: SandboxLostError) -> None:
@@ -274,25 +274,25 @@ class FleetEpisode:
         self._tally.void += 1
 
     async def _move(self) -> None:
-        """Leave the box that is gone for another one."""
-        left, self._seated = self._seated, AsyncExitStack()
+        """Leave the lost worker for another one."""
+        left, self._slot = self._slot, AsyncExitStack()
         await left.aclose()
-        await self._sit()
+        await self._take_slot()
 
-    async def _sit(self) -> None:
-        async with AsyncExitStack() as seated:
-            lease = await seated.enter_async_context(self._seat())
+    async def _take_slot(self) -> None:
+        async with AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(self._seat())
             if self._start is None:
                 self._episode = await self._in_turn("reset", lease.__aenter__)
             else:
                 self._episode = await lease.__aenter__()
-            seated.push_async_exit(lease)
-            self._seated = seated.pop_all()
-        self._asking = self._episode if isinstance(self._episode, SplitStepEpisode) else None
+            stack.push_async_exit(lease)
+            self._slot = stack.pop_all()
+        self._split_episode = self._episode if isinstance(self._episode, SplitStepEpisode) else None
 
     async def _replay(self) -> int | None:
-        """Play again what was played; return the first turn that was answered otherwise, 0 for the reset."""
-        if self._start is None:  # nothing was
+        """Replay all actions; return the first turn whose answer differs (0 is the reset), or None."""
+        if self._start is None:  # nothing to replay
             return None
         if _fingerprint((await self._episode.reset()).observation) != self._start:
             return 0
@@ -307,5 +307,5 @@ def _fingerprint(observation: Observation) -> int:
 
 
 def _fingerprint_of_step(step: Step) -> int:
-    # As text, since no NaN is another one's equal.
+    # As text, since NaN is not equal to itself.
     return hash((_fingerprint(step.observation), repr(step.reward), step.terminated, step.truncated))

@@ -1,7 +1,7 @@
-"""What a fleet must still know after it was killed: its sandboxes and who plays in them, in a file of SQLite.
+"""Ledger: the sandboxes and sessions of a fleet in an SQLite file, so that they survive a restart of the server.
 
-Nothing waits for the disk: a record that was handed to the system survives the end of this process, and a machine that
-loses its power loses its sandboxes too.
+Writes do not wait for the disk: data handed to the kernel survives this process, and a power failure ends the sandboxes
+too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """What is written at once, and what becomes of it."""
+    """Records that are written in one transaction, and the result."""
 
     views: dict[str, SandboxView] = field(default_factory=dict)
     seats: dict[str, SessionRecord | None] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class _WriteBatch:
 
 
 class Ledger:
-    """The records of one fleet. Used as ``async with``, by one server at a time.
+    """The ledger of one fleet. Used as ``async with``, by one server at a time.
 
     Args:
-        path: The file; made, mode 0600, if it is not there.
+        path: The file; created with mode 0600 if missing.
 
     Raises:
-        UsageError: The file cannot be used: another server has it, or it is something else.
+        UsageError: The file is in use by another server, or is not a ledger.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,42 +73,42 @@ class Ledger:
         self._seats: dict[str, SessionRecord] = {}
         self._next = _WriteBatch()
         self._last = _WriteBatch()
-        """The one that is being written, or was."""
+        """The batch that is being written, or was written last."""
         self._last.done.set()
 
     @property
     def id(self) -> str:
-        """What no other ledger is called; the same whenever it is opened."""
+        """Unique id of this ledger, stable across restarts."""
         return self._id
 
     async def save(self, view: SandboxView) -> None:
-        """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts.
+        """Record a sandbox; an ended one is deleted. The newest record of an id wins.
 
         Raises:
-            UnrecordedError: It could not be written, and the log says why; also by `sit`, `leave` and `forget`.
+            LeaseNotPersistedError: The write failed; see the log. Also raised by `sit`, `leave` and `forget`.
         """
         self._next.views[view.id] = view
         await self._flush()
 
     def seated(self) -> Sequence[str]:
-        """Return the keys of all episodes that are somewhere."""
+        """Return the keys of all recorded episodes."""
         return list(self._seats)
 
     def seat(self, key: str) -> SessionRecord | None:
-        """Return where the episode of this key is; see `envkit.fleet.session_store.Seats`."""
+        """Return the location of the episode of this key; see `envkit.fleet.session_store.SessionStore`."""
         return self._seats.get(key)
 
     async def sit(self, key: str, seat: SessionRecord) -> None:
-        """Record where an episode is."""
+        """Record the location of an episode."""
         self._seats[key] = self._next.seats[key] = seat
         await self._flush()
 
     async def leave(self, key: str) -> None:
-        """Forget an episode; not cancelled."""
+        """Forget an episode; shielded from cancellation."""
         await self.forget([key])
 
     async def forget(self, keys: Iterable[str]) -> None:
-        """Forget episodes; not cancelled."""
+        """Forget episodes; shielded from cancellation."""
         for key in keys:
             self._seats.pop(key, None)
             self._next.seats[key] = None
@@ -116,7 +116,7 @@ class Ledger:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Return once the next batch is written: by its first who waits, after the batch before it."""
+        """Wait until the next batch is written; its first waiter writes it, after the previous batch."""
         batch = self._next
         if batch.is_begun:
             await batch.done.wait()
@@ -129,14 +129,14 @@ class Ledger:
                     await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.seats)
                     batch.is_written = True
                 except sqlite3.Error as error:
-                    _log.error("leases are not written down, %s cannot be written: %s", self._path, error)
+                    _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
                 finally:
                     batch.done.set()
         if not batch.is_written:
             raise LeaseNotPersistedError
 
     def load(self) -> Sequence[SandboxView]:
-        """Return the sandboxes that were not over when they were last recorded, oldest first.
+        """Return the recorded sandboxes that had not ended, oldest first.
 
         Raises:
             UsageError: The file is damaged.
@@ -162,13 +162,13 @@ class Ledger:
     async def __aenter__(self) -> Self:
         self._connection = await clock.to_thread(_open, self._path)
         try:
-            self.load()  # what cannot be read is said before anything is started
+            self.load()  # report a damaged file before anything is started
             with _undamaged(self._path):
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
-                for key, box, session, env_id, seed, options in rows:
+                for key, sandbox_id, session, env_id, seed, options in rows:
                     self._seats[key] = SessionRecord(
-                        box, session, Task(env_id, int(seed), msgspec.json.decode(options))
+                        sandbox_id, session, Task(env_id, int(seed), msgspec.json.decode(options))
                     )
         except BaseException:
             self._connection.close()
@@ -186,13 +186,13 @@ class Ledger:
 
 @contextmanager
 def _undamaged(path: Path) -> Iterator[None]:
-    """Read what was written; raises `UsageError` where nobody wrote that."""
+    """Turn decoding errors of the block into a `UsageError`."""
     try:
         yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
-            f"{path} is damaged ({error}); move it away: what an earlier server left running is not taken back then, "
-            "and ends by itself"
+            f"{path} is damaged ({error}); move it away. Sandboxes of the previous server are then not re-attached, and "
+            "end by themselves"
         ) from None
 
 
@@ -203,11 +203,11 @@ def _open(path: Path) -> sqlite3.Connection:
         path.open("r+b").close()
     except OSError as error:
         raise UsageError(
-            f"leases cannot be written down in {path}: {error.strerror or error}; choose another folder (--state)"
+            f"cannot persist leases in {path}: {error.strerror or error}; choose another folder (--state)"
         ) from None
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0.2)
     try:
-        # One server has the file: its lock goes with the process, however that ends.
+        # The lock makes the file exclusive to one server; the kernel releases it when the process ends.
         connection.execute("pragma locking_mode = exclusive")
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
@@ -224,11 +224,13 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection.close()
         if "locked" in str(error):  # library's message: sqlite
-            raise UsageError(f"another server has {path}; stop it or choose another folder (--state)") from None
-        raise UsageError(f"{path} cannot be used: {error}") from None
+            raise UsageError(
+                f"{path} is in use by another server; stop it or choose another folder (--state)"
+            ) from None
+        raise UsageError(f"cannot use {path}: {error}") from None
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise UsageError(f"{path} is no ledger of envkit: {error}; move it away") from None
+        raise UsageError(f"{path} is not an envkit ledger: {error}; move it away") from None
     except BaseException:
         connection.close()
         raise
@@ -253,7 +255,7 @@ def _put(
             )
             cursor.execute("commit")
         except BaseException:
-            with suppress(sqlite3.Error):  # after some failures SQLite has done so itself
+            with suppress(sqlite3.Error):  # SQLite rolls back by itself after some failures
                 cursor.execute("rollback")
             raise
 
@@ -265,6 +267,6 @@ def _row(view: SandboxView) -> tuple[Any, ...]:
 
 
 def _columns(seat: SessionRecord) -> tuple[str, ...]:
-    # A seed may have more bits than a number of SQLite's.
+    # A seed may have more bits than an SQLite integer.
     task = seat.task
-    return seat.box, seat.session, task.env_id, str(task.seed), msgspec.json.encode(dict(task.options)).decode()
+    return seat.sandbox_id, seat.session, task.env_id, str(task.seed), msgspec.json.encode(dict(task.options)).decode()

@@ -1,4 +1,4 @@
-"""Worlds that share boxes and worlds that have their own, behind one host."""
+"""Routing between shared and single-episode workers, behind one host."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from envkit.types import Task
 
 @dataclass(frozen=True, slots=True)
 class RoutedHosts:
-    """Plays each task where its world belongs; satisfies `envkit.protocols.LastingHost`.
+    """Routes each task by its environment; satisfies `envkit.protocols.ResumableHost`.
 
     Attributes:
-        shared: Where many episodes live together.
-        own: Where each has a box of its own.
-        shares: Says of an environment's id which of the two.
+        shared: Host whose workers play many episodes each.
+        own: Host whose workers play one episode each.
+        shares: Returns whether an environment id belongs to `shared`.
     """
 
     shared: ResumableHost
@@ -30,14 +30,14 @@ class RoutedHosts:
 
     @property
     def why_unready(self) -> str:
-        """See `envkit.protocols.WatchedHost`; sandboxes of one episode each come and go, and do not count."""
+        """See `envkit.protocols.ReadinessHost`; single-episode sandboxes come and go, and do not count."""
         return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return self._home(task).lease(task)
+        return self._host_of(task).lease(task)
 
     def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return self._home(task).lease_as(key, task)
+        return self._host_of(task).lease_as(key, task)
 
     def resumable_task(self, key: str) -> Task | None:
         return self.shared.resumable_task(key) or self.own.resumable_task(key)
@@ -45,5 +45,5 @@ class RoutedHosts:
     def resumable_keys(self) -> Sequence[str]:
         return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
-    def _home(self, task: Task) -> ResumableHost:
+    def _host_of(self, task: Task) -> ResumableHost:
         return self.shared if self.shares(task.env_id) else self.own

@@ -1,4 +1,4 @@
-"""Which episode is in which box, for the next server to know."""
+"""Session store: which episode is in which sandbox, across server restarts."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from envkit.types import Task
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """Where an episode is.
+    """Location of an episode.
 
     Attributes:
-        box: Id of its sandbox.
-        session: Name of its session on the server in there.
-        task: What it plays.
+        sandbox_id: Id of its sandbox.
+        session: Id of its session on that sandbox's env server.
+        task: Its task.
     """
 
-    box: str
+    sandbox_id: str
     session: str
     task: Task
 
 
 class SessionStore(Protocol):
-    """Knows, beyond the life of a server, which episode is in which box."""
+    """Persists the location of each episode across server restarts."""
 
     def seated(self) -> Sequence[str]:
-        """Return the keys of all episodes that are somewhere."""
+        """Return the keys of all recorded episodes."""
         ...
 
     def seat(self, key: str) -> SessionRecord | None: ...
 
     async def sit(self, key: str, seat: SessionRecord) -> None:
-        """Return once it is written down."""
+        """Record an episode's location; returns once it is persisted."""
         ...
 
     async def leave(self, key: str) -> None:
-        """Return once it is forgotten; not cancelled."""
+        """Forget an episode; shielded from cancellation."""
         ...

@@ -1,4 +1,4 @@
-"""Calls that are made again one after the other, since each of them may be why a box was lost."""
+"""Retries calls one at a time if each of them may have caused the loss of a worker."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from contextlib import asynccontextmanager
 import anyio
 
 TURN_S = 20.0
-"""Seconds that a call waits for those before it; longer than it takes until a silent box counts as lost."""
+"""Seconds that a call waits for its turn; longer than the detection of an unresponsive worker takes."""
 
 
 class SuspectQueue:
-    """Gives such calls their turn; one that has waited for long goes on without, beside whoever has it."""
+    """Serializes suspect calls; one that has waited too long runs concurrently."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
-        self._beside = 0
-        self._ever_beside = 0
+        self._unordered = 0
+        self._ever_unordered = 0
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Callable[[], bool]]:
-        """Wait for the turn of a call, which is made in the block.
+        """Wait for a turn; the call is made in the block.
 
-        Returns:
-            What says whether no other one was made beside it so far.
+        Yields:
+            A function that returns whether no other call ran concurrently so far.
         """
         has_turn = False
         with anyio.move_on_after(TURN_S):
             await self._lock.acquire()
             has_turn = True
         if has_turn:
-            was_alone, before = not self._beside, self._ever_beside
+            was_alone, before = not self._unordered, self._ever_unordered
             try:
-                yield lambda: was_alone and before == self._ever_beside
+                yield lambda: was_alone and before == self._ever_unordered
             finally:
                 self._lock.release()
         else:
-            self._beside += 1
-            self._ever_beside += 1
+            self._unordered += 1
+            self._ever_unordered += 1
             try:
                 yield lambda: False
             finally:
-                self._beside -= 1
+                self._unordered -= 1

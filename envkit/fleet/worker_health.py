@@ -1,8 +1,8 @@
-"""Whether the env server in a box lives.
+"""Health of the env server in a worker.
 
-Worlds compute in the server's own event loop, so that one long step silences it, for all that play there. That is no
-reason to end the box: a thread beside the loop tells that the process runs. One that was stopped, or that hangs as a
-whole, says nothing by either way.
+Environments compute in the server's event loop, so one long step blocks it for all episodes there. That is no reason to
+end the worker: a separate thread answers heartbeats of the process. A process that is stopped, or hangs as a whole,
+answers neither.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from envkit.types import Cause, CauseKind
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatTimes:
-    """When a box whose env server does not answer counts as lost.
+    """Heartbeat settings of an env server.
 
     Attributes:
         interval_s: Seconds from an answer to the next probe.
         timeout_s: See `lost_s`.
         misses: See `lost_s`.
-        longest_step_s: Seconds of silence of its event loop after which a server is lost although its process runs.
+        longest_step_s: Seconds without an answer of the event loop after which it is lost despite heartbeats.
     """
 
     interval_s: float = 5.0
@@ -37,59 +37,59 @@ class HeartbeatTimes:
 
     @property
     def lost_s(self) -> float:
-        """Seconds without any sign of life after which it is lost."""
+        """Seconds without an answer or a heartbeat after which it is lost."""
         return self.interval_s * self.misses + self.timeout_s
 
     @property
-    def quiet_s(self) -> float:
-        """Seconds of silence of its event loop after which its process is felt, and new episodes go elsewhere."""
+    def unresponsive_s(self) -> float:
+        """Seconds without an answer after which its heartbeat is checked, and new episodes go elsewhere."""
         return self.lost_s / 2
 
 
-async def watch_server(box: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> Cause:
-    """Listen to the server in a box, and return how long it was silent once that was too long."""
+async def watch_server(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> Cause:
+    """Monitor a worker's server until it is lost; return the cause."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_ask, box, client, probing)
-        tasks.start_soon(_feel, box, client, probing)
-        cause = await _judge(box, probing)
+        tasks.start_soon(_poll_health, worker, client, probing)
+        tasks.start_soon(_send_heartbeats, worker, client, probing)
+        cause = await _await_loss(worker, probing)
         tasks.cancel_scope.cancel()
     return cause
 
 
-async def _judge(box: EnvWorker, probing: HeartbeatTimes) -> Cause:
-    """What our own event loop slept too long is not the server's silence."""
+async def _await_loss(worker: EnvWorker, probing: HeartbeatTimes) -> Cause:
+    """Return the cause once the server is lost. Lag of our own event loop is not counted."""
     now = clock.now()
     while True:
-        lost_at = max(box.answered_at, box.process_seen_at) + probing.lost_s
-        hung_at = box.answered_at + max(probing.longest_step_s, probing.lost_s)
+        lost_at = max(worker.answered_at, worker.process_seen_at) + probing.lost_s
+        hung_at = worker.answered_at + max(probing.longest_step_s, probing.lost_s)
         if now >= lost_at:
-            return Cause(CauseKind.UNRESPONSIVE, f"its env server was silent for {probing.lost_s:g} s")
+            return Cause(CauseKind.UNRESPONSIVE, f"env server did not answer for {probing.lost_s:g} s")
         if now >= hung_at:
-            said = f"its env server computed for {probing.longest_step_s:g} s, the longest that a step may take"
-            return Cause(CauseKind.UNRESPONSIVE, said)
+            why = f"env server computed for {probing.longest_step_s:g} s, the limit for one step"
+            return Cause(CauseKind.UNRESPONSIVE, why)
         due = min(lost_at, hung_at, now + probing.interval_s / 4)
         await anyio.sleep(max(0.0, due - now))
         now = clock.now()
-        box.answered_at = forgiven(box.answered_at, now - due, now=now)
-        box.process_seen_at = forgiven(box.process_seen_at, now - due, now=now)
+        worker.answered_at = forgiven(worker.answered_at, now - due, now=now)
+        worker.process_seen_at = forgiven(worker.process_seen_at, now - due, now=now)
 
 
-async def _ask(box: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
-    """Ask the server's event loop at intervals; an answer may take as long as it likes."""
+async def _poll_health(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
+    """Poll the server's event loop at intervals, without a timeout."""
     while True:
         await anyio.sleep(probing.interval_s)
         with suppress(EnvkitError):
             await client.health()
-            box.answered_at = clock.now()
+            worker.answered_at = clock.now()
 
 
-async def _feel(box: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
-    """Feel for the server's process while its event loop is silent."""
+async def _send_heartbeats(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
+    """Check the heartbeat of the server's process while its event loop does not answer."""
     while True:
-        if (rest_s := box.answered_at + probing.quiet_s - clock.now()) > 0:
+        if (rest_s := worker.answered_at + probing.unresponsive_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
         with suppress(EnvkitError, OSError):
             await client.heartbeat()
-            box.process_seen_at = clock.now()
+            worker.process_seen_at = clock.now()
         await anyio.sleep(probing.interval_s)

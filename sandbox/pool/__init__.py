@@ -1,4 +1,4 @@
-"""A pool of sandboxes: who gets one, on which node, and what is known of each from its start to its end."""
+"""Sandbox pool: scheduling on nodes, leases, liveness, and the history of each sandbox."""
 
 from .pool import Pool
 

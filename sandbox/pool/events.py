@@ -1,4 +1,4 @@
-"""What a pool tells of its sandboxes: to who listens, to a ledger, to who looks later, and as counts."""
+"""Event log of a pool: live events, ledger writes, views of ended sandboxes, and counters."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KEPT_EVENTS = 10_000
 KEPT_VIEWS = 1_000
 KEPT_VIEWS_S = 600.0
 ALERT_S = 60.0
-"""Seconds from one alert to the next of the same kind about the same sandbox or stock."""
+"""Minimum seconds between two alerts of the same kind about the same sandbox or stock."""
 _NEVER_UP = frozenset({SandboxState.STARTING, SandboxState.STOPPED})
 
 
 class Events:
-    """The last 10,000 events, for any number of readers. None of them holds anything up: who is slow misses some, and
-    sees it by the numbers.
+    """The last 10,000 events, for any number of readers. A slow reader blocks nobody: it misses events, and can tell
+    from the gap in their numbers.
 
     Attributes:
-        counts: How many there were of each kind.
+        counts: Number of events by kind.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Events:
         self._wake()
 
     async def since(self, number: int) -> AsyncIterator[PoolEvent]:
-        """Give what came after event `number`, as far as it is kept, and what comes, until `close`.
+        """Yield the kept events after event `number`, then new ones until `close`.
 
-        A number that has not come yet is one of another process, and stands for none.
+        A number above the last event comes from another process and counts as 0.
         """
         number = number if 0 <= number <= self._last else 0
         while True:
@@ -79,7 +79,7 @@ class Events:
                     self._readers -= 1
 
     def close(self) -> None:
-        """Let readers end after the last event."""
+        """End all readers after the last event."""
         self._is_closed = True
         self._wake()
 
@@ -90,28 +90,28 @@ class Events:
 
 
 class LedgerStore(Protocol):
-    """Where sandboxes are written down, so that they are found again after a restart."""
+    """Persistent store of sandboxes, so that a pool finds them again after a restart."""
 
     @property
     def id(self) -> str:
-        """What no other ledger is called, without blanks; the same whenever it is opened."""
+        """Unique, without blanks, and stable across restarts."""
         ...
 
     async def save(self, view: SandboxView) -> None:
-        """Write down what a sandbox has become; a later view of the same id takes the place of this one."""
+        """Persist a view; it replaces an earlier view of the same id."""
         ...
 
     def load(self) -> Sequence[SandboxView]:
-        """Return what was written down, the newest view of each id."""
+        """Return the newest persisted view of each id."""
         ...
 
 
 class LedgerWriter:
-    """Writes views down one after another, in the order in which they came; of one id only the newest that waits.
+    """Writes views to a ledger one by one, in order; of the pending views of one id only the newest.
 
     Args:
-        ledger: Where to.
-        failed: Told of each view that could not be written down, and why.
+        ledger: The target.
+        failed: Called with each view that could not be persisted, and the reason.
     """
 
     def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
@@ -123,26 +123,26 @@ class LedgerWriter:
         self._written = anyio.Event()
 
     def put(self, view: SandboxView) -> None:
-        """Have `view` written down soon."""
-        self._waiting.pop(view.id, None)  # to its place at the end
+        """Queue `view` for writing."""
+        self._waiting.pop(view.id, None)  # move it to the end
         self._waiting[view.id] = view
         self._arrived.set()
 
     async def saved(self, id: str) -> bool:
-        """Wait until nothing of this id waits; say whether the last of it was written down."""
+        """Wait until no view of this id is pending; return whether the last one was persisted."""
         while id in self._waiting:
             await self._written.wait()
         return id not in self._unsaved
 
     async def run(self) -> None:
-        """Write for ever."""
+        """Write pending views until cancelled."""
         while True:
             self._arrived = anyio.Event()
             await self.write()
             await self._arrived.wait()
 
     async def write(self) -> None:
-        """Write all that waits; what is being written when this is cancelled waits on."""
+        """Write all pending views; on cancellation the current one stays pending."""
         while self._waiting:
             id, view = next(iter(self._waiting.items()))
             try:
@@ -159,7 +159,7 @@ class LedgerWriter:
 
 
 class RecentlyEnded:
-    """Views of those that are over: for 10 minutes, and at most 1,000."""
+    """Views of ended sandboxes: the last 1,000, for at most 10 minutes."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, tuple[float, SandboxView]] = OrderedDict()
@@ -177,12 +177,12 @@ class RecentlyEnded:
         return None if found is None else found[1]
 
     def free(self, id: str, tenant: str | None) -> None:
-        """Let the name of one be used again, if it is of this tenant; None is any."""
+        """Allow the id to be reused, if the sandbox belongs to `tenant`; None means any tenant."""
         if id in self._views and tenant in (None, self._views[id][1].tenant):
             self._freed.add(id)
 
     def take_name(self, id: str) -> None:
-        """Forget the one of this name, if the name is free: it was freed, or nobody ever had what it stood for."""
+        """Forget the view of this id if the id may be reused: it was freed, or its sandbox was never ready."""
         found = self.get(id)
         if found is not None and (id in self._freed or {one.state for one in found.phases} <= _NEVER_UP):
             del self._views[id]
@@ -192,7 +192,7 @@ class RecentlyEnded:
         return [view for _, view in self._views.values()]
 
     def forget(self, *, now: float) -> None:
-        """Forget what is older than it may be."""
+        """Drop expired views."""
         while self._views and now - next(iter(self._views.values()))[0] >= KEPT_VIEWS_S:
             self._drop_oldest()
 
@@ -202,16 +202,16 @@ class RecentlyEnded:
 
 
 class EventLog:
-    """Takes down what happens to the sandboxes of one pool.
+    """Records what happens to the sandboxes of one pool.
 
     Args:
-        ledger: Where they are written down as well; None for nowhere.
+        ledger: Persists the sandboxes; None for no persistence.
 
     Attributes:
-        events: What happened.
-        past: Those that are over.
-        tally: How much of what has happened.
-        saver: Writes to the ledger.
+        events: The event stream.
+        past: Views of ended sandboxes.
+        tally: Counters.
+        saver: The ledger's writer; None without a ledger.
     """
 
     def __init__(self, ledger: LedgerStore | None) -> None:
@@ -221,34 +221,36 @@ class EventLog:
         self.saver = None if ledger is None else LedgerWriter(ledger, self._unsaved)
         self._alerted: dict[tuple[object, str], float] = {}
 
-    def entered(self, member: Instance) -> None:
-        """A sandbox is in another state."""
-        self._told(member.record())
-        if member.state is SandboxState.STARTING:
+    def entered(self, instance: Instance) -> None:
+        """Record that a sandbox changed its state."""
+        self._record(instance.record())
+        if instance.state is SandboxState.STARTING:
             self.tally.starts += 1
-        elif member.state is SandboxState.LOST:
-            # What runs the commands of the pool's owner, such as environment servers, never exits if all is well.
-            self.tally.over(member.ended_by().kind, may_exit=bool(member.spec.command) and member.payer is not None)
-        elif member.has_failed and not isinstance(member.failure, (SandboxRefusedError, SandboxEndedError)):
+        elif instance.state is SandboxState.LOST:
+            # Commands of the pool's owner, such as environment servers, never exit normally.
+            self.tally.over(
+                instance.ended_by().kind, may_exit=bool(instance.spec.command) and instance.payer is not None
+            )
+        elif instance.has_failed and not isinstance(instance.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 
-    def left(self, member: Instance) -> None:
-        """Nothing is left of a sandbox."""
-        if not member.is_forgotten:
-            self.past.add(member.record(), now=clock.now())
+    def left(self, instance: Instance) -> None:
+        """Record that a sandbox is fully removed."""
+        if not instance.is_forgotten:
+            self.past.add(instance.record(), now=clock.now())
 
     def renamed(self, before: SandboxView, name: str) -> None:
-        """A spare has become what `name` stands for."""
-        self._told(ended(before, Cause(CauseKind.STOPPED, f"lent as {name}")))
+        """Record that a warm sandbox was leased under the id `name`."""
+        self._record(ended(before, Cause(CauseKind.STOPPED, f"leased as {name}")))
 
     def ended(self, view: SandboxView) -> None:
-        """What another process had left is over."""
-        self._told(view)
+        """Record the end of a sandbox of a previous process."""
+        self._record(view)
         self.past.add(view, now=clock.now())
 
-    def alert(self, kind: str, member: Instance | None, text: str, *, about: object = "") -> None:
-        """Something is to be looked at: with a sandbox, or with something else, which `about` is."""
-        sandbox_id, tenant = ("", "") if member is None else (member.id, member.tenant)
+    def alert(self, kind: str, instance: Instance | None, text: str, *, about: object = "") -> None:
+        """Emit an alert about a sandbox, or about the subject `about`; at most one a minute per subject and kind."""
+        sandbox_id, tenant = ("", "") if instance is None else (instance.id, instance.tenant)
         now = clock.now()
         subject = (sandbox_id or about, kind)
         if now - self._alerted.get(subject, -ALERT_S) >= ALERT_S:
@@ -256,12 +258,12 @@ class EventLog:
             self.events.emit(kind, text, sandbox_id=sandbox_id, tenant=tenant)
 
     def forget(self) -> None:
-        """Forget what need not be known any longer."""
+        """Drop expired views and alert times."""
         now = clock.now()
         self.past.forget(now=now)
         self._alerted = {about: at for about, at in self._alerted.items() if now - at < ALERT_S}
 
-    def _told(self, view: SandboxView) -> None:
+    def _record(self, view: SandboxView) -> None:
         last = view.phases[-1]
         self.events.emit(
             "state", last.reason, sandbox_id=view.id, tenant=view.tenant, state=last.state, cause=last.cause
@@ -270,4 +272,4 @@ class EventLog:
             self.saver.put(view)
 
     def _unsaved(self, view: SandboxView, why: str) -> None:
-        self.events.emit("ledger", f"it was not written down: {why}", sandbox_id=view.id, tenant=view.tenant)
+        self.events.emit("ledger", f"sandbox not persisted: {why}", sandbox_id=view.id, tenant=view.tenant)

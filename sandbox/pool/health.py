@@ -1,8 +1,8 @@
-"""Whether sandboxes are alive: each is asked now and then, and who says nothing for too long is lost.
+"""Liveness of sandboxes: each is probed at intervals, and is lost if it does not answer for too long.
 
-An exit is seen at once, since the sandbox says it itself. For the rest there is one probe under way at a time, which
-may take as long as it likes: on a busy machine one late answer is an answer, where several short probes would all have
-failed. A call that was answered counts as well. What our own event loop slept too long is not the sandbox's silence.
+An exit is reported at once by the sandbox. Otherwise one probe at a time is under way, without a timeout of its own: on
+a busy machine one late answer counts, where several short probes would all fail. Any answered call counts as well. Lag
+of our own event loop is not counted against the sandbox.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
 DISK_PERCENT = 90
 MANY = 500
-"""Sandboxes of a pool from which each is asked less often."""
+"""Number of sandboxes in a pool above which each is probed less often."""
 
-_LOOK_S = 0.5
-"""Seconds that finding out why a sandbox is silent may take."""
+_DIAGNOSIS_S = 0.5
+"""Timeout in seconds for the diagnosis of a sandbox that does not answer."""
 _STATS_S = 10.0
 _STOP_S = 15.0
-"""Seconds until a sandbox that does not stop is left alone."""
+"""Timeout in seconds for stopping a sandbox."""
 
 Alert: TypeAlias = Callable[[str, Instance, str], None]
-"""Told of what is to be looked at: its kind, whose it is, and one line for people."""
+"""Called with the kind of the alert, the sandbox, and one line for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessTimes:
-    """When a sandbox that does not answer counts as what.
+    """Liveness settings of a pool.
 
     Attributes:
         interval_s: Seconds from an answer to the next probe.
-        suspect_s: Seconds of silence after which it is suspect.
-        lost_s: Seconds of silence after which it is lost.
+        suspect_s: Seconds without an answer after which a sandbox is suspect.
+        lost_s: Seconds without an answer after which it is lost.
     """
 
     interval_s: float = 1.0
@@ -57,27 +57,27 @@ class LivenessTimes:
 
     def __post_init__(self) -> None:
         if not 0 < self.interval_s < self.suspect_s < self.lost_s:
-            raise ValueError(f"0 < interval_s < suspect_s < lost_s does not hold of {self}")
+            raise ValueError(f"{self} violates 0 < interval_s < suspect_s < lost_s")
 
-    def among(self, boxes: int) -> LivenessTimes:
-        """Return what holds among so many sandboxes.
+    def among(self, sandboxes: int) -> LivenessTimes:
+        """Return the settings for a pool of `sandboxes` sandboxes.
 
-        From 500 on each is asked later, up to a quarter of an interval, since probes take the processors' time; it has
-        as long to answer as ever, so what is silent is seen as much later.
+        Above 500 each probe comes later, by up to a quarter of the interval, to save CPU time. The time to answer stays
+        the same, so a loss is detected that much later.
         """
-        later_s = self.interval_s * min(max(boxes / MANY - 1, 0.0), 0.25)
+        later_s = self.interval_s * min(max(sandboxes / MANY - 1, 0.0), 0.25)
         if not later_s:
             return self
         return LivenessTimes(self.interval_s + later_s, self.suspect_s + later_s, self.lost_s + later_s)
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two looks at all sandboxes."""
+        """Seconds between two checks of all sandboxes."""
         return self.interval_s / 4
 
 
 class Liveness(Enum):
-    """What a silence means."""
+    """Liveness state of a sandbox."""
 
     WELL = "well"
     SUSPECT = "suspect"
@@ -85,7 +85,7 @@ class Liveness(Enum):
 
 
 def liveness(silent_s: float, watch: LivenessTimes) -> Liveness:
-    """Say what a silence of `silent_s` seconds means."""
+    """Return the state after `silent_s` seconds without an answer."""
     if silent_s >= watch.lost_s:
         return Liveness.LOST
     return Liveness.SUSPECT if silent_s >= watch.suspect_s else Liveness.WELL
@@ -93,156 +93,156 @@ def liveness(silent_s: float, watch: LivenessTimes) -> Liveness:
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """A sandbox of which can be seen from outside why it is silent."""
+    """A sandbox that can be diagnosed from outside."""
 
     async def look(self) -> str:
-        """Return in one line what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
+        """Return in one line why it does not answer, such as ``"paused"``; empty if unknown."""
         ...
 
 
 @runtime_checkable
 class Backpressured(Protocol):
-    """A sandbox that may wait for us to take what it has said."""
+    """A sandbox whose output may be held back by a slow reader on our side."""
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing more is taken from it because somebody here does not."""
+        """Whether a slow local reader blocks its output."""
         ...
 
 
 @runtime_checkable
 class ReportsStats(Protocol):
-    """A sandbox that knows figures about itself."""
+    """A sandbox that reports its own resource use."""
 
     async def stats(self) -> dict[str, JSON]:
-        """Return ``memory_bytes`` among others, where that is known."""
+        """Return ``memory_bytes`` and others, as far as they are known."""
         ...
 
 
-async def monitor(member: Instance, watch: LivenessTimes, alert: Alert) -> None:
-    """Watch a sandbox that is up until it is over, and then stop it.
+async def monitor(instance: Instance, watch: LivenessTimes, alert: Alert) -> None:
+    """Monitor a running sandbox until it ends, then stop it.
 
-    Not cancelled before it has stopped; that is bounded (15 s).
+    Stopping is shielded from cancellation and takes at most 15 s.
     """
-    member.interval_s = watch.interval_s
+    instance.interval_s = watch.interval_s
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_await_exit, member)
-        tasks.start_soon(_probe, member, watch, alert)
+        tasks.start_soon(_await_exit, instance)
+        tasks.start_soon(_probe, instance, watch, alert)
         try:
-            await member.gone.wait()
+            await instance.gone.wait()
         finally:
-            member.end(CLOSED)
-            # Before its watchers: a call that is cancelled waits for what it had started, unless the box is gone.
-            await _stop(member, alert)
+            instance.end(CLOSED)
+            # Before the monitors are cancelled: a cancelled call waits for its program, unless the sandbox is gone.
+            await _stop(instance, alert)
         tasks.cancel_scope.cancel()
 
 
-def check(member: Instance, watch: LivenessTimes, *, now: float, late_s: float) -> Liveness:
-    """Say how a sandbox that is up does, and keep in mind that we were late, and how often it is to be asked."""
-    member.interval_s = watch.interval_s
-    member.heard_at = forgiven(member.heard_at, late_s, now=now)
-    found = liveness(now - member.heard_at, watch)
+def check(instance: Instance, watch: LivenessTimes, *, now: float, late_s: float) -> Liveness:
+    """Return the liveness of a running sandbox, less our own lag of `late_s` seconds; apply the current interval."""
+    instance.interval_s = watch.interval_s
+    instance.answered_at = forgiven(instance.answered_at, late_s, now=now)
+    found = liveness(now - instance.answered_at, watch)
     if found is Liveness.WELL:
         return found
-    sandbox: object = member.sandbox
+    sandbox: object = instance.sandbox
     if isinstance(sandbox, Backpressured) and sandbox.is_unread:
-        member.heard_at = now
+        instance.answered_at = now
         return Liveness.WELL
-    if member.state is not SandboxState.SUSPECT:
-        member.enter(SandboxState.SUSPECT, f"silent for {watch.suspect_s:g} s")
+    if instance.state is not SandboxState.SUSPECT:
+        instance.enter(SandboxState.SUSPECT, f"no answer for {watch.suspect_s:g} s")
     return found
 
 
-async def declare_lost(member: Instance, watch: LivenessTimes) -> None:
-    """Find out, quickly, why a sandbox is silent, and count it as lost unless it answers meanwhile."""
-    cause = f"silent for {watch.lost_s:g} s"
-    heard_at = member.heard_at
-    sandbox: object = member.sandbox
+async def declare_lost(instance: Instance, watch: LivenessTimes) -> None:
+    """Diagnose a sandbox that does not answer, and declare it lost unless it answers meanwhile."""
+    cause = f"no answer for {watch.lost_s:g} s"
+    answered_at = instance.answered_at
+    sandbox: object = instance.sandbox
     try:
         if isinstance(sandbox, Diagnosable):
-            with anyio.move_on_after(_LOOK_S):
-                if seen := await _seen(member, sandbox):
+            with anyio.move_on_after(_DIAGNOSIS_S):
+                if seen := await _diagnosis(instance, sandbox):
                     cause = f"{seen}, {cause}"
-        if member.heard_at == heard_at:
-            member.lose(Cause(CauseKind.UNRESPONSIVE, cause))
+        if instance.answered_at == answered_at:
+            instance.lose(Cause(CauseKind.UNRESPONSIVE, cause))
     finally:
-        member.is_judged = False
+        instance.is_diagnosing = False
 
 
-async def _seen(member: Instance, sandbox: Diagnosable) -> str:
+async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> str:
     try:
         return await sandbox.look()
     except (EnvkitError, OSError):
         return ""
     except Exception as error:
-        return str(_unforeseen(member, error))
+        return str(_unhandled(instance, error))
 
 
-async def _await_exit(member: Instance) -> None:
-    assert member.sandbox is not None
+async def _await_exit(instance: Instance) -> None:
+    assert instance.sandbox is not None
     try:
-        cause = await member.sandbox.wait()
+        cause = await instance.sandbox.wait()
     except (EnvkitError, OSError) as error:
         cause = Cause(CauseKind.UNKNOWN, str(error))
     except Exception as error:
-        cause = _unforeseen(member, error)
-    member.lose(cause)
+        cause = _unhandled(instance, error)
+    instance.lose(cause)
 
 
-async def _probe(member: Instance, watch: LivenessTimes, alert: Alert) -> None:
-    sandbox = member.sandbox
+async def _probe(instance: Instance, watch: LivenessTimes, alert: Alert) -> None:
+    sandbox = instance.sandbox
     assert sandbox is not None
     figures = sandbox.stats if isinstance(sandbox, ReportsStats) else None
     stats_at = clock.now() + _STATS_S
     while True:
-        if (rest_s := member.heard_at + member.interval_s - clock.now()) > 0:
+        if (rest_s := instance.answered_at + instance.interval_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
         asked_at, began = clock.now(), clock.precise()
         try:
             if figures is not None and asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
-                _check_bounds(member, await figures(), alert)
+                _check_bounds(instance, await figures(), alert)
             else:
                 await sandbox.probe(watch.lost_s)
         except SandboxLostError as error:
-            return member.lose(error.cause)
+            return instance.lose(error.cause)
         except DeadlineError:
             continue
         except (EnvkitError, OSError):
             await anyio.sleep(watch.interval_s)
             continue
         except Exception as error:
-            return member.lose(_unforeseen(member, error))
-        member.latency_s = latency_s = clock.precise() - began
-        member.hear()
+            return instance.lose(_unhandled(instance, error))
+        instance.latency_s = latency_s = clock.precise() - began
+        instance.answered()
         if latency_s > SLOW_PROBE_S:
-            alert("probe", member, f"an answer took {latency_s:.1f} s")
+            alert("probe", instance, f"slow probe: {latency_s:.1f} s")
 
 
-def _unforeseen(member: Instance, error: Exception) -> Cause:
-    """Log what is the end of one sandbox and not of all the others, such as an answer that no agent of ours gives."""
-    _log.error("sandbox %s failed in a way that nobody foresaw", member.id, exc_info=error)
+def _unhandled(instance: Instance, error: Exception) -> Cause:
+    """Log an unexpected exception, which ends this sandbox and not the pool, such as one from a hostile agent."""
+    _log.error("unhandled exception in sandbox %s", instance.id, exc_info=error)
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 
 
-def _check_bounds(member: Instance, stats: dict[str, JSON], alert: Alert) -> None:
-    used, bound = stats.get("memory_bytes"), member.demand.memory_mib << 20
+def _check_bounds(instance: Instance, stats: dict[str, JSON], alert: Alert) -> None:
+    used, bound = stats.get("memory_bytes"), instance.demand.memory_mib << 20
     if isinstance(used, int) and used >= MEMORY_SHARE * bound:
-        alert("memory", member, f"{used >> 20} of {bound >> 20} MiB of memory are in use")
+        alert("memory", instance, f"{used >> 20} of {bound >> 20} MiB of memory in use")
     percent = stats.get("disk_percent")
     if isinstance(percent, int) and percent >= DISK_PERCENT:
-        alert("disk", member, f"{percent} % of what it may write to {stats.get('disk_place')} are used")
+        alert("disk", instance, f"{percent} % of the disk limit at {stats.get('disk_place')} in use")
 
 
-async def _stop(member: Instance, alert: Alert) -> None:
-    assert member.sandbox is not None
+async def _stop(instance: Instance, alert: Alert) -> None:
+    assert instance.sandbox is not None
     with anyio.move_on_after(_STOP_S, shield=True) as limit:
         try:
-            await member.sandbox.stop()
+            await instance.sandbox.stop()
         except (EnvkitError, OSError) as error:
-            alert("stop", member, f"it may be left behind: {error}")
+            alert("stop", instance, f"sandbox may be left behind: {error}")
         except Exception as error:
-            alert("stop", member, f"it may be left behind: {_unforeseen(member, error)}")
+            alert("stop", instance, f"sandbox may be left behind: {_unhandled(instance, error)}")
     if limit.cancelled_caught:
-        alert("stop", member, f"it may be left behind: it did not stop within {_STOP_S:g} s")
+        alert("stop", instance, f"sandbox may be left behind: it did not stop within {_STOP_S:g} s")

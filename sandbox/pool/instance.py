@@ -1,4 +1,4 @@
-"""One sandbox of a pool, from its start to its end: its states, and the calls that end with it."""
+"""A sandbox of a pool: its states, and the calls that end with it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 STOPPED = Cause(CauseKind.STOPPED, "stopped")
-GIVEN_UP = Cause(CauseKind.STOPPED, "given up while it was started")
+GIVEN_UP = Cause(CauseKind.STOPPED, "its caller gave up during the start")
 
 KEPT_PHASES = 100
-"""Of a sandbox that is silent now and then for days, the first phase and the last ones are kept."""
+"""Number of phases kept: the first and the last ones, as a sandbox may be suspect many times."""
 
 _REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
 _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
@@ -37,67 +37,67 @@ _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
 
 
 def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -> tuple[Phase, ...]:
-    """Return a history with `state` as its present.
+    """Return the history extended by `state`.
 
     Raises:
-        ValueError: That cannot follow on the state before; nothing comes back from being lost or stopped.
+        ValueError: The transition is invalid; lost and stopped are final.
     """
     if phases and state not in _NEXT[phases[-1].state]:
-        raise ValueError(f"a sandbox that is {phases[-1].state} cannot become {state}")
+        raise ValueError(f"invalid transition from {phases[-1].state} to {state}")
     kept = phases if len(phases) < KEPT_PHASES else [phases[0], *phases[2:]]
     return (*kept, phase(state, reason))
 
 
 def phase(state: SandboxState, reason: Cause | str) -> Phase:
-    """Return a phase that begins now."""
+    """Return a phase that starts now."""
     return Phase(state, clock.wall(), str(reason), reason if isinstance(reason, Cause) else None)
 
 
 def is_over(state: SandboxState) -> bool:
-    """Say whether nothing follows on `state`."""
+    """Return whether `state` is final."""
     return state in _REST
 
 
 def time_to_live(view: SandboxView) -> float | None:
-    """Return the time to live, in seconds, of a sandbox that was written down when its last phase began."""
+    """Return the time to live in seconds of a persisted sandbox; its record was made when its last phase began."""
     return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
 
 
 class Instance:
-    """Made by a pool.
+    """A sandbox as its pool manages it.
 
     Args:
-        id: The name by which it is asked for.
-        spec: What it is to be.
-        node: Where it is; what it takes there is taken by the pool.
-        tell: Called at each change of its state.
+        id: Its id in the pool.
+        spec: Its spec.
+        node: Its node; the pool reserves the resources there.
+        notify: Called at each change of state.
 
     Attributes:
-        demand: What it takes of its node.
-        tenant: Who holds it; empty for nobody.
-        ttl_s: Seconds without use after which its lease is over; None for never.
-        snapshot: What its node calls the files that it begins with; None for those of its spec.
-        is_lent: Whether somebody holds it, as opposed to a spare.
-        is_named: Whether it can be asked for by `id`, and stays after the call that asked for it.
-        payer: The tenant as whose it counts; None for whoever has the pool.
-        sandbox: What was started; None until then.
+        demand: Resources that it uses on its node.
+        tenant: The tenant that holds it; empty if not leased.
+        ttl_s: Seconds without use after which its lease expires; None for never.
+        snapshot: Name on its node of the snapshot that it restores; None for the files of its spec.
+        is_leased: Whether it is leased, as opposed to warm.
+        is_named: Whether callers find it by `id`, so that it outlives the call that created it.
+        payer: The tenant that it counts for; None for the pool's owner.
+        sandbox: The backend's sandbox; None until it has started.
         phases: Its history.
-        failure: What is raised to who waited for it; None unless it did not become ready.
-        has_failed: Whether that is because its start failed, and not because it was not wanted any more.
-        is_forgotten: Whether nothing is to be seen of it afterwards.
-        cause: Why it is over; None until then.
-        settled: Set when it is ready, or over.
-        gone: Set when it is over.
-        cleared: Set when nothing is left of it.
-        starting: Ends its start when cancelled.
-        heard_at: When it last gave an answer, on the clock of the loop.
+        failure: Raised to waiting callers if it did not become ready; else None.
+        has_failed: Whether its start failed, as opposed to being cancelled.
+        is_forgotten: Whether its view is dropped at its end.
+        cause: Why it ended; None until then.
+        settled: Set when it is ready or has ended.
+        gone: Set when it has ended.
+        cleared: Set when it is fully removed.
+        starting: Cancels its start.
+        answered_at: Loop time of its last answer.
         interval_s: Seconds from an answer to the next probe.
-        used_at: When it was last used.
-        latency_s: How long its last probe took; None before the first.
-        is_judged: Whether it is being found out why it is silent.
+        used_at: Loop time of its last use.
+        latency_s: Duration of its last probe in seconds; None before the first.
+        is_diagnosing: Whether a diagnosis of its liveness is under way.
     """
 
-    def __init__(self, id: str, spec: SandboxSpec, node: Node, tell: Callable[[Instance], None]) -> None:
+    def __init__(self, id: str, spec: SandboxSpec, node: Node, notify: Callable[[Instance], None]) -> None:
         self.id = id
         self.spec = spec
         self.node = node
@@ -105,7 +105,7 @@ class Instance:
         self.tenant = ""
         self.ttl_s: float | None = None
         self.snapshot: str | None = None
-        self.is_lent = False
+        self.is_leased = False
         self.is_named = False
         self.payer: str | None = None
         self.sandbox: Sandbox | None = None
@@ -118,11 +118,11 @@ class Instance:
         self.gone = anyio.Event()
         self.cleared = anyio.Event()
         self.starting = anyio.CancelScope()
-        self.heard_at = self.used_at = clock.now()
+        self.answered_at = self.used_at = clock.now()
         self.interval_s = 0.0
         self.latency_s: float | None = None
-        self.is_judged = False
-        self._tell = tell
+        self.is_diagnosing = False
+        self._notify = notify
         self._calls: set[anyio.CancelScope] = set()
 
     @property
@@ -131,7 +131,7 @@ class Instance:
 
     @property
     def files(self) -> tuple[str, str] | None:
-        """The snapshot that it begins with: the node that has it, and what it is called there."""
+        """The snapshot that it restores, as node and name on that node."""
         return None if self.snapshot is None else (self.node.name, self.snapshot)
 
     @property
@@ -144,7 +144,7 @@ class Instance:
         return bool(self._calls)
 
     def view(self) -> SandboxView:
-        """Return how it is now; its lease ends a time to live after it was last used."""
+        """Return its current state; its lease expires `ttl_s` after its last use."""
         expires = None
         if self.ttl_s is not None and not self.is_over:
             used_at = clock.now() if self._calls else self.used_at
@@ -152,41 +152,41 @@ class Instance:
         return self._view(expires)
 
     def record(self) -> SandboxView:
-        """Return how it is, to be written down: its lease ends a time to live after its last phase began."""
+        """Return its state for the ledger; its lease expires `ttl_s` after its last phase began."""
         if self.ttl_s is None or self.is_over:
             return self._view(None)
         return self._view(self.phases[-1].at_s + self.ttl_s)
 
     def enter(self, state: SandboxState, reason: Cause | str) -> None:
-        """Be in `state` from now on."""
+        """Change to `state`."""
         self.phases = entered(self.phases, state, reason)
         if state is not SandboxState.STARTING:
             self.settled.set()
-        self._tell(self)
+        self._notify(self)
 
-    def come_back(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
-        """Be the `sandbox` that another process left, with the history that it had."""
+    def reattach(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
+        """Adopt the `sandbox` of a previous process, with its history."""
         self.sandbox = sandbox
-        self.phases = (*phases, phase(state, "taken back after a restart"))
+        self.phases = (*phases, phase(state, "re-attached after a restart"))
         self.settled.set()
-        self._tell(self)
+        self._notify(self)
 
     def up(self) -> None:
-        """It has started, and answers."""
-        self.heard_at = self.used_at = clock.now()
-        if self.is_lent:
+        """Record that it has started and answers."""
+        self.answered_at = self.used_at = clock.now()
+        if self.is_leased:
             self.enter(SandboxState.LEASED, f"started on {self.node.name}")
         else:
             self.enter(SandboxState.READY, f"started on {self.node.name}")
 
-    def hear(self) -> None:
-        """It gave an answer."""
-        self.heard_at = clock.now()
+    def answered(self) -> None:
+        """Record an answer."""
+        self.answered_at = clock.now()
         if self.state is SandboxState.SUSPECT:
-            self.enter(SandboxState.LEASED if self.is_lent else SandboxState.READY, "it answers again")
+            self.enter(SandboxState.LEASED if self.is_leased else SandboxState.READY, "answers again")
 
     def lose(self, cause: Cause) -> None:
-        """It is gone, without being told to; all its calls end at once. Only the first end counts."""
+        """Record that it ended unexpectedly, and cancel its calls. Only the first end counts."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
                 self.fail(cause)
@@ -194,7 +194,7 @@ class Instance:
                 self._finish(SandboxState.LOST, cause)
 
     def fail(self, cause: Cause, why: SandboxStartError | None = None) -> None:
-        """It does not become ready; `why` tells apart what lies in its spec."""
+        """Record that its start failed; `why` distinguishes failures caused by its spec."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
                 self.failure = SandboxRefusedError(self.id, cause, why.everywhere)
@@ -206,26 +206,26 @@ class Instance:
             self._finish(SandboxState.STOPPED, cause)
 
     def end(self, cause: Cause) -> None:
-        """Have it stopped; all its calls end at once. Only the first end counts."""
+        """Stop it and cancel its calls. Only the first end counts."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
                 self.failure = SandboxStartError(self.id, cause)
             self._finish(SandboxState.STOPPED, cause)
 
     def lost(self) -> SandboxLostError:
-        """Return what is raised to who uses it once it is over."""
+        """Return the error for calls after its end."""
         return SandboxLostError(self.id, self.ended_by())
 
     def ended_by(self) -> Cause:
-        """Return why it is over, once it is."""
+        """Return why it ended; only valid after its end."""
         assert self.cause is not None
         return self.cause
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a call that ends when it is over.
+        """Make a call that is cancelled when the sandbox ends.
 
         Raises:
-            SandboxLostError: It is over, or is while the call is under way.
+            SandboxLostError: The sandbox has ended, or ends during the call.
         """
         if self.gone.is_set():
             raise self.lost()
@@ -235,14 +235,14 @@ class Instance:
             try:
                 return await function(*args, **kwargs)
             except SandboxLostError as error:
-                self.lose(error.cause)  # a moment before its watchers hear of it
+                self.lose(error.cause)  # a moment before its monitor notices
             finally:
                 self._calls.discard(scope)
         raise self.lost()
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Have the block end when it is over; raises as `call`."""
+        """Cancel the block when the sandbox ends; raises as `call`."""
         if self.gone.is_set():
             raise self.lost()
         with anyio.CancelScope() as scope:
@@ -271,6 +271,6 @@ class Instance:
 
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
-    """Return a view of a sandbox that is over, made of one from before."""
+    """Return `view` extended by its end."""
     phases = (*view.phases, phase(state, cause))
     return replace(view, phases=phases, expires_at_s=None)

@@ -1,4 +1,4 @@
-"""What a pool counts, for metrics and for who decides how many nodes there should be."""
+"""Counters of a pool, for metrics and autoscaling."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from envkit.types import CauseKind, SandboxState
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How a pool does now, and what has happened since it was opened.
+    """Current state of a pool, and totals since it was opened.
 
     Attributes:
-        states: Sandboxes by state; those that are over are not among them.
-        spares: Those that are ready and not lent.
-        starts: Starts that were begun.
-        failed_starts: Those that failed, but for those by what was asked for.
+        states: Live sandboxes by state.
+        spares: Warm sandboxes that are ready and not leased.
+        starts: Starts begun.
+        failed_starts: Failed starts, without those caused by the request itself.
         finished: Sandboxes of callers that ended because their command exited.
-        losses: Sandboxes that were lost, by the kind of the cause.
-        restarts: Spares that were replaced because they failed or died.
-        waiting: Who waits for a sandbox, by tenant.
-        alerts: What was to be looked at, by kind.
-        probe_s: How long the last probe took, in seconds, by sandbox.
+        losses: Lost sandboxes by kind of cause.
+        restarts: Replacements of warm sandboxes that did not start or were lost.
+        waiting: Waiting requests by tenant.
+        alerts: Alerts by kind.
+        probe_s: Duration of the last probe in seconds, by sandbox.
     """
 
     states: Mapping[SandboxState, int]
@@ -40,7 +40,7 @@ class PoolCounts:
 
 @dataclass(slots=True)
 class PoolTally:
-    """What has happened since a pool was opened; the names are those of `PoolCounts`."""
+    """Totals since a pool was opened; for the fields see `PoolCounts`."""
 
     starts: int = 0
     failed_starts: int = 0
@@ -49,7 +49,7 @@ class PoolTally:
     losses: dict[CauseKind, int] = field(default_factory=dict)
 
     def over(self, kind: CauseKind, *, may_exit: bool) -> None:
-        """Count a sandbox that ended by itself: as finished where its command has exited and may, otherwise as lost."""
+        """Count a sandbox that ended by itself: as finished if its command exited and `may_exit`, otherwise as lost."""
         if may_exit and kind is CauseKind.EXITED:
             self.finished += 1
         else:
@@ -57,10 +57,10 @@ class PoolTally:
 
 
 def wanted(*, missing: int, free: float) -> int:
-    """Return how many more boxes there should be room for, or, negative, how many fewer would do.
+    """Return the number of sandboxes by which capacity should grow, or, negative, may shrink.
 
     Args:
-        missing: Leases and spares that wait for room.
-        free: Boxes that there is room for; infinity where that is not bounded.
+        missing: Leases and warm sandboxes that wait for capacity.
+        free: Sandboxes that still fit; infinity if unbounded.
     """
     return 0 if math.isinf(free) else missing - int(free)

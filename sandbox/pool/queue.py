@@ -1,4 +1,4 @@
-"""Who waits for a sandbox, and whose turn it is: fair among tenants, and nobody is passed by for ever."""
+"""Queue of lease requests: round-robin among tenants, and without starvation."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from .node import ResourceRequest
 T = TypeVar("T")
 
 MOST_PASSED = 32
-"""How often others may be served while there is room for them and not for who has the turn. Then whatever could be used
-by it waits for it, so that somebody who needs much is not kept waiting by many who need little."""
+"""How often a request may be passed over for lack of room. Then it gets a claim on every node that could hold it, so
+that many small requests do not starve a large one."""
 
 
 class LeaseAnswer(Enum):
-    """What becomes of an offer."""
+    """Result of an attempt to serve a request."""
 
     GRANTED = "granted"
     NO_ROOM = "no room"
     AT_BOUND = "at bound"
-    """Its tenant has as many as it may have."""
+    """The tenant is at its limit."""
 
 
 @dataclass(slots=True, eq=False)
 class LeaseRequest(Generic[T]):
-    """Somebody who waits.
+    """A request for a sandbox.
 
     Attributes:
-        spec: What is wanted.
-        demand: What that takes of a node.
-        tenant: For whom.
-        name: What it is to be called; None for no name.
-        ttl_s: Its time to live, in seconds; None for never.
-        snapshot: The files that it is to begin with: the node that has them, and what they are called there.
-        woken: Set when it is served, or when there is nothing to wait for any more.
-        given: What it was given; None until then.
+        spec: The requested spec.
+        demand: Resources that it needs.
+        tenant: The tenant that requests it.
+        name: Id of the sandbox; None for a generated one.
+        ttl_s: Time to live in seconds; None for unlimited.
+        snapshot: Snapshot to restore, as node and name on that node.
+        woken: Set when it is served, or will not be.
+        given: The sandbox; None until it is served.
         refusal: Why it can never be served; None while it may be.
-        giving_up: What is given up to make room for it.
-        passed: How often others were served while there was no room for it.
+        evicting: Warm sandboxes that are stopped to make room for it.
+        passed: How often it was passed over for lack of room.
     """
 
     spec: SandboxSpec
@@ -58,100 +58,100 @@ class LeaseRequest(Generic[T]):
     woken: anyio.Event = field(default_factory=anyio.Event)
     given: T | None = None
     refusal: SandboxError | None = None
-    giving_up: list[T] = field(default_factory=list)
+    evicting: list[T] = field(default_factory=list)
     passed: int = 0
 
     @property
     def payer(self) -> str | None:
-        """The tenant as whose it counts; None for whoever has the pool."""
+        """The tenant that it counts for; None for the pool's owner."""
         return payer(self.tenant, self.name)
 
     @property
-    def who(self) -> str:
-        """Its tenant, in words."""
-        return f"tenant {self.tenant!r}" if self.tenant else "who has no token, which is one tenant,"
+    def tenant_text(self) -> str:
+        """Its tenant, for error texts."""
+        return f"tenant {self.tenant!r}" if self.tenant else "the anonymous tenant"
 
 
 def payer(tenant: str, name: str | None) -> str | None:
-    """Return the tenant as whose a sandbox counts; None for what whoever has the pool takes for itself.
+    """Return the tenant that a sandbox counts for; None for the pool's owner.
 
-    That is what has no tenant and no name, or a name with a colon before it.
+    The owner's sandboxes have no tenant, and either no name or one that starts with a colon.
     """
     return None if not tenant and (name is None or name.startswith(":")) else tenant
 
 
 class LeaseQueue(Generic[T]):
-    """Those who wait: of each tenant in the order of arrival, the tenants in turn.
+    """Waiting requests: first come, first served within a tenant, round-robin among tenants.
 
     Attributes:
-        short: Whom the last `serve` refused for want of room, rather than because of their tenant's bound.
-        claims: Those of them who were passed too often: nobody is to be given what one of them before it could use.
+        unplaced: Requests that the last `serve` could not place for lack of room, not because of the tenant's limit.
+        claims: Those of them that were passed over too often; nodes that could hold one are reserved for it.
     """
 
     def __init__(self) -> None:
-        self.short: dict[LeaseRequest[T], None] = {}
+        self.unplaced: dict[LeaseRequest[T], None] = {}
         self.claims: dict[LeaseRequest[T], None] = {}
-        self._lines: OrderedDict[str, deque[LeaseRequest[T]]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[LeaseRequest[T]]] = OrderedDict()
         self._overdue: dict[LeaseRequest[T], None] = {}
 
-    def add(self, ticket: LeaseRequest[T]) -> None:
-        self._lines.setdefault(ticket.tenant, deque()).append(ticket)
+    def add(self, request: LeaseRequest[T]) -> None:
+        self._queues.setdefault(request.tenant, deque()).append(request)
 
-    def discard(self, ticket: LeaseRequest[T]) -> None:
-        """Let it wait no longer; safe to repeat."""
-        line = self._lines.get(ticket.tenant)
-        if line is not None and ticket in line:
-            line.remove(ticket)
-            if not line:
-                del self._lines[ticket.tenant]
-        for some in (self._overdue, self.short, self.claims):
-            some.pop(ticket, None)
+    def discard(self, request: LeaseRequest[T]) -> None:
+        """Remove a request; idempotent."""
+        queue = self._queues.get(request.tenant)
+        if queue is not None and request in queue:
+            queue.remove(request)
+            if not queue:
+                del self._queues[request.tenant]
+        for requests in (self._overdue, self.unplaced, self.claims):
+            requests.pop(request, None)
 
     def waiting(self) -> Mapping[str, int]:
-        """Return how many wait, by tenant."""
-        return {tenant: len(line) for tenant, line in self._lines.items()}
+        """Return the number of waiting requests by tenant."""
+        return {tenant: len(queue) for tenant, queue in self._queues.items()}
 
     def all(self) -> list[LeaseRequest[T]]:
-        return [ticket for line in self._lines.values() for ticket in line]
+        return [request for queue in self._queues.values() for request in queue]
 
     def serve(self, offer: Callable[[LeaseRequest[T]], LeaseAnswer]) -> None:
-        """Offer what there is to the first of each tenant in turn, until a whole round takes nothing.
+        """Serve the first request of each tenant in turn, until a whole round serves none.
 
         Args:
-            offer: Gives a ticket what it wants, if that is possible now and claimed by nobody.
+            offer: Serves a request if there is room that no other request claims.
         """
-        self.short, self.claims = {}, {}
-        for ticket in list(self._overdue):
-            answer = offer(ticket)
+        self.unplaced, self.claims = {}, {}
+        for request in list(self._overdue):
+            answer = offer(request)
             if answer is LeaseAnswer.GRANTED:
-                self._grant(ticket)
+                self._grant(request)
             elif answer is LeaseAnswer.NO_ROOM:
-                self.short[ticket] = self.claims[ticket] = None
-        turns_left = len(self._lines)
-        while turns_left:
-            tenant, line = next(iter(self._lines.items()))
-            ticket = line[0]
-            turns_left -= 1
-            answer = LeaseAnswer.NO_ROOM if ticket in self.claims else offer(ticket)
+                self.unplaced[request] = self.claims[request] = None
+        tenants_left = len(self._queues)
+        while tenants_left:
+            tenant, queue = next(iter(self._queues.items()))
+            request = queue[0]
+            tenants_left -= 1
+            answer = LeaseAnswer.NO_ROOM if request in self.claims else offer(request)
             if answer is LeaseAnswer.GRANTED:
-                self._grant(ticket)
-                turns_left = len(self._lines)
+                self._grant(request)
+                tenants_left = len(self._queues)
                 self._pass()
                 continue
-            self._lines.move_to_end(tenant)
+            self._queues.move_to_end(tenant)
             if answer is LeaseAnswer.NO_ROOM:
-                self.short[ticket] = None
+                self.unplaced[request] = None
 
-    def _grant(self, ticket: LeaseRequest[T]) -> None:
-        """It has what it wanted; the other tenants are next."""
-        self.discard(ticket)
-        if ticket.tenant in self._lines:
-            self._lines.move_to_end(ticket.tenant)
-        ticket.woken.set()
+    def _grant(self, request: LeaseRequest[T]) -> None:
+        """Complete a served request and move its tenant to the end."""
+        self.discard(request)
+        if request.tenant in self._queues:
+            self._queues.move_to_end(request.tenant)
+        request.woken.set()
 
     def _pass(self) -> None:
-        """Somebody was served while there was no room for others."""
-        for ticket in self.short:
-            ticket.passed += 1
-            if ticket.passed == MOST_PASSED:
-                self._overdue[ticket] = self.claims[ticket] = None
+        """Count one more pass for each request that found no room."""
+        for request in self.unplaced:
+            request.passed += 1
+            if request.passed == MOST_PASSED:
+                self._overdue[request] = self.claims[request] = None

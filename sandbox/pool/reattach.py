@@ -1,4 +1,4 @@
-"""Coming back, after a restart, to the sandboxes that another process left running."""
+"""Re-attach, after a restart, to the sandboxes that a previous process left running."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ _log = logging.getLogger(__name__)
 
 GONE = Cause(CauseKind.UNKNOWN, "gone while the server was down")
 _ATTACH_S = 15.0
-_LOOK_S = 15.0
+_LIST_S = 15.0
 _END_S = 15.0
 
 
 @runtime_checkable
 class Attaches(Protocol):
-    """A backend whose sandboxes can be come back to."""
+    """A backend that can re-attach to running sandboxes."""
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return one that runs.
+        """Return a running sandbox.
 
         Raises:
-            EnvkitError: There is none of this id, or it does not let us in.
+            EnvkitError: No such sandbox, or the connection was refused.
         """
         ...
 
     async def staying(self, ledger: str) -> Sequence[str]:
-        """Return the ids of those that were started for one ledger and still run."""
+        """Return the ids of the running sandboxes of one ledger."""
         ...
 
     async def remove(self, sandbox_id: str) -> None:
-        """End one that runs; raises as `attach`."""
+        """Remove a running sandbox; raises as `attach`."""
         ...
 
 
-def was_lent(view: SandboxView) -> bool:
-    """Say whether somebody had it, as opposed to a spare."""
+def was_leased(view: SandboxView) -> bool:
+    """Return whether it was ever leased, as opposed to only warm."""
     return any(phase.state is SandboxState.LEASED for phase in view.phases)
 
 
 async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> dict[str, Sandbox]:
-    """Come back to all that were up, at once and each within 15 s.
+    """Re-attach to all running sandboxes, concurrently and each within 15 s.
 
     Returns:
-        What was found, by the pool's id.
+        The sandboxes that were reached, by their id in the pool.
     """
     found: dict[str, Sandbox] = {}
     taken: set[tuple[str, str]] = set()
@@ -69,46 +69,46 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
                 return
 
     async with anyio.create_task_group() as tasks:
-        # A spare that was being lent may have been written down under both its names; the newer one comes first.
-        for view in sorted(views, key=was_lent, reverse=True):
-            place = (view.node, view.backend_id)
-            if view.backend_id and not is_over(view.state) and place not in taken:
-                taken.add(place)
+        # A warm sandbox that was being leased may have been persisted under both its ids; the newer one comes first.
+        for view in sorted(views, key=was_leased, reverse=True):
+            sandbox = (view.node, view.backend_id)
+            if view.backend_id and not is_over(view.state) and sandbox not in taken:
+                taken.add(sandbox)
                 tasks.start_soon(attach, view)
     return found
 
 
 async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[], Awaitable[Collection[str]]]) -> None:
-    """End what was started for a ledger and nobody knows, such as what had no id yet when its server was killed, and
-    what was on a node that was lost.
+    """Remove the unknown sandboxes of a ledger, such as those without an id when the server was killed, or on a node
+    that was lost.
 
-    What does not end within 15 s ends itself when it has been lonely for long enough.
+    One that is not removed within 15 s ends itself after its orphan timeout.
 
     Args:
-        ledger: Its id.
-        nodes: Where to look.
-        known: Returns the ids of what is not to be ended, wherever that is, since two nodes may be one machine. It is
-            asked once it is known what there is, for each node anew, and may wait for the ids of what is being started.
+        ledger: Id of the ledger.
+        nodes: The nodes to search.
+        known: Returns the ids to keep on any node, since two nodes may be one machine. It is called for each node after
+            its sandboxes were listed, and may wait for the ids of sandboxes that are starting.
     """
 
     async def end(node: Node, backend: Attaches, sandbox_id: str) -> None:
         try:
             await backend.remove(sandbox_id)
-        except Exception as error:  # a node of which this is not true must not end the pool
-            _log.warning("sandbox %s of an earlier time may be left behind on %s: %s", sandbox_id, node.name, error)
+        except Exception as error:  # one broken node must not end the pool
+            _log.warning("sandbox %s of a previous process may be left on %s: %s", sandbox_id, node.name, error)
 
     async def end_on(node: Node, backend: Attaches) -> None:
         try:
-            with anyio.fail_after(_LOOK_S):
-                staying = await backend.staying(ledger)
+            with anyio.fail_after(_LIST_S):
+                running = await backend.staying(ledger)
         except Exception as error:
-            why = str(error) or f"no answer within {_LOOK_S:g} s"
-            _log.warning("sandboxes of an earlier time may be left behind on %s: %s", node.name, why)
+            why = str(error) or f"no answer within {_LIST_S:g} s"
+            _log.warning("sandboxes of a previous process may be left on %s: %s", node.name, why)
             return
-        kept = await known() if staying else ()
+        kept = await known() if running else ()
         with anyio.move_on_after(_END_S):
             async with anyio.create_task_group() as ending:
-                for sandbox_id in staying:
+                for sandbox_id in running:
                     if sandbox_id not in kept:
                         ending.start_soon(end, node, backend, sandbox_id)
 

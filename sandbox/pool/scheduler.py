@@ -1,4 +1,4 @@
-"""The sandboxes of a pool: who is placed where, lent to whom, and kept ready, from each one's start to its end."""
+"""Scheduler of a pool: places, leases and keeps warm its sandboxes, from their start to their end."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from .queue import LeaseAnswer, LeaseQueue, LeaseRequest, payer
 from .warm_stock import WarmSpec, WarmStock
 
 _ROOM_S = 20.0
-"""Seconds that who does not wait for room waits for what is being given up for it."""
+"""Seconds that a request without a wait waits for the eviction of warm sandboxes."""
 
 
 class Scheduler:
-    """Made by a pool, which opens it.
+    """Places sandboxes for a pool, which creates and opens it.
 
     Args:
-        stocks: What is kept ready.
-        journal: Told of everything.
-        most: Sandboxes that one tenant may have at once; None for any number.
-        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox.
-        watch: When one that is silent counts as what.
-        budget: How often the spares of one stock may be replaced.
-        ledger_id: Of the ledger in which sandboxes are written down, which outlive this process; None for none.
+        stocks: The warm stocks to keep.
+        history: Receives all events.
+        most: Limit on concurrent sandboxes per tenant; None for no limit.
+        share: Share of all nodes' capacity that one tenant may use beyond its first sandbox.
+        watch: The liveness settings.
+        budget: Restart budget for each warm stock.
+        ledger_id: Id of the ledger that lets sandboxes outlive this process; None for no ledger.
 
     Attributes:
         nodes: The nodes, by name.
-        members: All that something is left of, by id.
-        queue: Who waits.
-        shelves: The spares.
-        last_gone: Why the last node that is gone is gone; empty while none is.
-        last_number: Number of the last sandbox to which the pool gave a name.
+        instances: All sandboxes that are not fully removed, by id.
+        queue: The waiting requests.
+        stocks: The warm stocks.
+        last_gone: Why the last removed node left; empty if none did.
+        last_number: Number in the last generated id.
     """
 
     def __init__(
         self,
         stocks: list[WarmSpec],
-        journal: EventLog,
+        history: EventLog,
         *,
         most: int | None,
         share: float,
@@ -61,11 +61,11 @@ class Scheduler:
     ) -> None:
         self.nodes: dict[str, Node] = {}
         self.last_gone = ""
-        self.members: dict[str, Instance] = {}
+        self.instances: dict[str, Instance] = {}
         self.queue: LeaseQueue[Instance] = LeaseQueue()
-        self.shelves = [WarmStock(stock) for stock in stocks]
+        self.stocks = [WarmStock(warm_spec) for warm_spec in stocks]
         self.last_number = 0
-        self._journal = journal
+        self._history = history
         self._most = most
         self._share = share
         self._watch = watch
@@ -76,324 +76,325 @@ class Scheduler:
         self._is_open = False
 
     def open(self, tasks: TaskGroup) -> None:
-        """Serve from now on, with everything in `tasks`."""
+        """Start to serve, with all tasks in `tasks`."""
         self._tasks = tasks
         self._is_open = True
         self.serve()
 
     def close(self) -> None:
-        """Start nothing any more, and let nobody wait."""
+        """Stop serving, and wake all waiting requests."""
         self._is_open = False
-        for ticket in self.queue.all():
-            ticket.woken.set()
+        for request in self.queue.all():
+            request.woken.set()
 
-    async def take(self, ticket: LeaseRequest[Instance], wait_s: float | None) -> Instance:
-        """Return a sandbox that is up; with a `wait_s` of None, waiting only for room that is being made.
+    async def take(self, request: LeaseRequest[Instance], wait_s: float | None) -> Instance:
+        """Return a running sandbox; with a `wait_s` of None, wait only for evictions under way.
 
         Raises: As `envkit.protocols.SandboxPool.lease`.
         """
         if not self._is_open:
             raise SandboxError("the pool is not open; use 'async with'")
-        if (never := self._why_never(ticket)) is not None:
+        if (never := self._why_never(request)) is not None:
             raise never
-        self.queue.add(ticket)
+        self.queue.add(request)
         try:
             self.serve()
-            if ticket.given is None:
-                makes_room = not self._is_at_bound(ticket) and self._makes_room(ticket)
+            if request.given is None:
+                makes_room = not self._is_at_bound(request) and self._makes_room(request)
                 waited_s = wait_s if wait_s is not None else _ROOM_S if makes_room else 0.0
                 with anyio.move_on_after(waited_s):
-                    await ticket.woken.wait()
-                if ticket.given is None:
-                    raise ticket.refusal or CapacityError(self._why_full(ticket, waited_s))
-            if not ticket.given.settled.is_set():  # a wait that is none would let the next spare be started first
-                await ticket.given.settled.wait()
+                    await request.woken.wait()
+                if request.given is None:
+                    raise request.refusal or CapacityError(self._why_full(request, waited_s))
+            if not request.given.settled.is_set():  # yield only if needed, or the next warm sandbox starts first
+                await request.given.settled.wait()
         except BaseException:
-            self.queue.discard(ticket)
-            if ticket.given is not None:
-                ticket.given.is_forgotten = True
-                ticket.given.end(GIVEN_UP)
+            self.queue.discard(request)
+            if request.given is not None:
+                request.given.is_forgotten = True
+                request.given.end(GIVEN_UP)
             self.serve()
             raise
-        if ticket.given.failure is not None:
-            raise ticket.given.failure
-        return ticket.given
+        if request.given.failure is not None:
+            raise request.given.failure
+        return request.given
 
     def serve(self) -> None:
-        """Give what is free to who waits, and then to the stocks."""
+        """Serve the waiting requests, then refill the warm stocks."""
         if not self._is_open:
             return
         self.queue.serve(self._offer)
-        for shelf in self.shelves:
-            spec, demand = shelf.stock.spec, ResourceRequest.of(shelf.stock.spec)
-            while shelf.missing and clock.now() >= shelf.resumes_at:
-                fitting = [node for node in self._awake(demand) if node.fits(demand)]
-                node = place([node for node in fitting if not self._is_for_others(node, self.queue.short)], demand)
+        for stock in self.stocks:
+            spec, demand = stock.warm_spec.spec, ResourceRequest.of(stock.warm_spec.spec)
+            while stock.missing and clock.now() >= stock.resumes_at:
+                fitting = [node for node in self._usable(demand) if node.fits(demand)]
+                node = place([node for node in fitting if not self._is_claimed(node, self.queue.unplaced)], demand)
                 if node is None:
                     break
-                spare = Instance(self._own_name(), spec, node, self._entered)
-                shelf.spares[spare] = None
-                self._begin(spare, shelf.stock.boot)
+                warm = Instance(self._own_name(), spec, node, self._entered)
+                stock.instances[warm] = None
+                self._begin(warm, stock.warm_spec.boot)
 
     def refuse(self) -> None:
-        """Tell those who can never be served by the nodes that there are now."""
-        for ticket in self.queue.all():
-            ticket.refusal = self._why_never(ticket)
-            if ticket.refusal is not None:
-                self.queue.discard(ticket)
-                ticket.woken.set()
+        """Fail the requests that no current node can ever serve."""
+        for request in self.queue.all():
+            request.refusal = self._why_never(request)
+            if request.refusal is not None:
+                self.queue.discard(request)
+                request.woken.set()
 
     def missing(self) -> list[ResourceRequest]:
-        """Return what there is no room for and further nodes could give, first what is waited for.
+        """Return the demand that more nodes could serve: waiting requests first, then the missing warm sandboxes.
 
-        Of each tenant it is no more than it may have; what no node can hold is left out, as it could not be kept on
-        more of them either.
+        Requests beyond a tenant's limit, and stocks too large for any node, are left out.
         """
         held = dict(self._held)
         found = []
-        for ticket in self.queue.all():
-            if ticket.snapshot is None and self._why_bound(ticket, held.get(ticket.payer)) is None:
-                held[ticket.payer] = held.get(ticket.payer, ResourceRequest()).with_other(ticket.demand)
-                found.append(ticket.demand)
-        for shelf in self.shelves:
-            demand = ResourceRequest.of(shelf.stock.spec)
+        for request in self.queue.all():
+            if request.snapshot is None and self._why_bound(request, held.get(request.payer)) is None:
+                held[request.payer] = held.get(request.payer, ResourceRequest()).with_other(request.demand)
+                found.append(request.demand)
+        for stock in self.stocks:
+            demand = ResourceRequest.of(stock.warm_spec.spec)
             if why_impossible(self.nodes.values(), demand) is None:
-                found += [demand] * shelf.missing
+                found += [demand] * stock.missing
         return found
 
-    def come_back(
+    def reattach(
         self,
         tasks: TaskGroup,
         view: SandboxView,
         sandbox: Sandbox,
         *,
-        is_lent: bool,
+        is_leased: bool,
         is_named: bool,
         ttl_s: float | None,
     ) -> None:
-        """Have again, before it is opened, what another process left running. What nobody holds is stopped.
+        """Adopt a sandbox of a previous process, before `open`; stop it if it has no lease and no stock needs it.
 
         Args:
-            tasks: Where it lives.
-            view: What it was.
-            sandbox: What was found of it.
-            is_lent: Whether somebody has it.
-            is_named: Whether who has it finds it by its id.
-            ttl_s: Its time to live, in seconds.
+            tasks: Task group for its task.
+            view: Its persisted view.
+            sandbox: The backend's sandbox.
+            is_leased: Whether it was leased.
+            is_named: Whether its holder finds it by its id.
+            ttl_s: Its time to live in seconds.
         """
-        member = Instance(view.id, view.spec, self.nodes[view.node], self._entered)
-        member.tenant, member.ttl_s, member.is_lent, member.is_named = view.tenant, ttl_s, is_lent, is_named
-        member.payer = payer(view.tenant, view.id if is_named else None)
-        member.node.take(member.demand)
-        self.members[member.id] = member
-        shelf = None if is_lent else self._shelf(view.spec)
-        if is_lent:
-            self._count(member)
-        elif shelf is not None and shelf.missing:
-            shelf.spares[member] = None
-        member.come_back(view.phases, SandboxState.LEASED if is_lent else SandboxState.READY, sandbox)
-        if is_lent and not is_named:
-            member.end(Cause(CauseKind.ORPHANED, "who held it is gone"))
-        elif not is_lent and (shelf is None or member not in shelf.spares):
-            member.end(Cause(CauseKind.STOPPED, "no stock wants it"))
-        tasks.start_soon(self._live, member, None)
+        instance = Instance(view.id, view.spec, self.nodes[view.node], self._entered)
+        instance.tenant, instance.ttl_s, instance.is_leased, instance.is_named = view.tenant, ttl_s, is_leased, is_named
+        instance.payer = payer(view.tenant, view.id if is_named else None)
+        instance.node.take(instance.demand)
+        self.instances[instance.id] = instance
+        stock = None if is_leased else self._stock_for(view.spec)
+        if is_leased:
+            self._count(instance)
+        elif stock is not None and stock.missing:
+            stock.instances[instance] = None
+        instance.reattach(view.phases, SandboxState.LEASED if is_leased else SandboxState.READY, sandbox)
+        if is_leased and not is_named:
+            instance.end(Cause(CauseKind.ORPHANED, "its holder is gone"))
+        elif not is_leased and (stock is None or instance not in stock.instances):
+            instance.end(Cause(CauseKind.STOPPED, "no warm stock needs it"))
+        tasks.start_soon(self._live, instance, None)
 
-    def _offer(self, ticket: LeaseRequest[Instance]) -> LeaseAnswer:
-        """Give `ticket` a spare, or room for a sandbox of its own."""
-        if self._is_at_bound(ticket):
+    def _offer(self, request: LeaseRequest[Instance]) -> LeaseAnswer:
+        """Serve `request` with a warm or a new sandbox, if there is room."""
+        if self._is_at_bound(request):
             return LeaseAnswer.AT_BOUND
-        shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
-        nodes = self._free_for(ticket)
-        if shelf is not None and (spare := shelf.ready(nodes)) is not None:
-            del shelf.spares[spare]
-            ticket.given = spare
-            self._lend(spare, ticket)
+        stock = self._stock_for(request.spec) if request.snapshot is None else None
+        nodes = self._unclaimed_nodes(request)
+        if stock is not None and (warm := stock.ready(nodes)) is not None:
+            del stock.instances[warm]
+            request.given = warm
+            self._lease(warm, request)
             return LeaseAnswer.GRANTED
-        node = place(nodes, ticket.demand)
+        node = place(nodes, request.demand)
         if node is None:
-            self._makes_room(ticket)
+            self._makes_room(request)
             return LeaseAnswer.NO_ROOM
-        ticket.given = Instance(ticket.name or self._own_name(), ticket.spec, node, self._entered)
-        ticket.given.snapshot = None if ticket.snapshot is None else ticket.snapshot[1]
-        self._hold(ticket.given, ticket)
-        self._begin(ticket.given, None)
+        request.given = Instance(request.name or self._own_name(), request.spec, node, self._entered)
+        request.given.snapshot = None if request.snapshot is None else request.snapshot[1]
+        self._assign(request.given, request)
+        self._begin(request.given, None)
         return LeaseAnswer.GRANTED
 
-    def _homes(self, ticket: LeaseRequest[Instance]) -> Collection[Node]:
-        """Return the nodes that could take what is wanted, if they had room."""
-        if ticket.snapshot is None:
+    def _eligible_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
+        """Return the nodes that may serve the request, regardless of room."""
+        if request.snapshot is None:
             return self.nodes.values()
-        return [node for node in self.nodes.values() if node.name == ticket.snapshot[0]]
+        return [node for node in self.nodes.values() if node.name == request.snapshot[0]]
 
-    def _free_for(self, ticket: LeaseRequest[Instance]) -> Collection[Node]:
-        """Return those of its homes that are not kept for who has waited for too long."""
-        homes = self._awake(ticket.demand) if ticket.snapshot is None else self._homes(ticket)
-        claims = list(takewhile(lambda claim: claim is not ticket, self.queue.claims))
-        return [node for node in homes if not self._is_for_others(node, claims)] if claims else homes
+    def _unclaimed_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
+        """Return the eligible nodes that no overdue request claims."""
+        nodes = self._usable(request.demand) if request.snapshot is None else self._eligible_nodes(request)
+        claims = list(takewhile(lambda claim: claim is not request, self.queue.claims))
+        return [node for node in nodes if not self._is_claimed(node, claims)] if claims else nodes
 
-    def _awake(self, demand: ResourceRequest) -> Collection[Node]:
+    def _usable(self, demand: ResourceRequest) -> Collection[Node]:
         return usable(self.nodes.values(), demand, now=clock.now())
 
-    def _is_for_others(self, node: Node, others: Iterable[LeaseRequest[Instance]]) -> bool:
-        """Say whether one of those `others`, who wait, could use this node."""
+    def _is_claimed(self, node: Node, others: Iterable[LeaseRequest[Instance]]) -> bool:
+        """Return whether one of the waiting requests `others` could use this node."""
         return any(
             node.could_hold(one.demand) for one in others if one.snapshot is None or one.snapshot[0] == node.name
         )
 
-    def _why_never(self, ticket: LeaseRequest[Instance]) -> SandboxError | None:
-        """Return what is raised to who can never be served by the nodes that there are."""
-        if ticket.snapshot is not None and ticket.snapshot[0] not in self.nodes:
-            return SandboxRefusedError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
-        why = why_impossible(self._homes(ticket), ticket.demand)
+    def _why_never(self, request: LeaseRequest[Instance]) -> SandboxError | None:
+        """Return the error for a request that no current node can ever serve, else None."""
+        if request.snapshot is not None and request.snapshot[0] not in self.nodes:
+            return SandboxRefusedError(request.name or "", f"there is no snapshot {'/'.join(request.snapshot)!r}")
+        why = why_impossible(self._eligible_nodes(request), request.demand)
         return None if why is None else ImpossibleSandboxError(why)
 
-    def _lend(self, spare: Instance, ticket: LeaseRequest[Instance]) -> None:
-        before = spare.record()
-        self._hold(spare, ticket)
-        if ticket.name is None:
-            return spare.enter(SandboxState.LEASED, "lent")
-        del self.members[spare.id]
-        spare.id = ticket.name
-        self.members[spare.id] = spare
-        spare.enter(SandboxState.LEASED, f"lent; it was the spare {before.id}")
-        # Second, so that a ledger knows it by one of its names at any moment.
-        return self._journal.renamed(before, spare.id)
+    def _lease(self, warm: Instance, request: LeaseRequest[Instance]) -> None:
+        before = warm.record()
+        self._assign(warm, request)
+        if request.name is None:
+            return warm.enter(SandboxState.LEASED, "leased")
+        del self.instances[warm.id]
+        warm.id = request.name
+        self.instances[warm.id] = warm
+        warm.enter(SandboxState.LEASED, f"leased; was warm as {before.id}")
+        # Last, so that the ledger has it under one of its ids at any moment.
+        return self._history.renamed(before, warm.id)
 
-    def _hold(self, member: Instance, ticket: LeaseRequest[Instance]) -> None:
-        member.tenant, member.ttl_s = ticket.tenant, ticket.ttl_s
-        member.is_lent, member.is_named, member.payer = True, ticket.name is not None, ticket.payer
-        member.used_at = clock.now()
-        self._count(member)
+    def _assign(self, instance: Instance, request: LeaseRequest[Instance]) -> None:
+        instance.tenant, instance.ttl_s = request.tenant, request.ttl_s
+        instance.is_leased, instance.is_named, instance.payer = True, request.name is not None, request.payer
+        instance.used_at = clock.now()
+        self._count(instance)
 
-    def _count(self, member: Instance) -> None:
-        """Count a sandbox as its tenant's."""
-        self._held[member.payer] = self._held.get(member.payer, ResourceRequest()).with_other(member.demand)
+    def _count(self, instance: Instance) -> None:
+        """Count a sandbox towards its tenant's limits."""
+        self._held[instance.payer] = self._held.get(instance.payer, ResourceRequest()).with_other(instance.demand)
 
-    def _begin(self, member: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
-        member.node.begin(member.demand, now=clock.now())
-        self.members[member.id] = member
-        member.enter(SandboxState.STARTING, f"starts on {member.node.name}")
-        self._tasks.start_soon(self._live, member, boot)
+    def _begin(self, instance: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
+        instance.node.begin(instance.demand, now=clock.now())
+        self.instances[instance.id] = instance
+        instance.enter(SandboxState.STARTING, f"starts on {instance.node.name}")
+        self._tasks.start_soon(self._live, instance, boot)
 
-    async def _live(self, member: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
-        """See a sandbox through its life; what is started here is stopped here."""
+    async def _live(self, instance: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
+        """Start, monitor and stop a sandbox."""
         try:
             try:
-                with member.starting:
-                    if member.sandbox is None:
-                        is_trial = clock.now() < member.node.resumes_at
-                        await starting.start(member, boot, ledger=self._ledger_id, nodes=self.nodes, move=self._move)
+                with instance.starting:
+                    if instance.sandbox is None:
+                        is_trial = clock.now() < instance.node.resumes_at
+                        await starting.start(instance, boot, ledger=self._ledger_id, nodes=self.nodes, move=self._move)
                         if is_trial:
                             self.serve()
             finally:
-                if member.sandbox is not None:
-                    await monitor(member, self._watch, self._journal.alert)
+                if instance.sandbox is not None:
+                    await monitor(instance, self._watch, self._history.alert)
         except anyio.get_cancelled_exc_class():
-            self.close()  # else what is ended here would be begun anew
+            self.close()  # otherwise `serve` would replace it
             raise
         finally:
-            member.end(CLOSED)
-            self._leave(member)
+            instance.end(CLOSED)
+            self._leave(instance)
 
-    def _move(self, member: Instance, others: Collection[Node]) -> bool:
-        """A sandbox did not start: put it on one of `others`, with room that nobody waits for; say if there is one."""
-        self._tasks.start_soon(self._serve_at, member.node.resumes_at)
-        free = (one for one in self._awake(member.demand) if not self._is_for_others(one, self.queue.claims))
-        found = place((one for one in free if one in others), member.demand)
+    def _move(self, instance: Instance, others: Collection[Node]) -> bool:
+        """Move a sandbox that did not start to one of `others` with unclaimed room; return whether there is one."""
+        self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
+        free = (one for one in self._usable(instance.demand) if not self._is_claimed(one, self.queue.claims))
+        found = place((one for one in free if one in others), instance.demand)
         if found is None:
             return False
-        member.node.give_back(member.demand)
-        member.node = found
-        found.begin(member.demand, now=clock.now())
+        instance.node.give_back(instance.demand)
+        instance.node = found
+        found.begin(instance.demand, now=clock.now())
         self.serve()
         return True
 
-    def _entered(self, member: Instance) -> None:
-        """A sandbox has another state."""
-        self._journal.entered(member)
-        if member.state is SandboxState.READY:
+    def _entered(self, instance: Instance) -> None:
+        """Handle a change of state."""
+        self._history.entered(instance)
+        if instance.state is SandboxState.READY:
             self.serve()
-        elif member.is_over and not member.is_lent:
-            self._off_shelf(member)
+        elif instance.is_over and not instance.is_leased:
+            self._replace_warm(instance)
 
-    def _off_shelf(self, spare: Instance) -> None:
-        """A spare is over: another one is started, unless too many of them were over by themselves."""
-        shelf = next((shelf for shelf in self.shelves if spare in shelf.spares), None)
-        if shelf is None:
+    def _replace_warm(self, warm: Instance) -> None:
+        """Replace a warm sandbox that ended, if the restart budget allows it."""
+        stock = next((stock for stock in self.stocks if warm in stock.instances), None)
+        if stock is None:
             return
-        del shelf.spares[spare]
-        is_to_blame = spare.state is SandboxState.LOST or spare.has_failed
-        if not is_to_blame or self.nodes.get(spare.node.name) is not spare.node or not self._is_open:
+        del stock.instances[warm]
+        is_at_fault = warm.state is SandboxState.LOST or warm.has_failed
+        if not is_at_fault or self.nodes.get(warm.node.name) is not warm.node or not self._is_open:
             return
         now = clock.now()
-        if shelf.fail(self._budget, now=now):
-            self._journal.tally.restarts += 1
+        if stock.fail(self._budget, now=now):
+            self._history.tally.restarts += 1
         else:
-            spent = f"{self._budget.restarts} replacements within {self._budget.window_s:g} s are used up"
-            until = "any more" if shelf.resumes_at == math.inf else f"for {shelf.resumes_at - now:.0f} s"
-            text = f"stock of {shelf.stock.name}: {spent}; there is no other {until}; last: {spare.cause}"
-            self._journal.alert("restarts", None, text, about=shelf)
-        if shelf.resumes_at < math.inf:
-            self._tasks.start_soon(self._serve_at, shelf.resumes_at)
+            spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
+            until = "none" if stock.resumes_at == math.inf else f"in {stock.resumes_at - now:.0f} s"
+            text = f"warm stock of {stock.warm_spec.name}: {spent}; next restart: {until}; last cause: {warm.cause}"
+            self._history.alert("restarts", None, text, about=stock)
+        if stock.resumes_at < math.inf:
+            self._tasks.start_soon(self._serve_at, stock.resumes_at)
 
     async def _serve_at(self, moment: float) -> None:
         await anyio.sleep(max(moment - clock.now(), 0.0))
         self.serve()
 
-    def _leave(self, member: Instance) -> None:
-        """Nothing is left of a sandbox."""
-        member.node.give_back(member.demand)
-        del self.members[member.id]
-        if clock.now() < member.node.resumes_at:
-            self._tasks.start_soon(self._serve_at, member.node.resumes_at)
-        if member.is_lent:
-            self._held[member.payer] = self._held[member.payer].without(member.demand)
-            if not self._held[member.payer].boxes:
-                del self._held[member.payer]
-        self._journal.left(member)
-        member.cleared.set()
+    def _leave(self, instance: Instance) -> None:
+        """Release the resources of a removed sandbox."""
+        instance.node.give_back(instance.demand)
+        del self.instances[instance.id]
+        if clock.now() < instance.node.resumes_at:
+            self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
+        if instance.is_leased:
+            self._held[instance.payer] = self._held[instance.payer].without(instance.demand)
+            if not self._held[instance.payer].boxes:
+                del self._held[instance.payer]
+        self._history.left(instance)
+        instance.cleared.set()
         self.serve()
 
-    def _is_at_bound(self, ticket: LeaseRequest[Instance]) -> bool:
-        return self._why_bound(ticket, self._held.get(ticket.payer)) is not None
+    def _is_at_bound(self, request: LeaseRequest[Instance]) -> bool:
+        return self._why_bound(request, self._held.get(request.payer)) is not None
 
-    def _why_bound(self, ticket: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
-        """Say why its tenant, which holds so much, may not have one more; None where it may."""
-        if held is None or ticket.payer is None:
+    def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
+        """Return the limit that the tenant, which holds `held`, has reached, as text; None if it may have one more."""
+        if held is None or request.payer is None:
             return None
         if self._most is not None and held.boxes >= self._most:
-            return f"the {self._most} sandboxes that it may have at once"
-        if self._share == 1 or not ticket.tenant:
+            return f"limit of {self._most} sandboxes"
+        if self._share == 1 or not request.tenant:
             return None
-        why = beyond_share(self.nodes.values(), held.with_other(ticket.demand), self._share)
-        return None if why is None else f"as much as one tenant may have at once: with this one, {why}"
+        why = beyond_share(self.nodes.values(), held.with_other(request.demand), self._share)
+        return None if why is None else f"share of the fleet: with this sandbox, {why}"
 
-    def _makes_room(self, ticket: LeaseRequest[Instance]) -> bool:
-        """Say whether there will be room for `ticket` without anybody giving anything back, and see to it."""
-        shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
-        if shelf is not None and shelf.is_one_coming():
+    def _makes_room(self, request: LeaseRequest[Instance]) -> bool:
+        """Return whether `request` will get room without a release, and evict warm sandboxes if that helps."""
+        stock = self._stock_for(request.spec) if request.snapshot is None else None
+        if stock is not None and stock.is_one_coming():
             return True
-        if all(spare.cleared.is_set() for spare in ticket.giving_up):
-            spares = [spare for shelf in self.shelves for spare in shelf.spares]
-            spares.sort(key=lambda spare: spare.state is not SandboxState.STARTING)
-            places = [(spare.node, spare.demand) for spare in spares]
-            ticket.giving_up = [spares[at] for at in cheapest_room(self._free_for(ticket), places, ticket.demand) or ()]
-            for spare in ticket.giving_up:
-                spare.end(Cause(CauseKind.STOPPED, "its room is needed"))
-        return bool(ticket.giving_up)
+        if all(warm.cleared.is_set() for warm in request.evicting):
+            candidates = [warm for stock in self.stocks for warm in stock.instances]
+            candidates.sort(key=lambda warm: warm.state is not SandboxState.STARTING)
+            evictable = [(warm.node, warm.demand) for warm in candidates]
+            request.evicting = [
+                candidates[at] for at in cheapest_room(self._unclaimed_nodes(request), evictable, request.demand) or ()
+            ]
+            for warm in request.evicting:
+                warm.end(Cause(CauseKind.STOPPED, "evicted to make room"))
+        return bool(request.evicting)
 
-    def _why_full(self, ticket: LeaseRequest[Instance], waited_s: float) -> str:
-        waited = f" within {waited_s:g} s" if waited_s else " now"
+    def _why_full(self, request: LeaseRequest[Instance], waited_s: float) -> str:
+        waited = f" within {waited_s:g} s" if waited_s else ""
         if not self._is_open:
             return str(CLOSED)
-        if (why := self._why_bound(ticket, self._held.get(ticket.payer))) is not None:
-            return f"{ticket.who} has {why}; stop one of its sandboxes first"
+        if (why := self._why_bound(request, self._held.get(request.payer))) is not None:
+            return f"{request.tenant_text} is at its {why}; stop one of its sandboxes first"
         if not self.nodes:
-            return "there are no nodes now" + (f"; {self.last_gone}" if self.last_gone else "")
-        return f"no node has room for a further sandbox{waited}"
+            return "the pool has no nodes" + (f"; the last one left: {self.last_gone}" if self.last_gone else "")
+        return f"no node had room for another sandbox{waited}; retry later"
 
-    def _shelf(self, spec: SandboxSpec) -> WarmStock | None:
-        return next((shelf for shelf in self.shelves if shelf.stock.spec == spec), None)
+    def _stock_for(self, spec: SandboxSpec) -> WarmStock | None:
+        return next((stock for stock in self.stocks if stock.warm_spec.spec == spec), None)
 
     def _own_name(self) -> str:
         self.last_number += 1

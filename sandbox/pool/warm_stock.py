@@ -1,4 +1,4 @@
-"""Stocks: sandboxes that are kept ready for who asks for exactly such a one."""
+"""Warm stock: sandboxes started ahead of requests with exactly the same spec."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from .node import Node
 
 @dataclass(frozen=True, slots=True)
 class WarmSpec:
-    """What is to be kept ready.
+    """Configuration of one warm stock.
 
     Attributes:
-        spec: What each one is; without ``ttl_s``, which would have begun long before somebody has it.
-        spares: How many.
-        boot: Returns once one that was started may be lent, such as when the server in it answers; None for at once.
-            What it raises of `envkit.errors` counts as a failed start, as does more time than a start may take.
+        spec: Spec of its sandboxes; without ``ttl_s``, which would start to count before the lease.
+        count: Number of warm sandboxes to keep.
+        boot: Returns once a started sandbox may be leased, for example when its server answers; None leases it at once.
+            An error of `envkit.errors`, or more than the start timeout, counts as a failed start.
 
     Raises:
-        ValueError: The spec has a time to live.
+        ValueError: The spec sets ``ttl_s``.
     """
 
     spec: SandboxSpec
-    spares: int
+    count: int
     boot: Callable[[Sandbox], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
         if self.spec.ttl_s is not None:
-            raise ValueError(f"ttl_s={self.spec.ttl_s:g} is refused: it would begin long before somebody has the spare")
+            raise ValueError(f"ttl_s={self.spec.ttl_s:g} is refused: it would count before the lease")
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """A name for people."""
         return self.spec.image or " ".join(self.spec.command)[:60] or "bare sandboxes"
 
 
 class WarmStock:
-    """The spares of one stock.
+    """The warm sandboxes of one spec.
 
     Attributes:
-        stock: What belongs there.
-        spares: What is there, or will be, the first that came first.
-        resumes_at: Before when none is started, on the clock of the loop.
+        warm_spec: Its configuration.
+        instances: The sandboxes that are ready or starting, oldest first.
+        resumes_at: Loop time before which no replacement is started.
     """
 
-    def __init__(self, stock: WarmSpec) -> None:
-        self.stock = stock
-        self.spares: dict[Instance, None] = {}
+    def __init__(self, warm_spec: WarmSpec) -> None:
+        self.warm_spec = warm_spec
+        self.instances: dict[Instance, None] = {}
         self.resumes_at = 0.0
         self._failures = Failures()
 
     @property
     def missing(self) -> int:
-        """Number of spares that are not even being started."""
-        return max(self.stock.spares - len(self.spares), 0)
+        """Number of sandboxes that are neither ready nor starting."""
+        return max(self.warm_spec.count - len(self.instances), 0)
 
     def ready(self, nodes: Collection[Node]) -> Instance | None:
-        """Return the spare that is to be lent next, one on these nodes; None when none is ready."""
-        ready = (spare for spare in self.spares if spare.state is SandboxState.READY)
-        return next((spare for spare in ready if spare.node in nodes), None)
+        """Return the next sandbox to lease, on one of `nodes`; None if none is ready."""
+        ready = (warm for warm in self.instances if warm.state is SandboxState.READY)
+        return next((warm for warm in ready if warm.node in nodes), None)
 
     def is_one_coming(self) -> bool:
-        return any(spare.state is SandboxState.STARTING for spare in self.spares)
+        return any(warm.state is SandboxState.STARTING for warm in self.instances)
 
     def fail(self, budget: RestartBudget, *, now: float) -> bool:
-        """A spare did not start, or died: wait before the next one.
+        """Record that a warm sandbox did not start or was lost, and back off before its replacement.
 
         Returns:
-            Whether the budget allows one; if not, the next one comes when the window of the oldest failure has passed,
-            and never if it allows none at all.
+            Whether the budget allows a replacement now. Otherwise it is started when the oldest failure leaves the
+            window, or never if the budget is zero.
         """
         replacement = self._failures.add(budget, now=now)
         self.resumes_at = max(self.resumes_at, replacement.at)

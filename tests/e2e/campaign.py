@@ -32,7 +32,7 @@ MOVES = 7
 KILLED = "killed by signal 9 (SIGKILL)"
 ONCE = "Once-v0"
 VOID = f"void: {KILLED}"
-VOID_OF_TWO = {f"{VOID}; the box before was lost during the same {call} too" for call in ("reset", "step")}
+VOID_OF_TWO = {f"{VOID}; the previous worker was lost during the same {call}" for call in ("reset", "step")}
 """What is said where chance has killed the box of a call that was made again, too: it looks as if the call did."""
 WORLDS = ("FrozenLake-v0", "SimpleSokoban-v0", ONCE)
 ONCE_WORLD = """

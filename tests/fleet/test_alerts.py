@@ -102,7 +102,7 @@ def test_an_alert_that_nobody_takes_is_logged(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         clock.run(send_alerts, happen(event(1, "memory")), "http://127.0.0.1:9/hook")
     assert [record.message[:63] for record in caplog.records] == [
-        "an alert could not be sent to http://127.0.0.1:9/hook (ConnectE"
+        "cannot send alert to http://127.0.0.1:9/hook (ConnectE"
     ]
 
 
@@ -217,7 +217,7 @@ def test_disks_that_are_near_what_must_be_free_are_told_in_one_alert_at_each_loo
 
     clock.run(main, virtual=True)
     text = (
-        "Docker's disk has 2,047 MiB free; with fewer than 1,024 no sandbox is started; "
-        "the disk of /tmp has 1,023 MiB free; with fewer than 512 no sandbox is started"
+        "Docker's disk has 2,047 MiB free; below 1,024 MiB no sandbox is started; "
+        "the disk of /tmp has 1,023 MiB free; below 512 MiB no sandbox is started"
     )
     assert told == [(0, "disk", text), (15, "disk", text)]

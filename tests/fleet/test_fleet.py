@@ -113,7 +113,7 @@ def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> Non
                 tasks.start_soon(play, host, 100, ends)
                 await anyio.sleep(5.1)  # just after a probe, the worst moment
                 yard.boxes[0].answers = False
-            assert ends == ["22.5 sandbox box-0 lost: its env server was silent for 17 s"]
+            assert ends == ["22.5 sandbox box-0 lost: env server did not answer for 17 s"]
             await play(host, 1, ends)
             assert ends[1:] == ["box-1"]
             assert (host.lost, host.restarts) == (1, 1)
@@ -202,7 +202,7 @@ def test_replacements_wait_longer_each_time_until_the_budget_is_spent() -> None:
                 await anyio.sleep(10)
             assert yard.starts == [0, 1, 12, 23, 33]
             assert (host.lost, host.restarts, host.capacity) == (5, 4, 0)
-            with pytest.raises(SandboxStartError, match=r"4 replacements within 100 s .* box-4 lost: killed"):
+            with pytest.raises(SandboxStartError, match=r"restart budget spent \(4 in 100 s\).* box-4 lost: killed"):
                 async with host.lease(TASK):
                     pytest.fail("no box is left")
 
@@ -223,7 +223,7 @@ def test_who_waits_is_told_when_the_last_box_is_gone_for_good() -> None:
             yard.boxes[1].die("out of memory")
         lost = ["5.5 sandbox box-0 lost: out of memory", "10.5 sandbox box-1 lost: out of memory"]
         assert ends[:2] == lost
-        assert ends[2].startswith("10.5 sandbox fleet did not start: no box is left, and 1 replacements within 600 s")
+        assert ends[2].startswith("10.5 sandbox fleet did not start: no worker left; restart budget spent (1 in 600 s)")
 
     run(main)
 
@@ -263,7 +263,7 @@ def test_leases_do_not_wait_for_ever_for_a_box_that_never_answers() -> None:
     ("entry", "cause"),
     [
         (SandboxStartError("box-x", "no such program"), "box-x did not start: no such program"),
-        (silent, r"box-\d did not start: its env server did not answer within 10 s"),
+        (silent, r"box-\d did not start: env server did not answer within 10 s"),
     ],
 )
 def test_a_fleet_of_which_no_box_comes_up_says_why_at_once(entry: Callable[[str], Box] | Exception, cause: str) -> None:
@@ -312,7 +312,7 @@ def test_a_server_that_refuses_the_client_counts_as_failed_not_as_slow() -> None
             async def health(self) -> None:
                 raise RequestError("no such protocol")
 
-        with pytest.raises(SandboxStartError, match="its env server says: no such protocol"):
+        with pytest.raises(SandboxStartError, match="env server error: no such protocol"):
             async with Yard(Foreign).fleet(boxes=1, slots_per_sandbox=1):
                 pytest.fail("there is no box")
         assert clock.now() == 0.5
@@ -331,7 +331,7 @@ def test_leaving_the_fleet_stops_the_boxes_and_ends_what_plays_there() -> None:
         assert sorted(ends) == [
             "10 sandbox box-0 lost: the fleet was closed",
             "10 sandbox box-1 lost: the fleet was closed",
-            "10 sandbox fleet did not start: it is closed",
+            "10 sandbox fleet did not start: the fleet is closed",
         ]
         assert [box.stopped_at for box in yard.boxes] == [10, 10]
         assert (host.lost, host.capacity) == (0, 0)

@@ -148,9 +148,9 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
             assert set(ledger.seated()) == {"first", "later"}
 
     clock.run(main)
-    failure = "the server cannot write down leases now, and so gives none; ask later"
+    failure = "cannot persist leases (disk full?); retry later"
     assert {record.getMessage() for record in caplog.records} == {
-        f"leases are not written down, {faulty} cannot be written: database or disk is full"
+        f"cannot persist leases, write to {faulty} failed: database or disk is full"
     }
     assert said == {"first": "written", "bad": failure, "with it": failure, "later": "written"}
     assert kept_in(faulty) == [leased("good")]
@@ -168,7 +168,7 @@ def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
             await pool.create("good", SandboxSpec())
             assert pool.view("good").state is SandboxState.LEASED
             alerts = [event.text for event in await told(pool) if event.kind == "ledger"]
-            assert alerts[0] == f"it was not written down: {LeaseNotPersistedError()}"
+            assert alerts[0] == f"sandbox not persisted: {LeaseNotPersistedError()}"
 
     clock.run(main)
 
@@ -192,7 +192,7 @@ def test_a_second_server_is_refused_while_the_first_one_lives(tmp_path: Path) ->
 
     async def main() -> None:
         async with Ledger(path) as first:
-            with pytest.raises(UsageError, match="another server has"):
+            with pytest.raises(UsageError, match="in use by another server"):
                 async with Ledger(path):
                     pass
             await first.save(leased("a"))
@@ -207,7 +207,7 @@ def test_a_second_server_is_refused_while_the_first_one_lives(tmp_path: Path) ->
 def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "fleet.sqlite"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"is no ledger of envkit|cannot be used"):
+    with pytest.raises(UsageError, match=r"is not an envkit ledger|cannot use"):
         kept_in(path)
     assert path.read_bytes() == content
 
@@ -268,7 +268,7 @@ def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_p
     with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 2\); start that version"):
         kept_in(path)
     for place in (tmp_path, path / "deeper.sqlite"):
-        with pytest.raises(UsageError, match=r"leases cannot be written down in .*; choose another folder \(--state\)"):
+        with pytest.raises(UsageError, match=r"cannot persist leases in .*; choose another folder \(--state\)"):
             kept_in(place)
 
 

@@ -107,7 +107,7 @@ def test_a_world_that_answers_otherwise_when_rebuilt_makes_the_episode_void_for_
             await episode.step("one")
             await episode.step("two")
             for _ in range(2):
-                with pytest.raises(SandboxLostError, match="answered otherwise in turn 1") as raised:
+                with pytest.raises(SandboxLostError, match="the replay differed in turn 1") as raised:
                     await episode.step("three")
                 assert raised.value.sandbox_id == "a"
             assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)

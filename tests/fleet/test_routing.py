@@ -15,7 +15,7 @@ from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.fleet.fleets import TASK, Box, Yard, connect, play, run
 
-NO_ROOM = CapacityError("there are no nodes now")
+NO_ROOM = CapacityError("the pool has no nodes")
 
 
 class Book:
@@ -66,9 +66,9 @@ def test_a_place_whose_budget_is_spent_is_filled_again_when_the_oldest_failure_l
                 yard.boxes[-1].die("killed by signal 9")
                 await anyio.sleep(10)
             assert (yard.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
-            spent = "2 replacements within 100 s are used up; one is missing for 80 s"
-            assert said == [f"boxes of environments: {spent}; last: sandbox box-2 lost: killed by signal 9"]
-            with pytest.raises(SandboxStartError, match=r"no box is healthy since 30 s; last: .* killed by signal 9"):
+            spent = "restart budget spent (2 in 100 s); next restart in 80 s"
+            assert said == [f"environment workers: {spent}; last: sandbox box-2 lost: killed by signal 9"]
+            with pytest.raises(SandboxStartError, match=r"no healthy worker for 30 s; last: .* killed by signal 9"):
                 async with host.lease(TASK):
                     pytest.fail("there is no box")
             assert clock.now() == 50
@@ -99,7 +99,7 @@ def test_that_there_is_no_room_is_waited_for_and_uses_up_no_budget() -> None:
         async with yard.fleet(1, 1, RestartBudget(restarts=1)) as host:
             yard.boxes[0].die("the node was lost")
             await anyio.sleep(40)
-            with pytest.raises(SandboxStartError, match=r"last: .* there are no nodes now"):
+            with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
                 async with host.lease(TASK):
                     pytest.fail("there is no box")
             await anyio.sleep(60)

@@ -25,7 +25,7 @@ from tests.fleet.fleets import run
 DEADLY = 13
 """Seed of the task that kills its box where the others only take their time."""
 KILLED = "killed by signal 11"
-TWICE = f"{KILLED}; the box before was lost during the same step too"
+TWICE = f"{KILLED}; the previous worker was lost during the same step"
 
 
 class Mine(Echo):
@@ -160,7 +160,7 @@ def test_a_world_whose_reset_kills_its_box_is_void_for_two_boxes(deadly: str) ->
     async def main() -> None:
         async with fleet_of(*mined(4, deadly=deadly), slots_per_sandbox=16) as host:
             ends = await ends_of(host, "one", seeds=range(16), at_once=False)
-            said = f"{KILLED}; the box before was lost during the same reset too"
+            said = f"{KILLED}; the previous worker was lost during the same reset"
             assert ends == {seed: said if seed == DEADLY else f"{seed} one" for seed in range(16)}
             assert (host.lost, host.episodes.void) == (2, 1)
 
@@ -171,7 +171,7 @@ def test_a_step_that_silences_its_box_is_void_for_two_boxes_and_who_could_not_wa
     async def main() -> None:
         async with fleet_of(*mined(4, is_silenced=True), slots_per_sandbox=16) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=range(16))
-            assert ends.pop(DEADLY).endswith("; the box before was lost during the same step too")
+            assert ends.pop(DEADLY).endswith("; the previous worker was lost during the same step")
             assert ends == {seed: f"{seed} one boom two" for seed in range(16) if seed != DEADLY}
             assert (host.lost, host.episodes.void) == (2, 1)
 

@@ -119,7 +119,7 @@ def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kin
                     began = clock.now()
                     steps = before[task.seed][1] + await played(episode, moves[2:])
                     seconds.append(clock.now() - began)
-                    assert told(steps[2:3]) == told(steps) == ["its env server was silent for 4 s"]
+                    assert told(steps[2:3]) == told(steps) == ["env server did not answer for 4 s"]
                     assert without_info(before[task.seed][0], steps) == without_info(*undisturbed)
 
                 before: dict[int, tuple[Reset, list[Step]]] = {}
@@ -160,7 +160,7 @@ def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_
                     for seed in heard.keys() - void.keys():
                         tasks.start_soon(play, episodes[seed], seed, turn)
         said = "exited with code 1"
-        assert void == {CULPRIT: f"{said}; the box before was lost during the same step too"}
+        assert void == {CULPRIT: f"{said}; the previous worker was lost during the same step"}
         for seed, steps in heard.items():
             count = 2 if seed == CULPRIT else last_turn + 1
             texts = [" ".join([str(seed), *(f"move {turn}" for turn in range(end))]) for end in range(1, count + 1)]

@@ -140,7 +140,7 @@ def test_a_container_that_somebody_ends_is_lost_within_two_seconds(gateway: Gate
 def test_a_sandbox_that_is_paused_is_lost_within_five_seconds_and_says_so(gateway: Gateway) -> None:
     async def main() -> None:
         told_s, seen_s, causes = await lost(gateway, gateway.spec(), pause)
-        assert causes == {"paused, silent for 4 s"}
+        assert causes == {"paused, no answer for 4 s"}
         assert max(told_s, seen_s) < SILENCE_S
 
     run(main, 30)

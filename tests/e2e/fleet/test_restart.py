@@ -23,7 +23,7 @@ from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, ru
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
 
 both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
-TAKEN_BACK = "taken back after a restart"
+TAKEN_BACK = "re-attached after a restart"
 
 
 def first_pids(gateway: Gateway, sandbox_ids: dict[str, str]) -> dict[str, int]:

@@ -109,7 +109,7 @@ def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path:
 @pytest.mark.parametrize(
     ("lost_s", "said"),
     [
-        (1.5, "its env server was silent for 1.5 s; the box before was lost during the same step too"),
+        (1.5, "env server did not answer for 1.5 s; the previous worker was lost during the same step"),
         (20.0, "hold"),
     ],
     ids=["lost", "in time"],

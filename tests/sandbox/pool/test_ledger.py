@@ -70,7 +70,7 @@ def test_what_is_found_again_counts_as_whose_it_was() -> None:
                 await pool.create(name, SPEC)
         async with opened(backend, book, most=2) as pool:
             await pool.create("b", SPEC)
-            with pytest.raises(CapacityError, match="who has no token"):
+            with pytest.raises(CapacityError, match="the anonymous tenant"):
                 await pool.create("c", SPEC)
             await pool.stop("a")
             await pool.create("c", SPEC)
@@ -88,7 +88,7 @@ def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> Non
         async with opened(backend, book) as pool:
             view = pool.view("a")
             assert states(view) == [STARTING, LEASED, LEASED]
-            assert view.phases[-1].reason == "taken back after a restart"
+            assert view.phases[-1].reason == "re-attached after a restart"
             assert (view.tenant, view.backend_id, view.node) == ("ann", "fake-0", "here")
             assert await pool.get("a").read("there") == b"x"
             assert (await pool.create("a", SPEC, tenant="ann")).backend_id == "fake-0"
@@ -242,7 +242,7 @@ def test_what_was_being_started_or_held_by_a_block_is_stopped() -> None:
         async with opened(backend, book) as pool:
             await anyio.sleep(1)
             assert states(pool.view("b")) == [STARTING, STOPPED]
-            assert pool.view("pool-8").phases[-1].reason == "who held it is gone"
+            assert pool.view("pool-8").phases[-1].reason == "its holder is gone"
             assert box.is_gone
             async with pool.lease(SPEC) as fresh:
                 assert fresh.id == "pool-9"
@@ -323,10 +323,10 @@ def test_what_cannot_be_written_down_is_not_lent() -> None:
         backend, book = lasting(), Book()
         book.is_full = True
         async with opened(backend, book) as pool:
-            with pytest.raises(LeaseNotPersistedError, match="the server cannot write down leases now"):
+            with pytest.raises(LeaseNotPersistedError, match="cannot persist leases"):
                 await pool.create("a", SPEC)
             events = [event for event in await told(pool) if event.kind == "ledger"]
-            assert events[0].text == "it was not written down: no space left on device"
+            assert events[0].text == "sandbox not persisted: no space left on device"
             await anyio.sleep(1)
             assert backend.boxes[0].is_gone
             book.is_full = False

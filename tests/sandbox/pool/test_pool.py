@@ -36,8 +36,8 @@ def test_a_lease_lends_a_sandbox_and_stops_it_before_the_block_is_left() -> None
             assert backend.boxes[0].is_gone
             view = pool.view(box.id)
             assert states(view) == [STARTING, LEASED, STOPPED]
-            assert view.phases[-1].reason == "given back"
-            with pytest.raises(SandboxLostError, match="lost: given back"):
+            assert view.phases[-1].reason == "released"
+            with pytest.raises(SandboxLostError, match="lost: released"):
                 await box.exec(["true"], timeout_s=5)
 
     run(main)
@@ -73,7 +73,7 @@ def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_other
             await pool.create("even", SPEC)
 
     run(main)
-    assert "nobody foresaw" in caplog.text
+    assert "unhandled exception" in caplog.text
 
 
 def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
@@ -151,7 +151,7 @@ def test_a_name_is_one_sandbox_of_one_spec_and_tenant() -> None:
                 with pytest.raises(SandboxConflictError, match="'a' is taken"):
                     await pool.create("a", spec, tenant=tenant)
             for name in ("pool-7", ""):
-                with pytest.raises(SandboxConflictError, match="is not a name that can be given"):
+                with pytest.raises(SandboxConflictError, match="is not a valid id"):
                     await pool.create(name, SPEC)
 
     run(main)
@@ -312,7 +312,7 @@ def test_a_name_belongs_to_the_files_that_its_sandbox_began_with() -> None:
             began = await pool.create("b", SPEC, snapshot=snapshot)
             assert (await pool.create("b", SPEC, snapshot=snapshot)).backend_id == began.backend_id
             for name, files in (("a", snapshot), ("b", None), ("b", "here/snapshot-7")):
-                with pytest.raises(SandboxConflictError, match="taken by a sandbox that began with other files"):
+                with pytest.raises(SandboxConflictError, match="taken by a sandbox from another snapshot"):
                     await pool.create(name, SPEC, snapshot=files)
 
     run(main)

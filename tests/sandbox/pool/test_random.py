@@ -102,7 +102,7 @@ def is_allowed(events: list[PoolEvent]) -> bool:
     """Whether nothing comes back from being over, unless it begins anew: with a start, or in a spare."""
     over: set[str] = set()
     for event in events:
-        if event.state is SandboxState.STARTING or event.text.startswith("lent; it was the spare"):
+        if event.state is SandboxState.STARTING or event.text.startswith("leased; was warm as"):
             over.discard(event.sandbox_id)
         elif event.state is not None and event.sandbox_id in over:
             return False

@@ -122,7 +122,7 @@ def test_a_box_that_is_ended_from_outside_is_lost_at_once(kind: Kind) -> None:
 def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.pause)
-        assert cause == "paused, silent for 4 s"
+        assert cause == "paused, no answer for 4 s"
         assert seconds < 5
 
     run(main)
@@ -131,7 +131,7 @@ def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
 def test_a_box_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.stop)
-        assert cause == ("silent for 4 s" if kind.has_images else "paused, silent for 4 s")
+        assert cause == ("no answer for 4 s" if kind.has_images else "paused, no answer for 4 s")
         assert seconds < 5
 
     run(main)

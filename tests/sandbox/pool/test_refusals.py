@@ -96,7 +96,7 @@ def test_what_a_full_node_may_grant_is_not_refused_for_good() -> None:
         async with choosy("a", "b", boxes=2) as (pool, _):
             for number in range(2):
                 await pool.create(f"{number}", SandboxSpec(image="b"))
-            with pytest.raises(SandboxStartError, match="no image 'b' here; other nodes, which may grant it") as caught:
+            with pytest.raises(SandboxStartError, match="no image 'b' here; other nodes that may grant it") as caught:
                 await pool.create("third", SandboxSpec(image="b"))
             assert not isinstance(caught.value, SandboxRefusedError)
 

@@ -36,7 +36,7 @@ def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
                 assert len(backend.boxes) == 3
             view = await pool.create("a", SPEC, ttl_s=9)
             assert clock.now() == began + 3.1
-            assert view.phases[-1].reason == "lent; it was the spare pool-2"
+            assert view.phases[-1].reason == "leased; was warm as pool-2"
             assert pool.get("a").id == "a"
 
     run(main)
@@ -80,7 +80,7 @@ def test_a_spare_that_cannot_be_booted_is_stopped(is_slow: bool) -> None:
         async with opened(stocks=[WarmSpec(SPEC, 1, boot)], restarts=budget) as (pool, backend):
             await anyio.sleep(70)
             assert [box.is_gone for box in backend.boxes] == [True, True]
-            reason = "it was not booted within 30 s" if is_slow else "its server says no"
+            reason = "not booted within 30 s" if is_slow else "its server says no"
             assert pool.views()[0].phases[-1].reason == reason
 
     run(main)
@@ -94,8 +94,8 @@ def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_agai
             # Tries at 0, 1, 3 and 6 s.
             assert (pool.counts().starts, pool.counts().failed_starts, pool.counts().restarts) == (4, 4, 3)
             (event,) = (event for event in await told(pool) if event.kind == "restarts")
-            spent = "stock of bare sandboxes: 3 replacements within 100 s are used up"
-            assert event.text == f"{spent}; there is no other for 94 s; last: no image"
+            spent = "warm stock of bare sandboxes: restart budget spent (3 in 100 s)"
+            assert event.text == f"{spent}; next restart: in 94 s; last cause: no image"
             await anyio.sleep(51)
             assert pool.counts().starts == 5
 
@@ -120,7 +120,7 @@ def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
             backend.boxes[0].die(cause("killed"))
             await anyio.sleep(10_000)
             (event,) = (event for event in await told(pool) if event.kind == "restarts")
-            assert event.text.endswith("are used up; there is no other any more; last: killed")
+            assert event.text.endswith("next restart: none; last cause: killed")
             await pool.create("a", SPEC)
             assert len(backend.boxes) == 2
 
@@ -128,7 +128,7 @@ def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
 
 
 def test_a_spare_may_not_have_a_time_to_live_that_begins_before_it_is_lent() -> None:
-    with pytest.raises(ValueError, match="ttl_s=60 is refused: it would begin long before somebody has the spare"):
+    with pytest.raises(ValueError, match="ttl_s=60 is refused"):
         WarmSpec(SandboxSpec(ttl_s=60), 1)
 
 
@@ -150,7 +150,7 @@ def test_spares_make_room_for_who_asks_for_something_else() -> None:
             await pool.create("b", OTHER)
             assert [view.id for view in pool.views() if view.state in (READY, LEASED)] == ["pool-2", "a", "b"]
             reasons = [view.phases[-1].reason for view in pool.views() if view.state is STOPPED]
-            assert reasons == ["its room is needed"]
+            assert reasons == ["evicted to make room"]
             await pool.create("c", OTHER)
             with pytest.raises(CapacityError):
                 await pool.create("d", OTHER)
@@ -201,7 +201,7 @@ def test_a_stock_that_no_node_could_hold_is_told() -> None:
             async with Pool([node], stocks=[WarmSpec(OTHER, 1)]) as pool:
                 (event,) = await told(pool)
                 assert event.kind == "stock"
-                assert event.text.startswith("stock of serve cannot be kept: memory_mib=1024 is more than any node")
+                assert event.text.startswith("cannot keep a warm stock of serve: memory_mib=1024 exceeds every node")
                 assert pool.wanted() == 0
 
     run(main)
