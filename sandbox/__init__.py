@@ -1,4 +1,4 @@
-"""Sandboxes: where programs run, and whether they are alive. Backends and the pool are imported when first used."""
+"""Sandboxes that run untrusted programs: backends and the pool, imported on first use."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if not __name__.startswith("envkit."):
     raise ImportError(
-        "import this package as envkit.sandbox: two copies of a module are worse than an error"
-        " (a folder of your own with this name needs an __init__.py)"
+        "import this package as envkit.sandbox, not as a top-level package"
+        " (if the folder is your own, add an __init__.py to it)"
     )
 
 if TYPE_CHECKING:

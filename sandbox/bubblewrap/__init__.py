@@ -1,1 +1,1 @@
-"""The backend `local`: sandboxes of bubblewrap on this machine."""
+"""The backend `local`: bubblewrap sandboxes on this machine."""

@@ -1,13 +1,12 @@
-"""What bubblewrap is told about a box: its namespaces, the files that it sees, and the few places it can write to.
+"""Arguments of bubblewrap for a sandbox: its namespaces, the files that it sees and the paths that it can write to.
 
-A box sees, read-only, the system (``/usr`` and what links into it, a minimal ``/etc``) or the root file system of an
-image, and what its backend shows it. Its own are ``/proc`` and ``/dev``, which are read-only, and ``/tmp``,
-``/workspace``, ``/dev/shm``, a grader's folder and those for sockets: each in memory and of bounded size, so that
-nothing that a box writes is on a disk of the host.
+A sandbox sees, read-only, the host's system (``/usr``, its links and a minimal ``/etc``) or an image's root file
+system, and the files that its backend adds. ``/proc`` and ``/dev`` are its own and read-only. ``/tmp``,
+``/workspace``, ``/dev/shm``, the grader's home and the folders for sockets are tmpfs mounts of limited size, so a
+sandbox writes nothing to a disk of the host.
 
-As root no user namespace is made, since the programs of a box are to have users of their own; the first process keeps
-what it needs to become them. As another user one is made, which is what allows the rest, with one user in it and no
-further ones.
+As root no user namespace is made, since programs of the sandbox have users of their own; process 1 keeps the
+capabilities to switch to them. As another user bubblewrap makes one with a single user, and disables nested ones.
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ from pathlib import Path
 from envkit.types import GRADER_HOME, SandboxSpec
 
 from ..egress import allowlist
-from ..host.layout import AGENT_UID, DOOR, GRADER_UID, SOCKETS, WORK
+from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, SOCKETS, WORK
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
-"""What the agent needs to start programs as other users, end them and give them files; the last to leave them none."""
+"""For the agent: start programs as other users, end them, give them files; SETPCAP drops all of these for programs."""
 _PROBE_TIMEOUT_S = 10.0
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
-_LARGEST_SHM_MIB = 64
-_LARGEST_GRADER_HOME_MIB = 64
+_MAX_SHM_MIB = 64
+_MAX_GRADER_HOME_MIB = 64
 _SOCKETS_MIB = 1
-_DOOR_BYTES = 1 << 16
+_CONTROL_BYTES = 1 << 16
 _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
-_TELLS_OF_THE_HOST = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
+_HIDDEN_PROC = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _OWN = ("dev", "proc", "run", "sys", "tmp", "workspace")
-"""What a box has of its own, whatever the image holds there."""
+"""Top-level folders of the sandbox itself, which hide those of an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class BwrapOptions:
-    """One box, as bubblewrap is to make it.
+    """Mount and namespace options of one sandbox.
 
     Attributes:
         etc: Folder of the host that `write_etc` filled.
         disk_mib: Size of ``/tmp`` and of ``/workspace``, MiB.
         image: Folder with a root file system; None shows the host's ``/usr``.
-        readable: Files and folders of the host that are seen, read-only, at the same place.
-        views: Further folders of the host and where they are seen, read-only.
-        is_online: Whether it is in the host's network.
-        stays: Whether it outlives us.
+        readable: Files and folders of the host, visible read-only at the same path.
+        views: Further host paths and their paths inside, read-only.
+        is_online: Whether it shares the host's network.
+        is_detached: Whether it outlives this process.
     """
 
     etc: Path
@@ -61,14 +60,14 @@ class BwrapOptions:
     readable: Sequence[str] = ()
     views: Sequence[tuple[Path, str]] = ()
     is_online: bool = False
-    stays: bool = False
+    is_detached: bool = False
 
 
 def why_unavailable(user_namespace: int | None = None) -> str | None:
-    """Return why there can be no bubblewrap boxes on this machine, in one line; None when there can. Blocks for ms.
+    """Return why bubblewrap cannot run on this machine, in one line; None if it can. Blocks for milliseconds.
 
     Args:
-        user_namespace: File descriptor of the user namespace that they would be in; None for what `options` chooses.
+        user_namespace: File descriptor of the user namespace to use; None for the default of `options`.
     """
     if sys.platform != "linux":
         return "bubblewrap exists only on Linux"
@@ -93,29 +92,29 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
     if done.returncode == 0:
         return None
     lines = done.stderr.decode(errors="replace").split("\n")
-    said = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
-    return f"bubblewrap may not make namespaces on this machine ({said})"
+    reason = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
+    return f"bubblewrap may not create namespaces on this machine ({reason})"
 
 
 def why_refused(spec: SandboxSpec) -> str | None:
-    """Return why `spec` cannot be had of bubblewrap, in one line; None where it can."""
+    """Return why bubblewrap cannot run `spec`, in one line; None if it can."""
     if spec.profile == "system":
-        return "bubblewrap boxes have no writable root file system (profile: system); use docker"
+        return "bubblewrap sandboxes have no writable root file system (profile: system); use docker"
     if spec.runtime is not None:
-        return f"runtime {spec.runtime!r} is for docker"
+        return f"runtime {spec.runtime!r} is only supported by docker"
     if spec.image is not None and not Path(spec.image).is_dir():
-        return f"image {spec.image!r} is not a folder with a root file system, as debootstrap makes; or use docker"
+        return f"image {spec.image!r} is not a folder with a root file system (debootstrap makes one); or use docker"
     if (why := allowlist.why_refused(spec)) is not None:
         return why
     if spec.untrusted and spec.network == "open":
-        return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
+        return "untrusted programs are refused: network 'open' is the host's network, with all its listening services"
     if spec.detached and os.geteuid() != 0:
-        return "only root can keep others from the door of a box that stays"
+        return "detached sandboxes need root, to protect their control socket"
     return None
 
 
 def python_in(look: BwrapOptions) -> str | None:
-    """Return a Python that a box sees; None if it sees none."""
+    """Return the path of a Python that is visible in the sandbox; None if there is none."""
     if look.image is not None:
         return next((f"/{name}" for name in _PYTHONS if os.path.lexists(look.image / name)), None)
     ours = Path(sys.executable).resolve()
@@ -125,7 +124,7 @@ def python_in(look: BwrapOptions) -> str | None:
 
 
 def write_etc(folder: Path) -> None:
-    """Write into `folder` what boxes see in /etc: one folder to mount instead of a dozen files."""
+    """Write the sandboxes' ``/etc`` into `folder`: one folder to mount instead of a dozen files."""
     users = {"root": (0, 0), "agent": (AGENT_UID, AGENT_UID), "grader": (GRADER_UID, GRADER_UID)}
     if os.geteuid() != 0:
         users = {"agent": (os.geteuid(), os.getegid())}
@@ -141,19 +140,19 @@ def write_etc(folder: Path) -> None:
             shutil.copyfile(Path("/etc", name), folder / name)
 
 
-def places_mib(disk_mib: int) -> dict[str, int]:
-    """Return the places that programs can write to, and their sizes in MiB."""
+def writable_mib(disk_mib: int) -> dict[str, int]:
+    """Return the paths that programs can write to, and their sizes in MiB."""
     return {
-        "/dev/shm": min(disk_mib, _LARGEST_SHM_MIB),
+        "/dev/shm": min(disk_mib, _MAX_SHM_MIB),
         "/tmp": disk_mib,
         WORK: disk_mib,
         SOCKETS: _SOCKETS_MIB,
-        GRADER_HOME: min(disk_mib, _LARGEST_GRADER_HOME_MIB),
+        GRADER_HOME: min(disk_mib, _MAX_GRADER_HOME_MIB),
     }
 
 
 def options(look: BwrapOptions) -> list[str]:
-    """Return bubblewrap's options for a box; the program follows them."""
+    """Return bubblewrap's options for a sandbox; the program follows them."""
     parts = [*_namespaces(look)]
     if look.image is None:
         parts += [*_host_system(), "--ro-bind", str(look.etc), "/etc"]
@@ -173,8 +172,8 @@ def options(look: BwrapOptions) -> list[str]:
         parts += _memory_folder(place, sizes[place] << 20, mode="0755")  # to be given to the agent's user
     parts += _memory_folder(GRADER_HOME, sizes[GRADER_HOME] << 20, mode="0700")
     if look.stays:
-        parts += _memory_folder(DOOR, _DOOR_BYTES, mode="0700")
-    # After /tmp, since they may lie below it. Folders that bubblewrap makes by itself on the way are for root only.
+        parts += _memory_folder(CONTROL_DIR, _CONTROL_BYTES, mode="0700")
+    # After /tmp, since they may be below it. Parent folders that bubblewrap creates by itself are for root only.
     seen = [*((Path(shown), shown) for shown in look.readable), *look.views]
     parts += [part for folder in _folders_above(tuple(place for _, place in seen)) for part in ("--dir", folder)]
     for source, place in seen:
@@ -196,7 +195,7 @@ def _namespaces(look: BwrapOptions) -> list[str]:
 
 @lru_cache(maxsize=32)
 def _folders_above(places: tuple[str, ...]) -> Sequence[str]:
-    """Return the folders that `places` lie in, outermost first, but those that a box has anyway."""
+    """Return the parent folders of `paths`, outermost first, except those that a sandbox has anyway."""
     folders = dict.fromkeys(parent for place in places for parent in reversed(Path(place).parents))
     return [str(one) for one in folders if str(one) not in ("/", "/tmp") and not one.is_relative_to("/usr")]
 
@@ -208,7 +207,7 @@ def _host_system() -> Iterator[str]:
 
 
 def _image_system(image: Path) -> Iterator[str]:
-    """All that lies at the top of `image`, so that what it lacks can be made beside it."""
+    """Yield the top-level entries of `image`, so that missing ones can be created beside them."""
     for entry in sorted(image.iterdir()):
         if entry.name not in _OWN:
             yield from _shown(entry, f"/{entry.name}")
@@ -226,10 +225,10 @@ def _kernel() -> Iterator[str]:
     for name in _TELLS_OF_THE_HOST:
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
-    # As root, /proc/sys would be writable and is the host's; nobody in a box needs to write below /proc.
+    # As root, /proc/sys would be writable and belongs to the host; no program needs to write below /proc.
     yield from ("--remount-ro", "/proc", "--dev", "/dev")
 
 
 def _memory_folder(place: str, size: int, *, mode: str = "1777") -> list[str]:
-    """A folder in memory that can be written to."""
+    """Return the options for a writable tmpfs of `size` bytes."""
     return ["--perms", mode, "--size", str(size), "--tmpfs", place]

@@ -1,15 +1,14 @@
-"""Sandboxes of bubblewrap: namespaces of their own for processes, network, messages and host name, nothing to install
-in them, no daemon, and a start that costs milliseconds.
+"""The bubblewrap backend: namespaces for processes, network, IPC and host name, without a daemon or an installed image.
+Starting a sandbox takes milliseconds.
 
-What a box sees and where it can write is in `envkit.sandbox.bubblewrap.arguments`, what it may use of the machine in
-`envkit.sandbox.host.cgroups`, what it may ask of the kernel in `envkit.sandbox.host.seccomp`. Its network holds nothing
-but a loopback. Its first process is our agent; as root, that keeps the capabilities that it needs to start programs as
-uid 1000 and graders as uid 1001, which have none. It dies with us, by the kernel's hand and by the end of the channel.
+Related modules: what a sandbox sees and can write in `envkit.sandbox.bubblewrap.arguments`, its limits in
+`envkit.sandbox.host.cgroups`, its seccomp filter in `envkit.sandbox.host.seccomp`. Its network has only a loopback
+interface. Process 1 is our agent; as root, it keeps the capabilities to start programs as uid 1000 and graders as uid
+1001, which have none. The kernel ends the sandbox with this process, and so does the end of its channel.
 
-As root, each box has host uids of its own (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares nothing that the
-kernel counts by user. Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts
-for its user 1000 (inotify instances, queued signals, pipe memory) is shared with that user and between boxes;
-`unenforced` then names ``"uid_range"``.
+As root, each sandbox has its own host uids (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares no per-user limits of
+the kernel. If the machine allows no user namespaces, the uids are the host's, and per-user limits of uid 1000 (inotify
+instances, queued signals, pipe memory) are shared with that user and between sandboxes; `unenforced` then contains
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
-from ..host.layout import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
+from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
 from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
@@ -56,16 +55,16 @@ _ATTACH_S = 10.0
 
 
 class LocalBackend:
-    """Starts bubblewrap boxes; satisfies `envkit.protocols.SandboxBackend`.
+    """Start bubblewrap sandboxes; implements `envkit.protocols.SandboxBackend`.
 
-    Used as ``async with LocalBackend() as backend``; leaving the block stops what still runs, except boxes that stay,
-    and removes the snapshots. A box has ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG`` set, and what its spec
-    names.
+    Use it as ``async with LocalBackend() as backend``; leaving the block stops all sandboxes except detached ones and
+    removes the snapshots. A sandbox has the variables ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG``, and those of
+    its spec.
 
     Args:
-        readable: Files and folders of the host that boxes see, read-only and at the same place; None takes what running
-            our Python needs (`envkit.sandbox.bubblewrap.host_python.readable`), for hostile programs only its own
-            modules, as it is when the backend is opened.
+        readable: Files and folders of the host that sandboxes see read-only at the same path. None takes those that our
+            Python needs when the backend is opened (`envkit.sandbox.bubblewrap.host_python.readable`); for untrusted
+            programs only Python's own modules.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
@@ -84,11 +83,11 @@ class LocalBackend:
 
     @property
     def tells_memory_limit(self) -> bool:
-        """Whether `by_agent` tells a sandbox's own memory limit from the memory of this machine."""
+        """Whether `by_agent` distinguishes a sandbox's own memory limit from this machine's memory."""
         return True
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Say what is enforced; without root or control groups of ours, less than all."""
+        """Return what is enforced; less without root or writable cgroups."""
         return {
             "isolation": True,
             "network": True,
@@ -99,7 +98,7 @@ class LocalBackend:
         }
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
+        """Return the disks that sandboxes and snapshots need: MiB free, and MiB that must stay free."""
         return self._boxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
@@ -107,7 +106,7 @@ class LocalBackend:
         return await self._start(self._boxes.new_id(), spec, spec.command)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, which this backend took; its command waits for them."""
+        """Start `spec` with the files of `snapshot`, taken by this backend; the command starts after they are restored."""
         sandbox_id = self._boxes.new_id()
         file = store.find(self._boxes.folder / "snapshots", snapshot)
         if file is None:
@@ -117,7 +116,7 @@ class LocalBackend:
         return box
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return what a snapshot takes of the disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         return await clock.to_thread(store.size, self._boxes.folder / "snapshots", snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
@@ -125,48 +124,48 @@ class LocalBackend:
         await clock.to_thread(store.remove, self._boxes.folder / "snapshots", snapshot)
 
     async def staying(self, ledger: str | None = None) -> list[str]:
-        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
+        """Return the sorted ids of this machine's detached sandboxes, optionally of one ledger; "" selects no ledger."""
         return await clock.to_thread(detached.ids, ledger)
 
     async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
-        """Return a box that stays, which this or another process started; leaving the backend leaves it running.
+        """Return a detached sandbox that any process of ours started; leaving the backend leaves it running.
 
-        With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
+        With `observes`, the sandbox's orphan timeout is not restarted.
 
         Raises:
-            SandboxError: No box of this id stays on this machine.
-            UnreachableError: It does not let us in.
+            SandboxError: No detached sandbox on this machine has this id.
+            UnreachableError: It refuses the connection.
         """
         held, first = _staying(sandbox_id, self._places)
         try:
-            ours = run_dirs.connect(first.folder(DOOR), DOOR_SOCKET)
+            ours = run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
         except OSError:
-            held.let_go()
-            raise SandboxError(f"box {sandbox_id!r} has just ended") from None
+            held.release()
+            raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
         except BaseException:
-            held.let_go()
+            held.release()
             raise
         box = self._box(sandbox_id, ours, held, sockets, SandboxSpec(detached=True), disk_mib)
         await box.reached(_ATTACH_S, observes=observes)
         return box
 
     async def dial(self, sandbox_id: str) -> socket.socket:
-        """Return a connected, non-blocking stream to a box that stays, which speaks what a `AgentChannel` does.
+        """Return a connected, non-blocking stream to a detached sandbox, which speaks the `AgentChannel` protocol.
 
-        The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
+        The caller closes it; the orphan timeout does not run while it is open. Raises as `attach`.
         """
         held, first = _staying(sandbox_id, self._places)
         try:
-            return run_dirs.connect(first.folder(DOOR), DOOR_SOCKET)
+            return run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
         except OSError:
-            raise SandboxError(f"box {sandbox_id!r} has just ended") from None
+            raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
         finally:
-            held.let_go()
+            held.release()
 
     async def remove(self, sandbox_id: str) -> None:
-        """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
+        """End a detached sandbox, even an unresponsive one; raises `SandboxError` as `attach`."""
         held, _ = _staying(sandbox_id, self._places)
         await held.kill()
 
@@ -179,7 +178,7 @@ class LocalBackend:
             raise SandboxStartError(sandbox_id, why)
         python = arguments.python_in(look)
         if python is None:
-            cause = Cause(CauseKind.IMAGE_UNUSABLE, "there is no Python 3 in it, which our agent needs")
+            cause = Cause(CauseKind.IMAGE_UNUSABLE, "the image has no Python 3, which the agent needs")
             raise SandboxRefusedError(sandbox_id, cause)
         began = clock.now()
         ours, theirs = socket.socketpair()
@@ -196,7 +195,7 @@ class LocalBackend:
                     stream=theirs,
                     filter_program=self._filter,
                     group=cgroups.Cgroup(self._places, f"{self._boxes.folder.name}-{sandbox_id}"),
-                    bounds=self._bounds(spec),
+                    limits=self._limits(spec),
                     uids=own,
                 )
             except OSError as error:
@@ -204,23 +203,23 @@ class LocalBackend:
             undo.pop_all()
         try:
             if spec.detached:
-                held.group.bequeath(held.pid)
+                held.group.transfer_to(held.pid)
                 sandbox_id, held.folder = detached.begin(held.pid)
             with anyio.move_on_after(spec.start_timeout_s) as limit:
                 await held.enclose()
                 await self._send_agent(ours)
             if limit.cancelled_caught:
                 raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
-            sockets, holds_inodes = self._furnished(held, spec), _bounds_inodes(held, look.disk_mib)
-            if spec.untrusted and not holds_inodes:
+            sockets, has_inode_limit = self._prepare(held, spec), _limit_inodes(held, look.disk_mib)
+            if spec.untrusted and not has_inode_limit:
                 raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: not enforced here: inodes")
             box = self._box(sandbox_id, ours, held, sockets, spec, look.disk_mib)
-            box.unenforced = (*box.unenforced, *(() if holds_inodes else ("inodes",)))
+            box.unenforced = (*box.unenforced, *(() if has_inode_limit else ("inodes",)))
         except OSError as error:
             ours.close()
             cause = await held.cause(Survived())
             if held.is_running:
-                cause = Cause(CauseKind.START_FAILED, f"no control group: {error}")
+                cause = Cause(CauseKind.START_FAILED, f"the cgroup cannot be created: {error}")
             await held.kill()
             raise SandboxStartError(sandbox_id, cause) from None
         except BaseException:
@@ -235,57 +234,57 @@ class LocalBackend:
         return box
 
     async def _send_agent(self, stream: socket.socket) -> None:
-        """Send the agent in, and wait until it has said something, or ended."""
+        """Send the agent's code, and wait until it answers or ends."""
         with suppress(ConnectionError):
             await asyncio.get_running_loop().sock_sendall(stream, self._opening)
         await anyio.wait_readable(stream)
 
-    def _furnished(self, held: Supervisor, spec: SandboxSpec) -> Path:
-        """Give the box's users their folders, before any program of the box runs; return that of its sockets.
+    def _prepare(self, held: Supervisor, spec: SandboxSpec) -> Path:
+        """Give the sandbox's users their folders, before any of its programs runs; return the folder of its sockets.
 
         Raises:
-            OSError: The box has ended.
+            OSError: The sandbox has ended.
         """
         first = held.first()
         if first is None:
             raise ProcessLookupError
         sockets = first.folder(SOCKETS)
         if os.geteuid() == 0:
-            first.give(WORK, AGENT_UID)
-            first.give(SOCKETS, AGENT_UID)
-            first.give(GRADER_HOME, GRADER_UID)
-            with suppress(OSError):  # if it is gone, the next call to it finds out
-                first.bound_terminals()
+            first.chown(WORK, AGENT_UID)
+            first.chown(SOCKETS, AGENT_UID)
+            first.chown(GRADER_HOME, GRADER_UID)
+            with suppress(OSError):  # if the process has exited, the next call to it fails
+                first.limit_terminals()
         if held.folder is not None:
-            detached.remember(held.folder, first.pid, held.group.name, spec.ledger)
+            detached.record(held.folder, first.pid, held.group.name, spec.ledger)
         return sockets
 
     def _box(
         self, sandbox_id: str, stream: socket.socket, held: Supervisor, sockets: Path, spec: SandboxSpec, disk_mib: int
     ) -> AgentSandbox:
         channel = AgentChannel(SocketStream(stream))
-        lost = {
+        is_unenforced = {
             "network": spec.network == "open",
             "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None,
             "memory_reserve": not held.holds_reserve,
         }
-        hold = HostResources(
+        resources = HostResources(
             cause=held.cause,
             kill=partial(self._end, held, spec.detached),
-            let_go=held.let_go,
+            let_go=held.release,
             sockets=sockets,
             snapshot=partial(self._keep, sandbox_id, channel, store.Extent(disk_mib, _files_uid())),
-            unenforced=tuple(name for name, is_lost in lost.items() if is_lost),
+            unenforced=tuple(name for name, holds in is_unenforced.items() if holds),
             look=held.look,
             on_survived=held.group.survived,
         )
-        box = AgentSandbox(sandbox_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        box = AgentSandbox(sandbox_id, channel, resources, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         return box
 
     async def _end(self, held: Supervisor, detached: bool) -> None:
         if detached and self._is_leaving:
-            held.let_go()
+            held.release()
         else:
             await held.kill()
 
@@ -300,7 +299,7 @@ class LocalBackend:
             ) from None
         return name
 
-    def _look(self, spec: SandboxSpec) -> arguments.BwrapOptions:
+    def _options(self, spec: SandboxSpec) -> arguments.BwrapOptions:
         image = None if spec.image is None else Path(spec.image)
         shown: Sequence[str] | None = self._readable
         if shown is None and image is not None:
@@ -314,31 +313,32 @@ class LocalBackend:
             readable=shown,
             views=[(Path(source), place) for source, place in spec.views],
             is_online=spec.network == "open",
-            stays=spec.detached,
+            is_detached=spec.detached,
         )
 
-    def _bounds(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
-        holds = self._places.parents
+    def _limits(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
+        available = self._places.parents
         return cgroups.CgroupLimits(
-            memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in holds else None,
-            pids=(spec.pids or _PIDS) if "pids" in holds else None,
+            memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in available else None,
+            pids=(spec.pids or _PIDS) if "pids" in available else None,
             cpus=spec.cpus,
         )
 
     def _disk_mib(self, spec: SandboxSpec) -> int:
-        """What is written is memory of the box, so the two places may fill half of that."""
+        """Return the size of each of two tmpfs mounts; by default both together fill half of the sandbox's memory."""
         if spec.disk_mib is not None:
             return spec.disk_mib
-        memory_mib = self._bounds(spec).memory_mib
+        memory_mib = self._limits(spec).memory_mib
         return _DISK_MIB if memory_mib is None else max(min(_DISK_MIB, memory_mib // 4), 1)
 
-    def _hindrance(self) -> str | None:
-        """Return why nothing can be started here now, in one line; None where something can."""
+    def _why_not_now(self) -> str | None:
+        """Return why no sandbox can be started now, in one line; None if one can."""
         if shutil.which("bwrap") is None:
             return "bubblewrap is not installed (apt install bubblewrap)"
         free_mib = shutil.disk_usage(self._boxes.folder).free >> 20
         if free_mib < run_dirs.LEAST_FREE_MIB:
-            return f"only {free_mib} MiB are free in {self._boxes.folder.parent}; {run_dirs.LEAST_FREE_MIB} are wanted"
+            folder = self._boxes.folder.parent
+            return f"only {free_mib} MiB are free in {folder} (minimum {run_dirs.LEAST_FREE_MIB}); free disk space"
         return None
 
     async def __aenter__(self) -> Self:
@@ -361,41 +361,41 @@ class LocalBackend:
         await self._boxes.close()
 
 
-def _staying(sandbox_id: str, places: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
-    """Return what a box that stays hangs on, and its first process.
+def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
+    """Return the supervisor of a detached sandbox, and its process 1.
 
     Raises:
-        SandboxError: There is none.
+        SandboxError: There is no such sandbox.
     """
-    stay = detached.find(sandbox_id)
-    if stay is None:
-        raise SandboxError(f"there is no box {sandbox_id!r} that stays on this machine")
+    note = detached.find(sandbox_id)
+    if note is None:
+        raise SandboxError(f"there is no detached sandbox {sandbox_id!r} on this machine")
     try:
-        first = FirstProcess(stay.first_pid)
+        first = FirstProcess(note.first_pid)
     except OSError:
-        raise SandboxError(f"box {sandbox_id!r} has just ended") from None
-    return Supervisor(None, cgroups.Cgroup(places, stay.group), first=first, folder=stay.folder), first
+        raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
+    return Supervisor(None, cgroups.Cgroup(parents, note.group), first=first, folder=note.folder), first
 
 
-def _bounds_inodes(held: Supervisor, disk_mib: int) -> bool:
-    """Bound how many files programs can make, and say whether that worked; bubblewrap has no option for it."""
+def _limit_inodes(held: Supervisor, disk_mib: int) -> bool:
+    """Limit the number of files, which bubblewrap has no option for; return whether that worked."""
     first = held.first()
     if first is None:
         return False
     try:
-        for place, size_mib in arguments.places_mib(disk_mib).items():
-            first.remount(place, {"nr_inodes": str(layout.most_inodes(size_mib))})
+        for path, size_mib in arguments.writable_mib(disk_mib).items():
+            first.remount(path, {"nr_inodes": str(layout.max_inodes(size_mib))})
     except OSError:
         return False
     return True
 
 
 def _files_uid() -> int | None:
-    """Return whose the files of a box are; None where a box has one user."""
+    """Return the owner of a sandbox's files; None if a sandbox has only one user."""
     return AGENT_UID if os.geteuid() == 0 else None
 
 
 def _size_mib(folder: Path) -> int:
-    """Return how much fits into a place that a box can write to."""
+    """Return the size, MiB, of the file system at `folder`."""
     found = os.statvfs(folder)
     return found.f_blocks * found.f_frsize >> 20

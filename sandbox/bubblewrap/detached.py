@@ -1,8 +1,8 @@
-"""Boxes that outlive the process that started them, and how another process finds them.
+"""Registry of detached sandboxes, which outlive the process that started them, so that another process finds them.
 
-Such a box has a folder of its own whose owner is the box's bubblewrap, so that it is cleared away once that is gone,
-and the end of whose name is in the box's id. It lies where every process of our user looks, whatever its environment,
-and in it one file that names the box's first process, its group, and the ledger that knows of it.
+The folder of a detached sandbox is owned by its bubblewrap process, so it is reaped once that has ended. The sandbox's
+id contains the end of the folder's name. The folder is where every process of our user searches, whatever its
+environment. One file in it names the sandbox's process 1, its cgroup and the ledger that records it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FILE = "first"
 
 @dataclass(frozen=True, slots=True)
 class DetachedNote:
-    """A box that stays.
+    """A detached sandbox.
 
     Attributes:
         folder: Its folder.
-        group: Name of its control group.
-        first_pid: Number of its first process.
-        ledger: Id of the ledger in which it is written down; empty for none.
+        group: Name of its cgroup.
+        first_pid: Pid of its process 1.
+        ledger: Id of the ledger that records it; empty for none.
     """
 
     folder: Path
@@ -35,18 +35,18 @@ class DetachedNote:
 
 
 def begin(pid: int) -> tuple[str, Path]:
-    """Return the id and the new folder of a box whose bubblewrap is process `pid`."""
+    """Return the id and the new folder of a sandbox whose bubblewrap is process `pid`."""
     folder = run_dirs.new_run_folder(pid)
     return f"bwrap-{_tail(folder)}", folder
 
 
-def remember(folder: Path, first_pid: int, group: str, ledger: str) -> None:
-    """Write down the box's first process, the name of its control group, and the id of its ledger."""
+def record(folder: Path, first_pid: int, group: str, ledger: str) -> None:
+    """Write the sandbox's process 1, the name of its cgroup and the id of its ledger to `folder`."""
     (folder / _FILE).write_text(f"{run_dirs.owner_name(first_pid)} {group} {ledger}")
 
 
 def find(sandbox_id: str) -> DetachedNote | None:
-    """Return the box of this id; None when none of our user's on this machine has it any more."""
+    """Return the running sandbox of this id; None if our user has none on this machine."""
     match = _ID.fullmatch(sandbox_id)
     if match is None:
         return None
@@ -61,10 +61,10 @@ def find(sandbox_id: str) -> DetachedNote | None:
 
 
 def ids(ledger: str | None = None) -> list[str]:
-    """Return the ids of all boxes of our user on this machine, or of those of one ledger, sorted."""
+    """Return the sorted ids of our user's detached sandboxes on this machine, optionally of one ledger."""
     named = {f"bwrap-{_tail(folder)}" for folder in run_dirs.of_tail("*") if (folder / _FILE).exists()}
     found = {sandbox_id: find(sandbox_id) for sandbox_id in named}
-    return sorted(id for id, stay in found.items() if stay is not None and ledger in (None, stay.ledger))
+    return sorted(id for id, note in found.items() if note is not None and ledger in (None, note.ledger))
 
 
 def _tail(folder: Path) -> str:

@@ -1,8 +1,8 @@
-"""What a program inside a sandbox needs in order to run our own Python with the packages that are installed here.
+"""Host paths that a sandbox needs to run our own Python with the packages that are installed here.
 
-These are the standard library, the site-packages folders of `sys.path` and, of editable packages, the import packages
-alone. A folder that is on `sys.path` for another reason (the script's, the current one, ``PYTHONPATH``, a project's
-root) is never among them, since it may hold secrets and hidden answers.
+They are the standard library, the site-packages folders of `sys.path` and, for editable packages, only the import
+packages. Other folders on `sys.path` (the script's, the current one, ``PYTHONPATH``, a project's root) are never
+included, since they may hold secrets and hidden answers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from urllib.request import url2pathname
 from ..host import run_dirs
 
 _SYSTEM = tuple(Path(name) for name in ("/usr", "/proc", "/dev", "/sys", "/run"))
-"""What a box has its own of, or has anyway."""
+"""Paths that a sandbox has anyway."""
 _SITES = ("site-packages", "dist-packages")
 _OF_VENV = ("bin", "lib", "lib64", "share", "pyvenv.cfg")
-"""What belongs to a virtual environment, which may lie right in a project's root."""
+"""Entries of a virtual environment, which may itself be a project's root."""
 
 
 def import_path() -> list[str]:
-    """The entries of `sys.path` for packages of ours that a new interpreter would not have by itself, for
-    ``PYTHONPATH``.
-    """
+    """Return the entries of `sys.path` that a new interpreter would not have by default, for ``PYTHONPATH``."""
     library = sysconfig.get_path("stdlib")
     by_itself = {library, str(Path(library, "lib-dynload")), *site.getsitepackages()}
     wanted = {*_site_folders(), *(package.parent for package in _packages())}
@@ -39,14 +37,12 @@ def import_path() -> list[str]:
 
 
 def standard_library() -> list[str]:
-    """The folder that must be visible so that our Python runs with nothing but its own modules; none where a box has it
-    anyway.
-    """
+    """Return the folder that Python needs for its own modules; empty if a sandbox has it anyway."""
     return [str(path) for path in _outermost([Path(sys.base_prefix)])]
 
 
 def readable() -> list[str]:
-    """The files and folders that must be visible, each at its own place, none inside another."""
+    """Return the files and folders that must be visible at the same path, none inside another."""
     wanted = [Path(sys.base_prefix), Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()]
     wanted += [Path(sys.prefix, name) for name in _OF_VENV] if sys.prefix != sys.base_prefix else []
     wanted += [*_site_folders(), *_packages()]
@@ -63,7 +59,7 @@ def _site_folders() -> Iterator[Path]:
 
 
 def _packages() -> Iterator[Path]:
-    """The import packages and modules of envkit and of what is installed as editable."""
+    """Yield the import packages and modules of envkit and of editable packages."""
     ours = Path(__file__).parents[2]
     yield from _with_links(ours, ours.parent.resolve())
     for folder in _site_folders():
@@ -72,22 +68,22 @@ def _packages() -> Iterator[Path]:
             if root is not None:
                 for name in _names(Distribution.at(file.parent)):
                     for package in _places(name):
-                        if root in package.resolve().parents:  # neither the root itself nor a namesake elsewhere
+                        if root in package.resolve().parents:  # not the root itself or a namesake elsewhere
                             yield from _with_links(package, root)
 
 
 def _project(direct_url: Path) -> Path | None:
-    """Return the root of the project that a distribution was installed from as editable; None if it was copied."""
+    """Return the project root of an editable distribution; None if it is not editable."""
     try:
-        said = json.loads(direct_url.read_text(encoding="utf-8"))
-        is_editable = said.get("dir_info", {}).get("editable") is True
-        return Path(url2pathname(urlsplit(said["url"]).path)).resolve() if is_editable else None
+        content = json.loads(direct_url.read_text(encoding="utf-8"))
+        is_editable = content.get("dir_info", {}).get("editable") is True
+        return Path(url2pathname(urlsplit(content["url"]).path)).resolve() if is_editable else None
     except (OSError, ValueError, KeyError, AttributeError):
         return None
 
 
 def _names(found: Distribution) -> set[str]:
-    """Return the names that a distribution is imported by, as far as its metadata says."""
+    """Return the import names of a distribution, as far as its metadata lists them."""
     listed = found.read_text("top_level.txt")
     if listed:
         return set(listed.split())
@@ -96,7 +92,7 @@ def _names(found: Distribution) -> set[str]:
 
 
 def _places(name: str) -> list[Path]:
-    """Return where the module or package `name` is, without importing it."""
+    """Return the paths of the module or package `name`, without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -104,12 +100,12 @@ def _places(name: str) -> list[Path]:
     if spec is None:
         return []
     if spec.submodule_search_locations is not None:
-        return [Path(place) for place in spec.submodule_search_locations]
+        return [Path(path) for path in spec.submodule_search_locations]
     return [Path(spec.origin)] if spec.origin is not None and spec.has_location else []
 
 
 def _with_links(package: Path, root: Path) -> Iterator[Path]:
-    """`package`, and the folders of the project at `root` that its links lead to."""
+    """Yield `package` and the targets of its links within the project at `root`."""
     yield package
     if package.is_dir():
         targets = (entry.resolve() for entry in package.iterdir() if entry.is_symlink())
@@ -117,13 +113,13 @@ def _with_links(package: Path, root: Path) -> Iterator[Path]:
 
 
 def _tells_too_much(path: Path) -> bool:
-    """Whether `path` holds a home or the sockets of all boxes."""
+    """Whether `path` contains a home folder or the sockets of all sandboxes."""
     private = (Path("~").expanduser(), Path(tempfile.gettempdir()), *run_dirs.roots())
-    return any(place.is_relative_to(path) for place in private)
+    return any(folder.is_relative_to(path) for folder in private)
 
 
 def _outermost(paths: Iterable[Path]) -> Iterator[Path]:
-    """Leave out what lies inside another or in what a box has anyway."""
+    """Yield the paths that are neither inside another nor in a folder that a sandbox has anyway."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda path: (len(path.parts), path)):
         if not any(path.is_relative_to(outer) for outer in (*chosen, *_SYSTEM)):

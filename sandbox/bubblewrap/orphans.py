@@ -1,8 +1,8 @@
-"""Boxes that were never born: what bubblewrap leaves when it is killed at a certain moment.
+"""Reap child processes that bubblewrap orphans if it is killed before it sets their parent-death signal.
 
-It starts the process that becomes the box, and that waits for a word from it. Only then does it ask the kernel to end
-that process with itself: if it is killed before, the process waits for ever, in no group and without a file of ours. So
-bubblewrap goes by the name of the box's control group, by which the process is known.
+Bubblewrap forks the process that becomes the sandbox and lets it wait on a pipe. Only then does that process ask the
+kernel to end it with its parent. If bubblewrap is killed before, the child waits forever, without a cgroup or a run
+directory. It is recognised by its argv[0], which bubblewrap is given: the name of the sandbox's cgroup.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..host import run_dirs
 
 
 def find() -> list[int]:
-    """Return the processes that wait so, on this machine, or are about to, of boxes whose owner is gone.
+    """Return the pids of such orphans on this machine: of sandboxes whose owner has ended.
 
-    What is a box by now has become our agent, by another name. Bubblewrap itself, which leads the session, stays with
-    its box.
+    In a running sandbox the process has become our agent, with another name. Bubblewrap itself, the session leader,
+    is not included.
     """
     return [pid for pid, name in _named() if run_dirs.is_owner_gone(name) and _is_led(pid)]
 
 
 def reap() -> list[int]:
-    """End them, and return them."""
+    """Kill the orphans and return their pids."""
     found = find()
     for pid in found:
         with suppress(ProcessLookupError):

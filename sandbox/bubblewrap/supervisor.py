@@ -1,4 +1,4 @@
-"""What a bubblewrap box hangs on while it lives, and what must be gone when it does not: processes, group, folder."""
+"""Supervise the host side of a bubblewrap sandbox: its processes, cgroup and folder."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from .uid_ranges import UidRange
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
-"""Seconds until bubblewrap, which waits for its first process, must have ended after that was killed."""
+"""Seconds for bubblewrap to exit after process 1 of the sandbox was killed."""
 _EMPTY_S = 2.0
-"""Seconds until everybody who was killed must have left the group."""
-_VICTIM = 500
-"""How much sooner than others a box's programs die when the whole machine is out of memory, of 1,000."""
+"""Seconds for all killed processes to leave the cgroup."""
+_OOM_SCORE = 500
+"""OOM score (of 1,000) of a sandbox's processes: they die before others if the whole machine runs out of memory."""
 
 
 class Supervisor:
-    """The processes of one box on the host.
+    """The host side of one sandbox.
 
     Args:
-        child: Bubblewrap; None where another process of ours started it.
-        group: Control group of all that runs in it.
-        told: Pipe on which bubblewrap says what the first process is.
-        first: The first process, where that is known.
-        score_line: Socket whose other end the first process has, for the files that it is lent.
-        uids: The range of uids that it has for itself.
+        child: Bubblewrap; None if another process of ours started it.
+        group: Cgroup of all processes of the sandbox.
+        info: Pipe on which bubblewrap reports the pid of process 1.
+        first: Process 1, if it is known.
+        folder: Folder to remove with the sandbox; None for none.
+        score_line: Socket whose other end process 1 has, for passing files to it.
+        uids: The sandbox's own range of uids.
 
     Attributes:
-        group: The group.
-        folder: What is removed with it; None for nothing.
+        group: The cgroup.
+        folder: Folder to remove with the sandbox; None for none.
         holds_reserve: Whether the agent's programs have a memory limit of their own.
     """
 
@@ -54,7 +55,7 @@ class Supervisor:
         child: Child | None,
         group: cgroups.Cgroup,
         *,
-        told: int | None = None,
+        info: int | None = None,
         first: FirstProcess | None = None,
         folder: Path | None = None,
         score_line: socket.socket | None = None,
@@ -63,8 +64,8 @@ class Supervisor:
         self._child = child
         self.group = group
         self.folder = folder
-        self._told = told
-        self._said = b""
+        self._info = info
+        self._info_json = b""
         self._first = first
         self._memory: cgroups.MemoryCounters | None = None
         self._score_line = score_line
@@ -72,48 +73,48 @@ class Supervisor:
         self.holds_reserve = group.of_agent is not None and group.of_agent.exists
 
     def first(self) -> FirstProcess | None:
-        """The box's first process; None until bubblewrap has said which it is, or when that has ended."""
-        while self._first is None and self._told is not None:
-            os.set_blocking(self._told, False)
+        """Return process 1; None until bubblewrap has reported its pid, or if it has exited."""
+        while self._first is None and self._info is not None:
+            os.set_blocking(self._info, False)
             try:
-                piece = os.read(self._told, 4096)
+                chunk = os.read(self._info, 4096)
             except BlockingIOError:
                 return None
-            self._said += piece
-            if not piece or b"}" in self._said:  # it says it in several pieces
-                os.close(self._told)
-                self._told = None
+            self._info_json += chunk
+            if not chunk or b"}" in self._info_json:  # it arrives in several chunks
+                os.close(self._info)
+                self._info = None
                 with suppress(ValueError, KeyError, ProcessLookupError):
-                    self._first = FirstProcess(json.loads(self._said)["child-pid"])
+                    self._first = FirstProcess(json.loads(self._info_json)["child-pid"])
         return self._first
 
     @property
     def is_running(self) -> bool:
-        """Whether what we started has not ended."""
+        """Whether the bubblewrap that we started still runs."""
         return self._child is not None and self._child.returncode is None
 
     @property
     def pid(self) -> int:
-        """Number of the process that the box's life hangs on, where we started it."""
+        """Pid of bubblewrap, which this process must have started; the sandbox ends with it."""
         assert self._child is not None
         return self._child.pid
 
     async def enclose(self) -> None:
-        """Put the box into its group, which must happen before it is told to run anything.
+        """Move the sandbox into its cgroup; call this before it runs any program of the user.
 
-        The kernel takes several milliseconds for that, in which the agent's Python starts.
+        The kernel takes several milliseconds for it, during which the agent's Python starts.
 
         Raises:
-            OSError: The kernel refuses, or the box has ended.
+            OSError: The kernel refuses, or the sandbox has ended.
         """
         while (first := self.first()) is None:
-            if self._told is None:
+            if self._info is None:
                 raise ProcessLookupError
-            await anyio.wait_readable(self._told)
+            await anyio.wait_readable(self._info)
         await clock.to_thread(self._join, (self.pid, first.pid))
 
     async def cause(self, survived: Survived) -> Cause:
-        """Say why the box is gone; waits for at most 2 s."""
+        """Return why the sandbox ended; waits for at most 2 s."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
         if self._child is None:
@@ -125,12 +126,12 @@ class Supervisor:
         return cause_of(signal_in(code), self._child.last_line())
 
     async def look(self) -> str:
-        """Return ``"paused"`` if its first process is held up by a signal; empty otherwise."""
+        """Return ``"paused"`` if process 1 is stopped by a signal; empty otherwise."""
         first = self.first()
         return "paused" if first is not None and first.is_stopped else ""
 
     async def kill(self) -> None:
-        """End everything in the box and remove what it leaves; safe to repeat, not cancelled, bounded."""
+        """Kill all processes of the sandbox and remove its cgroup and folder; safe to repeat, not cancelled, bounded."""
         with anyio.CancelScope(shield=True):
             if (first := self.first()) is not None:
                 first.kill()
@@ -145,16 +146,16 @@ class Supervisor:
             if await empty(self.group) and self._uids is not None:
                 self._uids.put_back()
                 self._uids = None
-            self.let_go()
+            self.release()
             if self.folder is not None:
                 await clock.to_thread(run_dirs.remove, self.folder)
 
-    def let_go(self) -> None:
-        """Close what we hold, without ending anything; safe to repeat."""
+    def release(self) -> None:
+        """Close our descriptors without ending anything; safe to repeat."""
         if self._first is not None:
             self._first.close()
-        if self._told is not None:
-            os.close(self._told)
+        if self._info is not None:
+            os.close(self._info)
             self._told = None
         if self._score_line is not None:
             self._score_line.close()
@@ -172,15 +173,15 @@ class Supervisor:
         for pid in pids:
             self.group.join(pid)
             with suppress(OSError):
-                Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
+                Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))
         if self._score_line is not None:
             self._lend(pids[-1], self._score_line)
 
     def _lend(self, pid: int, line: socket.socket) -> None:
-        """Give process 1 files open for writing that it sees read-only: its OOM score, and the agent's cgroup."""
+        """Pass process 1 descriptors of files that it sees read-only: its OOM score and the agent's cgroup."""
         wanted = {b"s": (Path(f"/proc/{pid}/oom_score_adj"), os.O_RDWR)}
         if self.holds_reserve and self.group.of_agent is not None:
-            wanted[b"g"] = self.group.of_agent.door, os.O_WRONLY
+            wanted[b"g"] = self.group.of_agent.join_file, os.O_WRONLY
         with line, ExitStack() as opened:
             lent: dict[bytes, int] = {}
             for name, (path, flags) in wanted.items():
@@ -193,7 +194,7 @@ class Supervisor:
 
 
 async def empty(group: cgroups.Cgroup) -> bool:
-    """Kill who is in a group, and remove it when they are gone; return False if that takes more than 2 s."""
+    """Kill all processes in a cgroup and remove it; return False if that takes more than 2 s."""
     with anyio.move_on_after(_EMPTY_S):
         while not group.remove():
             group.kill()
@@ -209,28 +210,28 @@ def launch(
     stream: socket.socket,
     filter_program: bytes | None,
     group: cgroups.Cgroup,
-    bounds: cgroups.CgroupLimits,
+    limits: cgroups.CgroupLimits,
     uids: UidRange | None = None,
 ) -> Supervisor:
-    """Make a control group and start bubblewrap, which reads its options where no other user can.
+    """Create a cgroup and start bubblewrap, with its options passed where no other user can read them.
 
     Args:
-        look: What bubblewrap is to make; the views of the group are added.
-        command: What it runs.
+        look: Mount and namespace options; the views of the cgroup are added.
+        command: Command that it runs.
         stream: Becomes the command's standard input and output; closed here.
-        filter_program: The filter of system calls.
-        group: The group that is made.
-        bounds: The group's.
-        uids: Range of uids that it has for itself; None is in our user namespace.
+        filter_program: The seccomp filter.
+        group: The cgroup to create.
+        limits: Limits of the cgroup.
+        uids: The sandbox's own range of uids; None keeps our user namespace.
 
     Raises:
-        OSError: There is no bubblewrap, or the kernel refuses the group; then `uids` stay the caller's to close.
+        OSError: There is no bubblewrap, or the kernel refuses the cgroup; the caller must then close `uids`.
     """
     seen = replace(look, views=(*look.views, *group.views()))
     with ExitStack() as undo, ExitStack() as lent:
-        told, tells = os.pipe()
-        undo.callback(os.close, told)
-        lent.callback(os.close, tells)
+        info, info_writer = os.pipe()
+        undo.callback(os.close, info)
+        lent.callback(os.close, info_writer)
         arguments = _file_of(b"\0".join(os.fsencode(option) for option in options(seen)))
         lent.callback(os.close, arguments)
         filtering = _file_of(filter_program or b"")
@@ -238,8 +239,8 @@ def launch(
         score_line, its_end = socket.socketpair()
         undo.callback(score_line.close)
         lent.callback(its_end.close)
-        handles = [arguments, tells, filtering, its_end.fileno()]
-        argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
+        handles = [arguments, info_writer, filtering, its_end.fileno()]
+        argv = ["bwrap", "--args", str(arguments), "--info-fd", str(info_writer)]
         if filter_program is not None:
             argv += ["--seccomp", str(filtering)]
         if uids is not None:
@@ -247,15 +248,15 @@ def launch(
             handles += [uids.namespace, uids.lock.fileno()]
         argv += ["--", *command, str(its_end.fileno())]
         undo.callback(group.remove)
-        group.make(bounds)
-        # Bubblewrap's environment would be readable inside.
+        group.make(limits)
+        # Programs in the sandbox could read bubblewrap's environment.
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
         undo.pop_all()
-    return Supervisor(child, group, told=told, score_line=score_line, uids=uids)
+    return Supervisor(child, group, info=info, score_line=score_line, uids=uids)
 
 
 def _file_of(content: bytes) -> int:
-    """Return a file in memory, to be read from its beginning."""
+    """Return the descriptor of an in-memory file with this content, at offset 0."""
     handle = os.memfd_create("bwrap")
     os.write(handle, content)
     os.lseek(handle, 0, os.SEEK_SET)

@@ -1,15 +1,15 @@
-"""Host uids of its own for each sandbox of bubblewrap, by a user namespace that root makes beforehand.
+"""A range of host uids for each bubblewrap sandbox, by a user namespace that root creates beforehand.
 
-The kernel counts much of what it bounds (inotify instances, queued signals and timers, memory of pipes and of message
-queues) for a user, and also for the user who made that user's namespace. Each namespace here is made by a uid of its
-own range, so no sandbox takes anything from another one, nor from a real account.
+The kernel counts many limited resources (inotify instances, queued signals and timers, memory of pipes and message
+queues) per user, and also for the user who created that user's namespace. Each namespace here is created by a uid of
+its own range, so a sandbox takes nothing from other sandboxes or from real accounts.
 
-Inside, uid 0 is the host's root, which lets bubblewrap mount what only root can reach; it has no capability outside the
-namespace. Uids 1 to 4094 and 65534 (nobody) are those of the range; further ones do not exist.
+Inside, uid 0 is the host's root, so that bubblewrap can mount what only root can reach; it has no capability outside
+the namespace. Uids 1 to 4094 and 65534 (nobody) map into the range; others do not exist.
 
-Ranges lie between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` leave alone by default. A
-process owns a range while it holds its abstract Unix socket. The first process of a sandbox inherits that socket, so
-the kernel frees the range when the sandbox and its starter are gone, however they ended.
+Ranges are between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` do not use by default. A
+process owns a range while it holds an abstract Unix socket named after it. Process 1 of the sandbox inherits the
+socket, so the kernel frees the range when the sandbox and its starter have ended, however they ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
-from ..host.layout import COUNTED
+from ..host.layout import SHARED_PER_UID
 from . import arguments
 
 FIRST = 2_000_683_008
@@ -33,12 +33,12 @@ _NOBODY = 65_534
 
 
 class UidRange:
-    """A range of host uids and the user namespace that has them.
+    """A range of host uids and its user namespace.
 
     Args:
-        base: Its first uid, which makes the namespace and is not used in it.
-        lock: The socket that keeps others from it; closed by `close`.
-        ranges: Where it is kept after use; None closes it then.
+        base: Its first uid, which creates the namespace and is not used in it.
+        lock: The socket that reserves the range; closed by `close`.
+        ranges: Free list to return to after use; None closes the range instead.
 
     Attributes:
         namespace: File descriptor of the user namespace.
@@ -54,24 +54,24 @@ class UidRange:
         self._ranges = ranges
 
     def put_back(self) -> None:
-        """Keep it for the next sandbox, once nothing is left of the one that had it."""
+        """Return it for the next sandbox; nothing may be left of the one that had it."""
         if self._ranges is None or self._ranges.why_none is not None:
             self.close()
         else:
             self._ranges.free.append(self)
 
     def close(self) -> None:
-        """Give it back, unless a sandbox still runs in it."""
+        """Release it, unless a sandbox still runs in it."""
         self.lock.close()
         os.close(self.namespace)
 
 
 class UidRanges:
-    """The ranges of one backend. Those of sandboxes that have ended are used again, since making one takes 3 ms.
+    """The ranges of one backend. They are reused after a sandbox ended, since creating one takes 3 ms.
 
     Attributes:
-        why_none: Why there are none, in one line; None where there are.
-        free: Those that no sandbox has.
+        why_none: Why there are no ranges, in one line; None if there are.
+        free: Ranges without a sandbox.
     """
 
     def __init__(self) -> None:
@@ -79,11 +79,11 @@ class UidRanges:
         self.free: list[UidRange] = []
 
     def open(self) -> None:
-        """Find out whether there are any. Blocks for milliseconds."""
+        """Check whether ranges can be created. Blocks for milliseconds."""
         self.why_none = why_unavailable()
 
     def take(self) -> UidRange | None:
-        """Return a range that no running sandbox of this machine has; None where there are none. Blocks for ms.
+        """Return a range unused on this machine; None if ranges are not available. Blocks for milliseconds.
 
         Raises:
             OSError: All are in use, or the kernel refuses the namespace.
@@ -96,16 +96,16 @@ class UidRanges:
             return _new_range(self)
 
     def close(self) -> None:
-        """Give all ranges back that are not in use, and those in use when they are put back."""
+        """Close the free ranges now, and those in use when they are put back."""
         self.why_none = "the backend is closed"
         while self.free:
             self.free.pop().close()
 
 
 def why_unavailable() -> str | None:
-    """Return why sandboxes cannot have uids of their own here, in one line; None when they can. Blocks for ms."""
+    """Return why sandboxes cannot have their own uids here, in one line; None if they can. Blocks for milliseconds."""
     if os.geteuid() != 0:
-        return "only root can give each sandbox uids of its own"
+        return "separate uids for each sandbox need root"
     try:
         _try_once()
     except OSError as error:
@@ -114,15 +114,15 @@ def why_unavailable() -> str | None:
 
 
 def shared() -> tuple[str, ...]:
-    """Return which kernel resources local sandboxes share, with each other and their host users. Blocks for ms."""
+    """Return the kernel resources that sandboxes share with each other and with host users. Blocks for milliseconds."""
     if why_unavailable() is None:
         return ()
-    return COUNTED if os.geteuid() == 0 else (*COUNTED, "terminals")
+    return SHARED_PER_UID if os.geteuid() == 0 else (*SHARED_PER_UID, "terminals")
 
 
 @lru_cache(maxsize=1)
 def _try_once() -> None:
-    """Raise `OSError` if a sandbox cannot be made in a namespace of ours; a success is remembered."""
+    """Raise `OSError` if a sandbox cannot be started in a namespace of ours; success is cached."""
     with closing(_new_range()) as made:
         if (why := arguments.why_unavailable(made.namespace)) is not None:
             raise OSError(why)
@@ -140,16 +140,16 @@ def _new_range(ranges: UidRanges | None = None) -> UidRange:
             lock.close()
             if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
                 raise
-    raise OSError(errno.EUSERS, f"all {COUNT} ranges of uids for sandboxes are in use")
+    raise OSError(errno.EUSERS, f"all {COUNT} uid ranges for sandboxes are in use; stop sandboxes first")
 
 
 def _new_namespace(base: int) -> int:
-    """Return the descriptor of a new user namespace whose maker is uid `base`."""
+    """Return the descriptor of a new user namespace created by uid `base`."""
     argv = ["setpriv", f"--reuid={base}", f"--regid={base}", "--clear-groups", "unshare", "--user", "cat"]
     pipe = subprocess.PIPE
     env = {"PATH": os.environ.get("PATH", os.defpath)}
     with subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as made:
-        # Cat answers once it runs in the namespace, and ends when its input does.
+        # `cat` answers once it runs in the namespace, and exits at the end of its input.
         answer: bytes | None = b""
         assert made.stdin is not None
         assert made.stdout is not None
@@ -160,7 +160,7 @@ def _new_namespace(base: int) -> int:
         except BrokenPipeError:
             pass
         if not answer:
-            raise OSError(made.stderr.read().decode(errors="replace").strip() or "unshare has ended")
+            raise OSError(made.stderr.read().decode(errors="replace").strip() or "unshare exited")
         for name in ("uid_map", "gid_map"):
             entries = f"0 0 1\n1 {base + 1} {SIZE - 2}\n{_NOBODY} {base + SIZE - 1} 1\n"
             Path(f"/proc/{made.pid}/{name}").write_text(entries)

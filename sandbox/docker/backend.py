@@ -34,7 +34,7 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
-from ..host.layout import AGENT_UID, DOOR, SOCKETS, WORK
+from ..host.layout import AGENT_UID, CONTROL_DIR, SOCKETS, WORK
 from ..snapshots import store
 from . import agentless, container, container_config, orphans, seccomp_profile
 from .agentless import LIFE_LINE, AgentlessSandbox
@@ -43,7 +43,7 @@ from .container import AttachedContainer, MissingProgramError, Written
 from .container_config import DISK_LABEL, PROFILE_LABEL, ContainerLimits, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from .images import DEFAULT_IMAGE, find_image, why_unusable
-from .orphans import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
+from .orphans import SANDBOX_LABEL, LEDGER_LABEL, DETACHED_LABEL
 
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
 
@@ -158,8 +158,8 @@ class DockerBackend:
 
     async def staying(self, ledger: str | None = None) -> list[str]:
         """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
-        label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
-        return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
+        label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
+        return sorted(one["Labels"][SANDBOX_LABEL] for one in await self._daemon.containers(label))
 
     async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
@@ -292,7 +292,7 @@ class DockerBackend:
         held = await self._run(plan, agent.command(python), self._opening)
         try:
             volumes, written = await held.restricted(spec), await held.written(spec)
-            if spec.detached and DOOR not in volumes:
+            if spec.detached and CONTROL_DIR not in volumes:
                 raise SandboxRefusedError(plan.sandbox_id, container.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
                 why = "Docker bounds a root file system only on xfs with project quota, and only root can watch one"

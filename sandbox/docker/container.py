@@ -19,7 +19,7 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
 from ..host.agent_cgroup import AgentCgroup
-from ..host.layout import COUNTED, DOOR, DOOR_SOCKET, SOCKETS
+from ..host.layout import SHARED_PER_UID, CONTROL_DIR, CONTROL_SOCKET, SOCKETS
 from ..host.pid1 import FirstProcess
 from . import container_config, orphans
 from .api import LATE_EVENT_S, Daemon, DaemonError
@@ -93,7 +93,7 @@ class AttachedContainer:
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
                 with suppress(OSError):
-                    first.bound_terminals({"gid": _TTY_GROUP})
+                    first.limit_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
                     await clock.to_thread(self._lend, first, container_config.ContainerLimits.of(spec).memory_mib)
         return volumes
@@ -105,7 +105,7 @@ class AttachedContainer:
         if group is not None:
             with suppress(OSError):
                 group.make(memory_mib)
-                lent[str(group.door)] = agent_cgroup.INSIDE
+                lent[str(group.join_file)] = agent_cgroup.INSIDE
         try:
             oom_score.lend(first, lent)
         except OSError:
@@ -197,7 +197,7 @@ def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
     """Return which kernel resources a daemon's sandboxes share, with each other and its users 1000 and 1001."""
-    return COUNTED if _is_open(daemon) else (*COUNTED, "terminals")
+    return SHARED_PER_UID if _is_open(daemon) else (*SHARED_PER_UID, "terminals")
 
 
 def _is_open(daemon: Daemon) -> bool:
@@ -224,9 +224,9 @@ def knock(volumes: Mapping[str, Path]) -> socket.socket:
         SandboxError: They cannot be seen from here.
         UnreachableError: Nobody opens.
     """
-    if DOOR not in volumes:
+    if CONTROL_DIR not in volumes:
         raise SandboxError(NO_WAY_BACK)
-    return run_dirs.connect(volumes[DOOR], DOOR_SOCKET)
+    return run_dirs.connect(volumes[CONTROL_DIR], CONTROL_SOCKET)
 
 
 async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:

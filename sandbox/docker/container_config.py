@@ -19,7 +19,7 @@ from envkit.types import GRADER_HOME, JSON, Cause, SandboxSpec
 
 from ..egress import allowlist
 from ..host.child_process import cause_of
-from ..host.layout import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most_inodes
+from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, PATH, SOCKETS, WORK, max_inodes
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
@@ -39,8 +39,8 @@ _ULIMITS: Sequence[JSON] = (
 )
 _READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 """Docker's own, and the whole of /proc."""
-_DOOR_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
-_SHM_OPTIONS = f"size=16m,nr_inodes={most_inodes(16)},mode=1777,noexec,nosuid,nodev"
+_CONTROL_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
+_SHM_OPTIONS = f"size=16m,nr_inodes={max_inodes(16)},mode=1777,noexec,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
 _STRICT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 _SYSTEM_CAPABILITIES = (
@@ -210,7 +210,7 @@ def _host(spec: SandboxSpec, bounds: ContainerLimits, labels: Mapping[str, str])
         # Volumes without names are removed with their container, and lie where this host sees what is in them.
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
-            *([_volume(DOOR, _DOOR_OPTIONS, labels)] if spec.detached else ()),
+            *([_volume(CONTROL_DIR, _CONTROL_OPTIONS, labels)] if spec.detached else ()),
             *(_view(source, place) for source, place in spec.views),
         ],
     }
@@ -263,7 +263,7 @@ def _grader_home(bounds: ContainerLimits, uid: int) -> str:
 
 
 def _tmpfs(size_mib: int) -> str:
-    return f"size={size_mib}m,nr_inodes={most_inodes(size_mib)},exec,nosuid,nodev"
+    return f"size={size_mib}m,nr_inodes={max_inodes(size_mib)},exec,nosuid,nodev"
 
 
 def _sockets_options(spec: SandboxSpec) -> str:

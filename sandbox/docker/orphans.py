@@ -20,8 +20,8 @@ from .api import Daemon, DaemonError
 
 RUN_LABEL = "envkit.run"
 OWNER_LABEL = "envkit.owner"
-BOX_LABEL = "envkit.sandbox"
-STAY_LABEL = "envkit.detached"
+SANDBOX_LABEL = "envkit.sandbox"
+DETACHED_LABEL = "envkit.detached"
 LEDGER_LABEL = "envkit.ledger"
 
 _ENDED = ("created", "dead", "exited")
@@ -40,8 +40,8 @@ def labels(run: str, sandbox_id: str, *, stays: bool, ledger: str = "") -> dict[
         stays: Whether it outlives us.
         ledger: Id of the ledger in which it is written down if so.
     """
-    found = {RUN_LABEL: run, OWNER_LABEL: _owner(), BOX_LABEL: sandbox_id}
-    return {**found, STAY_LABEL: "yes", LEDGER_LABEL: ledger} if stays else found
+    found = {RUN_LABEL: run, OWNER_LABEL: _owner(), SANDBOX_LABEL: sandbox_id}
+    return {**found, DETACHED_LABEL: "yes", LEDGER_LABEL: ledger} if stays else found
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def _notes() -> Iterator[Path]:
 
 def _note(made: Mapping[str, str]) -> str:
     """The name of the note about what has these labels; it begins with the owner's."""
-    return f"{made.get(RUN_LABEL)}+{made.get(BOX_LABEL)}"
+    return f"{made.get(RUN_LABEL)}+{made.get(SANDBOX_LABEL)}"
 
 
 def _is_ours(note: Path) -> bool:
@@ -183,7 +183,7 @@ def _is_fresh(note: Path) -> bool:
 
 
 def _stays(found: Mapping[str, Any]) -> bool:
-    return STAY_LABEL in found["Labels"] and found["State"] not in _ENDED
+    return DETACHED_LABEL in found["Labels"] and found["State"] not in _ENDED
 
 
 async def staying(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
@@ -193,8 +193,8 @@ async def staying(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
         SandboxError: No box of this id stays on this machine.
         DaemonError: The daemon does not answer.
     """
-    for found in await daemon.containers(f"{BOX_LABEL}={sandbox_id}"):
-        if STAY_LABEL in found["Labels"]:
+    for found in await daemon.containers(f"{SANDBOX_LABEL}={sandbox_id}"):
+        if DETACHED_LABEL in found["Labels"]:
             return found
     raise SandboxError(f"there is no box {sandbox_id!r} that stays on this machine")
 

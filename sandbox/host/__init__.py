@@ -1,1 +1,1 @@
-"""What every backend needs of this machine: paths, ids, run directories, cgroups, seccomp, child processes."""
+"""Host utilities shared by all backends: paths, ids, run directories, cgroups, seccomp, child processes."""

@@ -1,11 +1,11 @@
 """The memory cgroup of the agent's programs, a child of their sandbox's cgroup with a lower limit.
 
-What the limits differ by is reserved for process 1 and graders, which stay outside the child. Memory that no process
-owns (System V shared memory, unread socket buffers, the inodes of empty files) is charged to the programs that took it,
-so they run out of memory in their own cgroup, and the kernel kills only there.
+The difference between the limits is reserved for process 1 and graders, which stay outside the child. Memory that no
+process owns (System V shared memory, unread socket buffers, inodes of empty files) is charged to the programs that
+allocated it, so they run out of memory in their own cgroup, and the kernel kills only there.
 
-Process 1 puts each process that it forks for the agent into the child. It sees the cgroup file system read-only; the
-host lends it the one file that moves the writer.
+Process 1 moves each process that it forks for the agent into the child. It sees the cgroup file system read-only,
+except for the one file that moves the writer.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 
 _AGENT = "agent"
 _FIRST = "first"
-"""Process 1 and graders with version 2, in which a cgroup with children has no processes of its own."""
-_LEAST_MIB, _MOST_MIB = 32, 64
+"""With version 2: the cgroup of process 1 and graders, since a cgroup with children may not contain processes."""
+_MIN_MIB, _MAX_MIB = 32, 64
 INSIDE = "/sys/fs/cgroup/memory/agent/tasks"
-"""Where process 1 of a container finds the file that moves it."""
+"""Path, in a container, of the file by which process 1 moves itself."""
 
 
 def reserve_mib(memory_mib: int) -> int:
-    """Return how much of a sandbox's memory its agent cannot use: 1/8, at least 32 and at most 64 MiB, never over 1/4.
+    """Return the MiB reserved from the agent: 1/8 of the limit, at least 32 and at most 64, never over 1/4.
 
     Args:
         memory_mib: The sandbox's limit, MiB.
     """
-    return min(max(memory_mib // 8, _LEAST_MIB), _MOST_MIB, memory_mib // 4)
+    return min(max(memory_mib // 8, _MIN_MIB), _MAX_MIB, memory_mib // 4)
 
 
 class AgentCgroup:
@@ -62,19 +62,19 @@ class AgentCgroup:
         return self._sandbox / _FIRST if self._is_unified and self.exists else self._sandbox
 
     @property
-    def door(self) -> Path:
+    def join_file(self) -> Path:
         """The file that moves the single-threaded process that writes "0" to it."""
-        # Version 1 takes no lock of all processes for one thread.
+        # In version 1, moving a single thread takes no global lock.
         return self.folder / ("cgroup.procs" if self._is_unified else "tasks")
 
     def make(self, memory_mib: int) -> None:
-        """Make it, before any process is in the sandbox's cgroup if that is of version 2.
+        """Create it; with version 2, before any process is in the sandbox's cgroup.
 
         Args:
             memory_mib: The sandbox's limit, MiB.
 
         Raises:
-            OSError: The kernel refuses; nothing is left of it.
+            OSError: The kernel refuses; nothing is left behind.
         """
         limit = str(memory_mib - reserve_mib(memory_mib) << 20)
         try:
@@ -86,20 +86,20 @@ class AgentCgroup:
                 _write(self.folder / "memory.max", limit)
             else:
                 _write(self.folder / "memory.limit_in_bytes", limit)
-                with suppress(FileNotFoundError):  # a kernel that does not count swap
+                with suppress(FileNotFoundError):  # the kernel does not account swap
                     _write(self.folder / "memory.memsw.limit_in_bytes", limit)
         except OSError:
             self.remove()
             raise
 
     def forget_peaks(self) -> None:
-        """Reset the peaks of its and the sandbox's memory use; not with version 2, which counts limit hits instead."""
+        """Reset the peak memory use of both cgroups; not with version 2, which counts limit hits instead."""
         for folder in () if self._is_unified else (self._sandbox, self.folder):
             with suppress(OSError):
                 _write(folder / "memory.max_usage_in_bytes", "0")
 
     def remove(self) -> None:
-        """Remove it unless somebody is in it."""
+        """Remove it unless a process is in it."""
         for folder in self.folders:
             with suppress(OSError):
                 folder.rmdir()
@@ -109,13 +109,13 @@ class AgentCgroup:
 
 
 def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
-    """Return the group below that of a container, which need not exist; None where its cgroup cannot have one.
+    """Return the agent's cgroup of a container, which need not exist; None if the container cannot have one.
 
-    With version 2 it cannot: the container's own processes are in its cgroup.
+    It cannot with version 2, where the container's own processes are in its cgroup.
 
     Args:
-        container_id: The daemon's name for it.
-        first_pid: Its process 1, as this host counts.
+        container_id: The daemon's id of the container.
+        first_pid: Host pid of its process 1.
     """
     try:
         lines = Path(f"/proc/{first_pid}/cgroup").read_text().splitlines()
@@ -127,7 +127,7 @@ def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
 
 
 def _write(file: Path, value: str) -> None:
-    # Opened without O_CREAT: in a folder that is no cgroup this must fail, not leave a file.
+    # Without O_CREAT, so that this fails instead of creating a file if the folder is not a cgroup.
     handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, value.encode())

@@ -1,6 +1,6 @@
-"""A child process that the running event loop watches: no thread, no task.
+"""A child process that the running event loop watches without a thread or task.
 
-The loop's own way on Python 3.11 is a thread for each child; a thousand boxes would be a thousand threads.
+asyncio on Python 3.11 uses a thread for each child; a thousand sandboxes would need a thousand threads.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ _CHUNK_BYTES = 1 << 16
 _KEPT_BYTES = 64 << 10
 """How much of the end of standard error is kept."""
 _KILL_S = 5.0
-"""Seconds until a process that ignores SIGKILL, because the kernel holds it, is left alone."""
+"""Seconds after SIGKILL until a process that the kernel does not end is abandoned."""
 
 
 class Child:
-    """A program in a session of its own, so that no signal of our terminal reaches it.
+    """A program in a session of its own, so that signals of our terminal do not reach it.
 
-    It is killed together with its process group by `kill`, and what is left of the group when it ends is killed too.
-    Must be made in the thread of a running event loop that stays: a kernel that is asked to end a child with its parent
-    means the thread.
+    `kill` kills its whole process group; when it exits, the rest of the group is killed too. Must be created in the
+    thread of a running event loop that stays: the kernel's parent-death signal is bound to the thread.
 
     Args:
         argv: Program and arguments.
         env: The whole environment.
         stream: Becomes its standard input and output; closed here.
-        name: What it is called among processes; None is the program.
-        folder: Where it starts; None keeps ours.
+        name: Its argv[0], as process lists show it; None uses the program.
+        folder: Working directory; None keeps ours.
         pass_fds: File descriptors that it inherits.
 
     Attributes:
@@ -57,7 +56,7 @@ class Child:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.returncode: int | None = None
-        self._said = bytearray()
+        self._stderr_tail = bytearray()
         self._ended = anyio.Event()
         with stream:
             self._process = subprocess.Popen(
@@ -83,8 +82,8 @@ class Child:
         self._loop.add_reader(self._stderr.fileno(), self._on_output)
 
     def last_line(self) -> str:
-        """The last line of standard error that is not blank, shortened to what fits into a message; may be empty."""
-        lines = self._said.decode(errors="replace").split("\n")
+        """Return the last non-blank line of standard error, shortened to 300 characters; may be empty."""
+        lines = self._stderr_tail.decode(errors="replace").split("\n")
         return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
 
     async def wait(self) -> None:
@@ -92,11 +91,11 @@ class Child:
         await self._ended.wait()
 
     async def end(self, *, grace_s: float) -> None:
-        """Wait until it has ended, for `grace_s` seconds, then kill it; safe to repeat, and not cancelled."""
+        """Wait up to `grace_s` seconds until it has ended, then kill it; safe to repeat, not cancelled."""
         with anyio.CancelScope(shield=True):
             if self.returncode is None:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGCONT)  # who is stopped could not end by itself
+                    os.killpg(self.pid, signal.SIGCONT)  # a stopped process could not exit by itself
             with anyio.move_on_after(grace_s):
                 await self._ended.wait()
             if not self._ended.is_set():
@@ -113,28 +112,28 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _on_output(self) -> bool:
-        """Take one piece in; return whether there may be more."""
+        """Read one chunk of standard error; return whether there may be more."""
         try:
-            piece = os.read(self._stderr.fileno(), _CHUNK_BYTES)
+            chunk = os.read(self._stderr.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._said += piece
-        del self._said[:-_KEPT_BYTES]
-        if piece:
+        self._stderr_tail += chunk
+        del self._stderr_tail[:-_KEPT_BYTES]
+        if chunk:
             return True
         self._loop.remove_reader(self._stderr.fileno())
         self._stderr.close()
-        if sys.platform != "linux":  # without pidfds the end is seen by this
+        if sys.platform != "linux":  # without a pidfd, the end of stderr means the end of the process
             self._on_end()
         return False
 
     def _on_end(self) -> None:
-        # Until it is waited for, its id, and with it the group's, belongs to nobody else.
+        # Until it is waited for, its pid and process group id are not reused.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.returncode = self._process.wait()
         if not self._stderr.closed and self._on_output():
-            # A pipe holds one chunk; whoever still fills it is not read for ever.
+            # A pipe holds one chunk; do not read forever if another process keeps filling it.
             self._on_output()
         self._forget()
 
@@ -150,22 +149,22 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return how process 1 of a sandbox ended; whether its own programs did that is not known by this.
+    """Return the cause of the end of a sandbox's process 1; does not say whether its own programs ended it.
 
     Args:
         returncode: Exit code, negative for a signal; None if it has not ended.
-        last_line: What it wrote last.
+        last_line: Last line of its standard error.
     """
     if returncode is None:
         return Cause(CauseKind.UNRESPONSIVE, "it does not answer")
     if returncode < 0:
         return Cause(CauseKind.KILLED, f"killed by signal {-returncode}{_signal_name(-returncode)}")
-    said = f": {last_line}" if returncode and last_line else ""
-    return Cause(CauseKind.EXITED, f"exited with code {returncode}{said}")
+    detail = f": {last_line}" if returncode and last_line else ""
+    return Cause(CauseKind.EXITED, f"exited with code {returncode}{detail}")
 
 
 def signal_in(code: int | None) -> int | None:
-    """Return the exit code that a shell or an agent gave for another process: 128 and more stand for a signal."""
+    """Convert a shell's or agent's exit code to Popen's form: 128 + n becomes -n, since it stands for signal n."""
     return 128 - code if code is not None and 128 < code <= 192 else code
 
 

@@ -1,4 +1,4 @@
-"""The boxes of one backend: their ids and folders, what none of them may ask for, and that none is left."""
+"""The live sandboxes of one backend: ids, directories, checks of specs, and cleanup."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .validation import fault_of_variables, fault_of_words
 from .views import fault_of_views
 
 _OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
-"""How a sandbox ends by itself, as opposed to its node or backend; out of memory only at its own limit."""
-_LEAST_CPUS, _MOST_CPUS = 0.01, 1 << 20
+"""Kinds of a sandbox's own end, not its node's or backend's. Out of memory counts only at its own limit."""
+_MIN_CPUS, _MAX_CPUS = 0.01, 1 << 20
 """The kernel's smallest quota is 1 ms of 100."""
 
 
 class Stoppable(Protocol):
-    """A box, as far as its backend must know it."""
+    """A sandbox, as its backend sees it."""
 
     async def stop(self) -> None: ...
 
 
 class LiveSandboxes:
-    """The boxes that a backend has started and not yet forgotten, and the folder that holds theirs.
+    """Sandboxes that a backend started and has not removed yet, and the run directory for them.
 
     Args:
         kind: First part of the ids.
@@ -41,11 +41,11 @@ class LiveSandboxes:
         self._kind = kind
         self._started = 0
         self._folder: Path | None = None
-        self._boxes: set[Stoppable] = set()
+        self._sandboxes: set[Stoppable] = set()
 
     @property
     def folder(self) -> Path:
-        """The folder of this run, mode 0700.
+        """The run directory, mode 0700.
 
         Raises:
             SandboxError: The backend is not open.
@@ -55,21 +55,21 @@ class LiveSandboxes:
         return self._folder
 
     async def open(self) -> None:
-        """Clear away what earlier owners left, and make the folder."""
+        """Remove what earlier owners left and make the run directory."""
         await clock.to_thread(run_dirs.reap)
         self._folder = run_dirs.new_run_folder()
 
     async def close(self) -> None:
-        """Stop what still runs and remove the folder; not cancelled.
+        """Stop all sandboxes and remove the run directory; not cancelled.
 
         Raises:
-            SandboxError: A box could not be ended; the others are.
+            SandboxError: A sandbox could not be stopped; the others are.
         """
         failures: list[SandboxError] = []
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for box in list(self._boxes):
-                    tasks.start_soon(_stop, box, failures)
+                for sandbox in list(self._sandboxes):
+                    tasks.start_soon(_stop, sandbox, failures)
             if self._folder is not None:
                 await clock.to_thread(run_dirs.remove, self._folder)
                 self._folder = None
@@ -77,7 +77,7 @@ class LiveSandboxes:
             raise SandboxError("; ".join(str(failure) for failure in failures))
 
     def disks(self) -> dict[str, tuple[int, int]]:
-        """Return, by the name of the disk that the folder is on, the MiB that it has free, and those that must be."""
+        """Return the free and the required space, MiB, of the run directory's disk, keyed by the disk's name."""
         free_mib = shutil.disk_usage(self.folder).free >> 20
         return {f"the disk of {self.folder.parent}": (free_mib, run_dirs.LEAST_FREE_MIB)}
 
@@ -93,33 +93,33 @@ class LiveSandboxes:
         return f"{self._kind}-{self._started}"
 
     def new_folder(self, sandbox_id: str) -> Path:
-        """Make and return the box's folder, mode 0700."""
+        """Make and return the sandbox's directory, mode 0700."""
         made = self.folder / sandbox_id
         made.mkdir(mode=0o700)
         return made
 
-    def add(self, box: Stoppable) -> None:
-        """Stop `box` at the end, unless it is forgotten before."""
-        self._boxes.add(box)
+    def add(self, sandbox: Stoppable) -> None:
+        """Stop `sandbox` on `close`, unless it is forgotten before."""
+        self._sandboxes.add(sandbox)
 
-    def forget(self, box: Stoppable) -> None:
-        """Nothing is left of `box`."""
-        self._boxes.discard(box)
+    def forget(self, sandbox: Stoppable) -> None:
+        """Remove `sandbox` from the set: nothing is left of it."""
+        self._sandboxes.discard(sandbox)
 
 
 def not_ready(sandbox_id: str, cause: Cause) -> SandboxStartError:
-    """Return what is raised where a box came up and was gone before it was ready.
+    """Return the error for a sandbox that ended before it was ready.
 
     Args:
-        sandbox_id: Which one.
-        cause: Why it is gone; only an end of its own lies in what was asked for, and not one of the way to it.
+        sandbox_id: Its id.
+        cause: Why it ended; only its own end is an error of the spec, not an end of its node or backend.
     """
     is_own = cause.kind in _OWN_ENDS or (cause.kind is CauseKind.OUT_OF_MEMORY and cause.by_agent)
     return (SandboxEndedError if is_own else SandboxStartError)(sandbox_id, cause)
 
 
 def machine_memory_mib() -> int:
-    """Return how much memory this machine has, MiB."""
+    """Return the memory of this machine, MiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
 
 
@@ -131,22 +131,22 @@ def refuse(
     memory_mib: int | None = None,
     shown: Iterable[str] = (),
 ) -> None:
-    """Refuse what cannot be held.
+    """Refuse a spec that this backend cannot enforce.
 
     Args:
-        sandbox_id: Who asks.
-        spec: What it asks for.
+        sandbox_id: Id for the error.
+        spec: The spec.
         capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
-        memory_mib: How much memory the machine has, in which lies what is written too; None where that is not known.
-        shown: Places inside that views must not cover.
+        memory_mib: Memory of the machine, which also holds what sandboxes write; None if unknown.
+        shown: Paths inside that views must not cover.
 
     Raises:
-        SandboxRefusedError: The spec asks for more than that, and says what.
+        SandboxRefusedError: The spec is invalid or asks for something that is not enforced; names it.
     """
     profile: str = spec.profile
     if profile not in ("strict", "system"):
         raise SandboxRefusedError(
-            sandbox_id, f"profile={profile!r} is refused: it must be 'strict' or 'system'", everywhere=True
+            sandbox_id, f"profile={profile!r} is refused: use 'strict' or 'system'", everywhere=True
         )
     if (fault := fault_of_words(spec.command)) is not None:
         raise SandboxRefusedError(sandbox_id, f"command={spec.command!r} is refused: {fault}", everywhere=True)
@@ -166,24 +166,24 @@ def refuse(
         "network": ("network", spec.network if isinstance(spec.network, tuple) else None),
     }
     for name, (field, value) in asked.items():
-        if isinstance(value, (int, float)) and not value > 0:  # to a kernel or daemon it would mean: without bound
+        if isinstance(value, (int, float)) and not value > 0:  # the kernel or daemon would take it as unlimited
             raise SandboxRefusedError(
                 sandbox_id, f"{field}={value} is refused: it must be more than 0", everywhere=True
             )
         if value is not None and not capabilities[name]:
-            raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: {name} is not bounded here")
-    if spec.cpus is not None and not _LEAST_CPUS <= spec.cpus <= _MOST_CPUS:
-        cause = f"cpus={spec.cpus} is refused: it must lie in [{_LEAST_CPUS}, {_MOST_CPUS}]"
+            raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: this backend cannot limit {name}")
+    if spec.cpus is not None and not _MIN_CPUS <= spec.cpus <= _MAX_CPUS:
+        cause = f"cpus={spec.cpus} is refused: it must be in [{_MIN_CPUS}, {_MAX_CPUS}]"
         raise SandboxRefusedError(sandbox_id, cause, everywhere=True)
     in_memory = {"memory_mib": spec.memory_mib, "disk_mib": None if profile == "system" else spec.disk_mib}
     for field, asked_mib in in_memory.items():
         if memory_mib is not None and asked_mib is not None and asked_mib > memory_mib:
             cause = f"{field}={asked_mib} is refused: the machine has {memory_mib} MiB of memory"
-            raise SandboxRefusedError(sandbox_id, cause + ", in which files lie" * (field == "disk_mib"))
+            raise SandboxRefusedError(sandbox_id, cause + ", and files are in memory" * (field == "disk_mib"))
 
 
-async def _stop(box: Stoppable, failures: list[SandboxError]) -> None:
+async def _stop(sandbox: Stoppable, failures: list[SandboxError]) -> None:
     try:
-        await box.stop()
+        await sandbox.stop()
     except SandboxError as error:
         failures.append(error)

@@ -1,7 +1,7 @@
-"""Make single files writable for the first process of a container that sees their file systems read-only.
+"""Make two files writable for process 1 of a container that sees their file systems read-only.
 
-They are its own ``oom_score_adj`` (nobody else in it can then lower a score, and children inherit theirs) and the one
-that moves its writer into the agent's memory cgroup. Needs root on the host and Linux 5.2.
+They are its own ``oom_score_adj`` (children inherit the score, and no other process in the container can lower one)
+and the file that moves the writing process into the agent's memory cgroup. Needs root on the host and Linux 5.2.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _CLONE_NEWNS = 0x20000
 
 
 def lend(first: FirstProcess, more: Mapping[str, str]) -> None:
-    """Mount its ``oom_score_adj`` over itself, writable, in the mount namespace of `first`. Blocks for under 1 ms.
+    """Mount the ``oom_score_adj`` of `first` over itself, writable, in its mount namespace. Blocks for under 1 ms.
 
     Args:
-        first: The first process.
-        more: Further files of the host, and where they are mounted inside.
+        first: Process 1 of the container.
+        more: Further files: host path to path inside.
 
     Raises:
-        OSError: The kernel lacks the calls or refuses them, or the process is gone.
+        OSError: The kernel lacks or refuses the calls, or the process has exited.
     """
-    # In a thread of its own, which ends: one that has entered another mount namespace stays there.
+    # A thread that enters another mount namespace stays there, so use one that ends afterwards.
     with ThreadPoolExecutor(1) as thread:
         files = {f"/proc/{first.pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
         thread.submit(_enter_and_mount, first, files).result()
@@ -48,7 +48,7 @@ def _enter_and_mount(first: FirstProcess, files: Mapping[str, str]) -> None:
         for source, target in files.items():
             copies[target] = call(_OPEN_TREE, _AT_FDCWD, source.encode(), _CLONE | os.O_CLOEXEC)
             opened.callback(os.close, copies[target])
-        first.require_life()  # now all were of that process, and not of a later one with its number
+        first.require_life()  # if it is alive now, the pid was not reused while the files were opened
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_FS) or libc.setns(namespace, _CLONE_NEWNS):
             code = ctypes.get_errno()

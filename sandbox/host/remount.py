@@ -1,4 +1,5 @@
-"""Change the options of a file system that another process sees, such as a sandbox's tmpfs, without entering its mount
+"""Change the mount options of a file system in another process's mount namespace, such as a sandbox's tmpfs, without
+entering that namespace. Needs root on the host and Linux 5.2.
 namespace. Needs root on the host and Linux 5.2.
 """
 
@@ -17,16 +18,16 @@ _SET_FLAG, _SET_STRING, _RECONFIGURE = 0, 1, 7
 
 
 def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
-    """Give the file system that is mounted at `mount` other options, for everybody who sees it.
+    """Change the options of the file system mounted at `mount`, for every process that sees it.
 
-    Tmpfs keeps the options that are not named; devpts resets them to its defaults.
+    Tmpfs keeps options that are not named; devpts resets them to its defaults.
 
     Args:
         mount: Root of the mount, such as ``/proc/PID/root/tmp`` or `FirstProcess.folder("/tmp")`.
         options: Names and values, such as ``{"nr_inodes": "16384"}``; an empty value sets a flag.
 
     Raises:
-        OSError: The kernel lacks the call or refuses it, or there is no such mount.
+        OSError: The kernel lacks or refuses the call, or nothing is mounted there.
     """
     picked = call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
     try:

@@ -1,12 +1,12 @@
-"""Folders of sandboxes: private, short of name, and named after their owner so that a later run can clear them away.
+"""Run directories of sandboxes: private, with short paths, named after their owner so that a later run can reap them.
 
-    /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    mode 0700: only the owner's user enters
-        process-1/                                              one box, where it needs a folder of the host
-            s/                                                  what its sockets are in
+    /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    mode 0700: only the owner's user can enter
+        process-1/                                              one sandbox, if it needs a directory on the host
+            s/                                                  its sockets
 
-The owner of a run's folder is the process that runs it; that of a box which outlives its run is the process that the
-box's life hangs on. The path of a Unix socket may have 107 bytes (103 on macOS), which
-is why the parent is not a nested cache folder.
+The owner of a run's directory is the process that runs it; that of a detached sandbox is the sandbox's supervising
+process. The parent is not a nested cache directory because the path of a Unix socket is limited to 107 bytes (103 on
+macOS).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from envkit.errors import SandboxError, UnreachableError
 
 _NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
 LEAST_FREE_MIB = 512
-"""What must stay free on the disk that holds our folder."""
+"""Space that must stay free on the disk of the run directory."""
 _EXITING = 0x4
-"""The kernel's mark on a process that runs none of its program any more."""
+"""The kernel's process flag PF_EXITING."""
 _COMMON = Path("/tmp")
 _MAX_ROOT = 40
-"""Characters of a parent folder that leave room for the rest of a socket's path."""
+"""Longest parent path, in characters, that leaves room for a socket's path."""
 
 
 def owner_name(pid: int) -> str:
-    """The name of what belongs to a process and to no later one with its number."""
+    """Return a name for resources of process `pid` that no later process with the same pid shares."""
     return f"envkit-{_pid_namespace()}-{pid}-{_start_time(pid)}"
 
 
 def is_owner_gone(name: str) -> bool:
-    """Whether `name` is one that begins as `owner_name` says, of a process of this machine that is no more."""
+    """Whether `name` starts with an `owner_name` of a process of this machine that has ended."""
     match = _NAME.fullmatch(name)
     if match is None:
         return False
@@ -52,10 +52,10 @@ def is_owner_gone(name: str) -> bool:
 
 
 def new_run_folder(pid: int | None = None) -> Path:
-    """Make the folder of what belongs to process `pid`, mode 0700, where all processes look; None is this process.
+    """Make a directory, mode 0700, for resources of process `pid`, where all processes search; None is this process.
 
     Raises:
-        SandboxError: No place for it can be written to.
+        SandboxError: No parent directory is writable.
     """
     prefix = f"{owner_name(os.getpid() if pid is None else pid)}-"
     for root in roots() if pid is None else common_first():
@@ -64,24 +64,25 @@ def new_run_folder(pid: int | None = None) -> Path:
         except OSError:
             continue
     raise SandboxError(
-        "no folder for sockets: $XDG_RUNTIME_DIR, /tmp and $TMPDIR are missing, not writable or too long"
+        "no directory for sockets: $XDG_RUNTIME_DIR, /tmp and $TMPDIR are missing, not writable or longer than"
+        f" {_MAX_ROOT} characters; set XDG_RUNTIME_DIR"
     )
 
 
 def of_tail(tail: str) -> Iterator[Path]:
-    """The folders of our user whose name ends with `tail`."""
+    """Yield this user's run directories whose name ends with `tail`."""
     for root in roots():
         yield from (folder for folder in root.glob(f"envkit-*-*-*-{tail}") if _is_ours(folder))
 
 
 def gone() -> list[Path]:
-    """Return the folders of our user, on this machine, whose owner is gone."""
+    """Return this user's run directories whose owner on this machine has ended."""
     found = (folder for root in roots() for folder in root.glob("envkit-*-*-*-*"))
     return [folder for folder in found if is_owner_gone(folder.name) and _is_ours(folder)]
 
 
 def reap() -> list[Path]:
-    """Remove the folders whose owner is gone, and return them; those of other users and other machines stay."""
+    """Remove and return the directories from `gone`."""
     found = gone()
     for folder in found:
         remove(folder)
@@ -89,8 +90,8 @@ def reap() -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove `folder` with all that is in it, also what its owner may not enter; links in it are not followed."""
-    with suppress(RecursionError):  # as deep as programs made it, which need not be friendly
+    """Remove `folder` and its contents, even without permissions on them; links are not followed."""
+    with suppress(RecursionError):  # programs in the sandbox choose the depth
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
@@ -99,25 +100,25 @@ def remove(folder: Path) -> None:
 
 
 def require_space(folder: Path, taking_bytes: int = 0) -> None:
-    """Leave something of the host's disk to others.
+    """Check that enough of the host's disk stays free.
 
     Raises:
-        OSError: Less than `LEAST_FREE_MIB` would be free where `folder` is, once `taking_bytes` are taken.
+        OSError: Less than `LEAST_FREE_MIB` would be free at `folder` after writing `taking_bytes`.
     """
     free_mib = (shutil.disk_usage(folder).free - taking_bytes) >> 20
     if free_mib < LEAST_FREE_MIB:
-        reason = f"only {max(free_mib, 0)} MiB are free, and {LEAST_FREE_MIB} are left to others"
+        reason = f"only {max(free_mib, 0)} MiB would be free (minimum {LEAST_FREE_MIB}); free disk space"
         raise OSError(errno.ENOSPC, reason, str(folder))
 
 
 def connect(folder: Path, name: str) -> socket.socket:
     """Return a connected, non-blocking stream to the Unix socket `name` in `folder`.
 
-    What lies in the folder is in the box's hands: a link there, which could lead us to another socket of the host, is
-    refused. On Linux the very file that was looked at is connected to, so that it cannot be exchanged in between.
+    The sandbox controls the directory. A link there could lead to another socket of the host, so it is refused. On
+    Linux the checked inode itself is connected to, so it cannot be exchanged in between.
 
     Raises:
-        UnreachableError: There is no such socket, or nobody listens.
+        UnreachableError: There is no such socket, or nothing listens.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UnreachableError(f"{name!r} is not the name of a socket")
@@ -137,7 +138,7 @@ def connect(folder: Path, name: str) -> socket.socket:
             stream.connect(str(path))
     except BlockingIOError:
         stream.close()
-        raise UnreachableError(f"{name}: too many connections wait to be accepted") from None
+        raise UnreachableError(f"{name}: the listen queue is full; retry later") from None
     except OSError as error:
         stream.close()
         raise UnreachableError(f"{name}: {error.strerror or error}") from None
@@ -148,7 +149,7 @@ def connect(folder: Path, name: str) -> socket.socket:
 
 
 def roots() -> Iterator[Path]:
-    """The folders that run folders may be in, best first."""
+    """Yield the possible parents of run directories, best first."""
     seen = set()
     for name in (os.environ.get("XDG_RUNTIME_DIR"), str(_COMMON), tempfile.gettempdir()):
         if name and len(name) <= _MAX_ROOT and name not in seen and os.access(name, os.W_OK | os.X_OK):
@@ -157,7 +158,7 @@ def roots() -> Iterator[Path]:
 
 
 def common_first() -> list[Path]:
-    """The `roots`, first that which processes of our user look into whatever their environment."""
+    """Return the `roots`, starting with the one that this user's processes check whatever their environment."""
     return sorted(roots(), key=lambda root: root != _COMMON)
 
 
@@ -175,9 +176,9 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _start_time(pid: int) -> int:
-    """When the process started, in clock ticks since boot; -1 when there is no such process.
+    """Return the start time of the process in clock ticks since boot; -1 if there is no such process.
 
-    Where this cannot be known (macOS), 0 for a living process: its number alone must do.
+    On systems without ``/proc`` (macOS) it is 0 for a living process.
     """
     if sys.platform != "linux":
         try:
@@ -196,9 +197,9 @@ def _start_time(pid: int) -> int:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process that was there just now runs nothing of its program any more.
+    """Whether a process that existed just now no longer runs its program.
 
-    It may have been killed and not know it yet, give back its memory, or wait for its parent to take note of its end.
+    It may have a pending SIGKILL, be freeing its memory, or be a zombie.
     """
     if sys.platform != "linux":
         return False
@@ -213,7 +214,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _pid_namespace() -> int:
-    """A process number means something only in its namespace; 0 where there are none."""
+    """Return the id of our pid namespace; 0 if the system has none."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:

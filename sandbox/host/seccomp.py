@@ -1,13 +1,12 @@
-"""The filter of system calls that a box's programs run under, as the program of classic BPF that the kernel takes.
+"""The seccomp filter of a sandbox's programs, as classic BPF.
 
-A deny-list, since a list of what is allowed would have to follow every program and library. Refused (EPERM) is what
-reaches past namespaces and bounds (mounting, entering or making namespaces, kernel modules, keys, which belong to a
-user of the whole machine, contexts of asynchronous input and output, of which the whole machine has a fixed number,
-clocks, swap, tracing) or what programs seldom need and the kernel's holes are often in
-(`bpf`, `io_uring`, `userfaultfd`, `perf_event_open`). Sockets are of the families Unix, IPv4, IPv6 and netlink: others,
-like the one by which a virtual machine talks to its host, know no namespaces. `clone3`, whose flags lie in memory that
-no filter sees, and all calls newer than this list do not exist (ENOSYS), for which programs have an older way. A call
-of another architecture, such as a 32-bit program, kills its process.
+It is a deny-list: an allow-list would have to follow every program and library. Calls that reach past namespaces and
+limits fail with EPERM: mounts, namespaces, kernel modules, kernel keys (they belong to a user of the whole machine),
+asynchronous I/O contexts (the machine has a fixed number), clocks, swap, tracing. So do calls that programs seldom
+need and that often have kernel bugs (`bpf`, `io_uring`, `userfaultfd`, `perf_event_open`). Sockets may be of the
+families Unix, IPv4, IPv6 and netlink; others, such as vsock between a virtual machine and its host, ignore namespaces.
+`clone3`, whose flags are in memory that a filter cannot read, and all calls newer than this list fail with ENOSYS, so
+programs fall back to older calls. A call of another architecture, such as a 32-bit program's, kills its process.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _Instruction: TypeAlias = tuple[int, int, int, int]
-"""Operation, instructions to skip if true, if false, and operand."""
+"""Opcode, instructions to skip if true, if false, and operand."""
 
-# Name: number on x86_64, on aarch64; None where there is no such call.
+# Name: number on x86_64, on aarch64; None if the call does not exist there.
 _DENIED: dict[str, tuple[int, int | None]] = {
     "_sysctl": (156, None),
     "acct": (163, 89),
@@ -92,10 +91,10 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "vhangup": (153, 58),
 }
 _NEWEST_KNOWN = 462
-"""`mseal` of Linux 6.10; numbers are the same on all architectures from 424 on."""
+"""`mseal` of Linux 6.10; from 424 on, numbers are the same on all architectures."""
 _CLONE3 = 435
 _X32 = 0x40000000
-"""Set in the numbers of the x86_64 kernel's second, 32-bit interface."""
+"""Bit in the call numbers of x86_64's x32 ABI."""
 
 # CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -107,7 +106,7 @@ _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _RETURN = 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Where the kernel puts what is judged; of the arguments, the lower halves."""
+"""Offsets in the kernel's `seccomp_data`; for arguments, of the lower half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ _MACHINES = {
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for `machine` (as `platform.machine` names it; None is this one); None where it is unknown."""
+    """Return the filter for `machine` (a `platform.machine` name; None: this machine); None if it is not supported."""
     found = _MACHINES.get(platform.machine() if machine is None else machine)
     if found is None:
         return None
@@ -135,7 +134,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def denied(machine: str) -> dict[str, int]:
-    """Return name and number of each call that is refused whatever its arguments."""
+    """Return the name and number of each call that is always denied."""
     column = _MACHINES[machine].column
     return {name: number for name, both in _DENIED.items() if (number := both[column]) is not None}
 
@@ -160,16 +159,16 @@ def _instructions(machine: _Architecture) -> Iterator[_Instruction]:
 
 
 def _if(comparison: int, operands: Sequence[int], number: int) -> Iterator[_Instruction]:
-    """Fail with error `number` where one of the comparisons holds."""
+    """Return error `number` if a comparison holds."""
     for index, operand in enumerate(operands):
         last = index == len(operands) - 1
         yield comparison, len(operands) - 1 - index, 1 if last else 0, operand
     yield _RETURN, 0, 0, _ERROR | number
 
 
-def _with_argument(call: int, argument: int, judgement: Sequence[_Instruction]) -> Iterator[_Instruction]:
-    """Judge one argument of one call; whoever is not judged, by this or in it, is allowed or goes on to the next."""
-    yield _IF_EQUAL, 0, len(judgement) + 2, call
+def _with_argument(call: int, argument: int, checks: Sequence[_Instruction]) -> Iterator[_Instruction]:
+    """Apply `checks` to one argument of one call; allow the call if none of them returns."""
+    yield _IF_EQUAL, 0, len(checks) + 2, call
     yield _LOAD, 0, 0, argument
-    yield from judgement
+    yield from checks
     yield _RETURN, 0, 0, _ALLOW

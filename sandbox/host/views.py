@@ -1,4 +1,4 @@
-"""Files and folders of the host that a sandbox is shown on request, read-only, each at a place of its own."""
+"""Check views: files and folders of the host that a sandbox sees read-only at paths of its own."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ _TAKEN = (
     "usr",
     "workspace",
 )
-"""What a sandbox has of its own at the top. Snapshots hold ``/tmp`` and ``/workspace``, and could not be put back."""
+"""Top-level directories of the sandbox itself. Snapshots include ``/tmp`` and ``/workspace`` and could not restore
+views there.
+"""
 
 
 def fault_of_views(views: Sequence[tuple[str, str]], shown: Iterable[str] = ()) -> str | None:
-    """Return why `SandboxSpec.views` cannot be this, in one line; None where it can.
+    """Return why `views` is not a valid `SandboxSpec.views`, in one line; None if it is valid.
 
     Args:
-        views: Paths of the host and places inside.
-        shown: Places inside that are needed for something else.
+        views: Pairs of a host path and a path inside.
+        shown: Paths inside that are already in use.
     """
     places = [*shown]
     for source, place in views:
         if not source.startswith("/") or "\0" in source:
             return f"{source!r} must be an absolute path of this machine"
         if not (Path(source).is_dir() or Path(source).is_file()):
-            return f"there is no file or folder {source!r} on this machine"
+            return f"{source!r} is not a file or folder on this machine"
         if not place.startswith("/") or posixpath.normpath(place) != place or "\0" in place:
             return f"{place!r} must be an absolute path in the sandbox, without '..' and without a slash at its end"
         if place == "/" or place.split("/")[1] in _TAKEN:
-            return f"{place!r} is the sandbox's own (/{', /'.join(_TAKEN)}); choose another place, such as /data"
+            return f"{place!r} is reserved for the sandbox (/{', /'.join(_TAKEN)}); choose another path, such as /data"
         for other in places:
             if _is_in(place, other) or _is_in(other, place):
-                return f"{place!r} and {other!r} lie one inside the other; choose another place, such as /data"
+                return f"{place!r} and {other!r} overlap; choose another path, such as /data"
         places.append(place)
     return None
 

@@ -1,7 +1,7 @@
-"""Sandboxes that isolate nothing: plain child processes, for machines without bubblewrap.
+"""Sandboxes without isolation: plain child processes, for machines without bubblewrap.
 
-What is kept all the same: nothing is inherited from our environment, sockets lie in a private folder, and nothing is
-left when the sandbox is stopped or we die. What runs there may read and change whatever our user may.
+They still inherit nothing from our environment, keep their sockets in a private folder, and leave nothing behind when
+the sandbox is stopped or we exit. Their programs can read and change whatever our user can.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from ..host.instances import LiveSandboxes, refuse
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
-"""Seconds that the agent, which is told by the end of its channel, has to end whoever it started."""
+"""Seconds for the agent to end its programs after its channel closed."""
 _CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
 class ProcessBackend:
-    """Starts plain child processes; satisfies `envkit.protocols.SandboxBackend`.
+    """Start plain child processes; implements `envkit.protocols.SandboxBackend`.
 
-    Used as ``async with ProcessBackend() as backend``; leaving the block stops what still runs. A box has
-    ``ENVKIT_SOCKETS``, ``HOME``, ``TMPDIR``, ``PATH`` and ``LANG`` set, and what its spec names.
+    Use it as ``async with ProcessBackend() as backend``; leaving the block stops all sandboxes. A sandbox has the
+    variables ``ENVKIT_SOCKETS``, ``HOME``, ``TMPDIR``, ``PATH`` and ``LANG``, and those of its spec.
     """
 
     def __init__(self) -> None:
-        self._boxes = LiveSandboxes("process")
+        self._sandboxes = LiveSandboxes("process")
         self._opening = b""
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Nothing is enforced."""
+        """Return False for each capability: nothing is enforced."""
         return dict.fromkeys(_CAPABILITIES, False)
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
-        return self._boxes.disks()
+        """Return the disks that sandboxes and snapshots need: MiB free, and MiB that must stay free."""
+        return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
-        sandbox_id = self._boxes.new_id()
+        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Limits and untrusted programs are refused."""
+        sandbox_id = self._sandboxes.new_id()
         refuse(sandbox_id, spec, self.capabilities())
         asked = {
             "image": spec.image,
@@ -66,31 +66,33 @@ class ProcessBackend:
         }
         for field, value in asked.items():
             if value is not None:
-                raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: a plain process has no such thing")
-        folder = self._boxes.new_folder(sandbox_id)
+                raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: plain processes do not support it")
+        folder = self._sandboxes.new_folder(sandbox_id)
         home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
         for part in (home, sockets, grader_home):
             part.mkdir(mode=0o700)
         ours, theirs = socket.socketpair()
         child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)
         stream = SocketStream(ours)
-        hold = HostResources(
+        resources = HostResources(
             cause=partial(_cause, child),
             kill=partial(_kill, child, folder),
             sockets=sockets,
             unenforced=_CAPABILITIES,
             grader_home=str(grader_home),
         )
-        box = AgentSandbox(sandbox_id, AgentChannel(stream), hold, work=str(home), forget=self._boxes.forget)
-        self._boxes.add(box)
-        with suppress(ConnectionError):  # then it has ended, which the next line finds out
+        sandbox = AgentSandbox(
+            sandbox_id, AgentChannel(stream), resources, work=str(home), forget=self._sandboxes.forget
+        )
+        self._sandboxes.add(sandbox)
+        with suppress(ConnectionError):  # it has ended; `started` finds out why
             await stream.send(self._opening)
-        await box.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
-        return box
+        await sandbox.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
+        return sandbox
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Raise: plain processes have no snapshots."""
-        raise SandboxRefusedError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
+        raise SandboxRefusedError(self._sandboxes.new_id(), f"snapshot {snapshot!r}: plain processes have no snapshots")
 
     async def snapshot_bytes(self, snapshot: str) -> int:
         """Return 0: plain processes have no snapshots."""
@@ -100,14 +102,14 @@ class ProcessBackend:
         """Return at once: plain processes have no snapshots."""
 
     async def __aenter__(self) -> Self:
-        await self._boxes.open()
+        await self._sandboxes.open()
         self._opening = agent.opening()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._boxes.close()
+        await self._sandboxes.close()
 
 
 def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> dict[str, JSON]:

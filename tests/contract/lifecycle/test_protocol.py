@@ -189,12 +189,12 @@ def test_a_backend_says_what_it_enforces_and_starts_nothing_before_it_is_open(na
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"env": {"A=": "b"}}, "a variable cannot have the name 'A='"),
-        ({"env": {"": "b"}}, "a variable cannot have the name ''"),
-        ({"env": {"A": 3}}, "3 is no text"),
-        ({"env": {"A": "b\0"}}, r"holds NUL"),
-        ({"command": ("sleep", 5)}, "5 is no text"),
-        ({"profile": "loose"}, "it must be 'strict' or 'system'"),
+        ({"env": {"A=": "b"}}, "'A=' is not a valid variable name"),
+        ({"env": {"": "b"}}, "'' is not a valid variable name"),
+        ({"env": {"A": 3}}, "3 is not a string"),
+        ({"env": {"A": "b\0"}}, r"contains a NUL character"),
+        ({"command": ("sleep", 5)}, "5 is not a string"),
+        ({"profile": "loose"}, "use 'strict' or 'system'"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind, fields: dict[str, Any], reason: str) -> None:

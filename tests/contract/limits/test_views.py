@@ -59,14 +59,14 @@ def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> No
     ("source", "place", "said"),
     [
         ("levels", "/data", "'levels' must be an absolute path of this machine"),
-        ("/nowhere/levels", "/data", "there is no file or folder '/nowhere/levels' on this machine"),
-        ("/dev/null", "/data", "there is no file or folder '/dev/null' on this machine"),
+        ("/nowhere/levels", "/data", "'/nowhere/levels' is not a file or folder on this machine"),
+        ("/dev/null", "/data", "'/dev/null' is not a file or folder on this machine"),
         ("/usr", "data", "'data' must be an absolute path in the sandbox"),
         ("/usr", "/data/../etc", "'/data/../etc' must be an absolute path in the sandbox"),
         ("/usr", "/", "'/' is the sandbox's own"),
         ("/usr", "/proc/self", "'/proc/self' is the sandbox's own"),
         ("/usr", "/workspace/data", "'/workspace/data' is the sandbox's own"),
-        ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' lie one inside the other"),
+        ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' overlap"),
     ],
 )
 def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: str, place: str, said: str) -> None:
@@ -85,7 +85,7 @@ def test_a_view_that_would_cover_what_the_sandboxs_python_needs_is_refused(level
 
     async def main() -> None:
         async with LocalBackend(readable=["/opt/python/lib"]) as backend:
-            with pytest.raises(SandboxRefusedError, match=r"'/opt/python' and '/opt/python/lib' lie one inside"):
+            with pytest.raises(SandboxRefusedError, match=r"'/opt/python' and '/opt/python/lib' overlap"):
                 await backend.start(KINDS["local"].spec(views=((str(levels), "/opt/python"),)))
 
     run(main)

@@ -56,11 +56,11 @@ def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
 
 def test_a_refusal_of_the_server_is_the_same_here() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: cpu is not bounded here") as caught:
+        with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: this backend cannot limit cpu") as caught:
             async with client.lease(SandboxSpec(cpus=0.5)):
                 pytest.fail("it was not refused")
         assert not caught.value.everywhere
-        with pytest.raises(SandboxRefusedError, match="a variable cannot have the name 'A='") as caught:
+        with pytest.raises(SandboxRefusedError, match="'A=' is not a valid variable name") as caught:
             await client.create("odd", SandboxSpec(env={"A=": ""}))
         assert caught.value.everywhere
 

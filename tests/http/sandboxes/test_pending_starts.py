@@ -15,7 +15,7 @@ def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:
         made = await client.put(A, json={"memory_mib": 64})
         assert (made.status_code, made.json()["type"], made.json()["retry"]) == (422, "sandbox_refused", False)
         assert "Retry-After" not in made.headers
-        assert made.json()["detail"].endswith("memory_mib=64 is refused: memory is not bounded here")
+        assert made.json()["detail"].endswith("memory_mib=64 is refused: this backend cannot limit memory")
 
     over_http(main, FakeBackend(capabilities={"memory": False}))
 

@@ -349,8 +349,8 @@ def test_a_connection_that_opens_as_its_box_ends_leaves_no_socket_open(turns: in
     ("spec", "said"),
     [
         (SandboxSpec(untrusted=True), "untrusted programs are refused: not enforced here: memory, disk"),
-        (SandboxSpec(memory_mib=64), "memory_mib=64 is refused: memory is not bounded here"),
-        (SandboxSpec(disk_mib=8), "disk_mib=8 is refused: disk is not bounded here"),
+        (SandboxSpec(memory_mib=64), "memory_mib=64 is refused: this backend cannot limit memory"),
+        (SandboxSpec(disk_mib=8), "disk_mib=8 is refused: this backend cannot limit disk"),
         (SandboxSpec(pids=5, cpus=0.5, network=("example.org",)), ""),
         (SandboxSpec(), ""),
     ],

@@ -270,7 +270,7 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
             found = await other.attach(box.id)
             assert await found.read("/workspace/note") == b"still here"
             assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
-            closed = await found.exec(["sh", "-c", "ls /run/envkit-door"], timeout_s=20)
+            closed = await found.exec(["sh", "-c", "ls /run/envkit-control"], timeout_s=20)
             assert "Permission denied" in closed.stderr
             held = open_files()
             await (await other.attach(box.id)).release()

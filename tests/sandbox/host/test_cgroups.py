@@ -180,7 +180,7 @@ def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path)
     version_1(tmp_path, dead)
     places = cgroups.find(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as heir:
-        cgroups.Cgroup(places, dead).bequeath(heir.pid)
+        cgroups.Cgroup(places, dead).transfer_to(heir.pid)
         assert cgroups.gone(places) == []
         heir.kill()
     assert [group.name for group in cgroups.gone(places)] == [dead]
@@ -262,7 +262,7 @@ def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real:
 
 def test_a_real_group_is_removed_with_the_names_of_its_heirs(real: cgroups.Cgroup) -> None:
     real.make(cgroups.CgroupLimits(memory_mib=32, pids=8, cpus=1))
-    real.bequeath(os.getpid())
+    real.transfer_to(os.getpid())
     with joined(real, "sleep 1000") as process:
         real.kill()
         assert process.wait(5) == -9

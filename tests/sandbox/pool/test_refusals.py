@@ -134,7 +134,7 @@ def test_a_refusal_ends_no_rest_of_a_node_on_which_nothing_starts() -> None:
 def test_a_bound_that_the_only_node_does_not_hold_is_refused() -> None:
     async def main() -> None:
         async with FakeBackend(capabilities={"memory": False}) as backend, Pool([Node("here", backend)]) as pool:
-            with pytest.raises(SandboxRefusedError, match="memory_mib=64 is refused: memory is not bounded here"):
+            with pytest.raises(SandboxRefusedError, match="memory_mib=64 is refused: this backend cannot limit memory"):
                 await pool.create("box", SandboxSpec(memory_mib=64))
 
     run(main)
