@@ -1,10 +1,10 @@
-"""The program that runs inside a box: what starts commands, keeps shells and moves files there.
+"""The agent: the program that runs commands and shells inside a sandbox and transfers its files.
 
-Its modules are written for Python 3.7 with nothing but the standard library, since the box's Python runs them, not
-ours. They are sent to it when the box starts; nothing of envkit needs to be installed inside.
+Its modules are written for Python 3.7 and the standard library, because the sandbox's own Python runs them. They are
+sent when the sandbox starts; envkit need not be installed inside.
 
-`command` is what to run in the box, and `opening` is what to write to its standard input first. From then on standard
-input and standard output are the channel, in frames (`envkit.sandbox.agent.framing`).
+Run `command` in the sandbox and write `opening` to its standard input. After that, standard input and standard output
+carry frames (`envkit.sandbox.agent.framing`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ BOOT = (
     "magic,code,text=[take(0,int(take(0,9)))for _ in range(3)]\n"
     "exec(marshal.loads(code)if magic==MAGIC_NUMBER else compile(text,'agent/bootstrap.py','exec'))\n"
 )
-"""Reads, from standard input, three parts and runs the second, or the third where the first is not of this Python.
+"""Reads a magic number, code and source from standard input; runs the code, or the source if the magic differs.
 
-Each part comes after its length, in nine digits. The package `os` is left to what follows: it takes its time.
+Each part follows its length in nine digits. Does not import `os`, which is slow to load.
 """
 
 
 def command(python: str) -> list[str]:
-    """Return the program and the arguments that start the agent by the box's `python`, 3.7 or newer."""
+    """Return the argv that starts the agent with the sandbox's `python`, 3.7 or newer."""
     return [python, "-I", "-S", "-E", "-c", BOOT]
 
 
 def opening() -> bytes:
-    """Return what the agent is sent before anything else: its first part and its modules, each after its length.
+    """Return the bytes to send first: the bootstrap and all modules, each after its length.
 
-    Everything is there twice, as source and compiled for the Python that runs us, which inside a bubblewrap box is the
-    same; it saves that box several milliseconds.
+    Each is sent as source and as bytecode of the host's Python. A bubblewrap sandbox runs the same Python; bytecode
+    saves several milliseconds of its start.
     """
     magic = importlib.util.MAGIC_NUMBER
     modules = b""

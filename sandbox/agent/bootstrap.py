@@ -1,13 +1,13 @@
-"""The first part of the agent: say hello as soon as possible, then take in the rest and load that.
+"""The bootstrap of the agent: send hello as soon as possible, then receive and load the other modules.
 
-It runs as a script, with ``take(fd, count)``, which reads so many bytes, among its names. Annotations
-are texts where Python 3.7 could not read them: even ``__future__`` takes its time, and so does ``os``.
+It runs as a script in which ``take(fd, count)`` reads `count` bytes. Annotations that Python 3.7 cannot evaluate are
+strings, because importing ``__future__`` is slow; so is ``os``.
 """
 
 import marshal
 import posix
 import sys
-from _frozen_importlib import ModuleSpec  # what importlib.machinery hands on, which is slow to load
+from _frozen_importlib import ModuleSpec  # importlib.machinery re-exports it, but is slow to load
 from _frozen_importlib_external import MAGIC_NUMBER
 
 TYPE_CHECKING = False
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Finds the modules that came with us, as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
+    """Imports the received modules as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
 
     Args:
-        content: For each module a line ``NAME SIZE`` and as many bytes; a name with a magic number is compiled.
+        content: For each module a line ``NAME SIZE`` and SIZE bytes; a name with a magic number marks bytecode.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -58,9 +58,9 @@ class Finder:
 
 
 def take_channel() -> "tuple[int, int]":
-    """Return the channel's two ends, moved away from where a program that we start would inherit them."""
+    """Return the channel's reader and writer, moved off standard input and output so that programs do not inherit it."""
     nothing = posix.open("/dev/null", posix.O_RDWR)
-    while nothing < 3:  # not even a standard error
+    while nothing < 3:  # standard error may be closed
         nothing = posix.dup(nothing)
     ends = posix.dup(0), posix.dup(1)
     posix.dup2(nothing, 0)
@@ -85,5 +85,5 @@ def boot() -> None:
     main(reader, writer, hello())
 
 
-if __name__ == "__main__":  # as `BOOT` runs it
+if __name__ == "__main__":  # `BOOT` runs it as a script
     boot()

@@ -1,4 +1,4 @@
-"""A channel and the calls that came by it: they run side by side, and end with it."""
+"""The agent's end of a channel, and the concurrent calls that it carries. The calls end with the channel."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     Header = dict[str, Json]
 
-_FULL_BYTES = 256 << 10
-"""How much may wait to be sent before those who can wait must."""
+_HIGH_WATER_BYTES = 256 << 10
+"""Unsent bytes at which senders that can wait must pause."""
 _READ_BYTES = 1 << 18
 
 
 class CallError(Exception):
-    """A call cannot be done.
+    """A call failed.
 
     Attributes:
         code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
@@ -34,10 +34,10 @@ class CallError(Exception):
 
 
 class IncomingCall:
-    """One call under way. What the host sends to it arrives at `more`, `eof`, `ack` and `cancel`.
+    """One call in progress. The host's frames for it arrive at `more`, `eof`, `ack` and `cancel`.
 
     Attributes:
-        is_over: Whether it was answered.
+        is_over: Whether the reply was sent.
     """
 
     def __init__(self, connection: HostConnection, number: int) -> None:
@@ -46,22 +46,22 @@ class IncomingCall:
         self._number = number
 
     def more(self, piece: bytes) -> None:
-        """Take a piece of input."""
+        """Handle a piece of input."""
 
     def eof(self) -> None:
-        """Take note that no more input comes."""
+        """Handle the end of input."""
 
     def ack(self, count: int) -> None:
-        """Take note that the host has used `count` bytes more of what it was sent."""
+        """Handle the host's acknowledgement of `count` more bytes."""
 
     def cancel(self) -> None:
-        """End, together with what was started; `finish` follows."""
+        """End the call and everything it started; calls `finish`."""
         self.finish()
 
-    def say(self, **header: Json) -> None:
+    def send_header(self, **header: Json) -> None:
         self.connection.send({"id": self._number, **header})
 
-    def give(self, of: str, piece: bytes | memoryview) -> None:
+    def send_piece(self, of: str, piece: bytes | memoryview) -> None:
         """Send one piece of at most `framing.MAX_BODY_BYTES`."""
         self.connection.send({"id": self._number, "of": of}, piece)
 
@@ -71,52 +71,52 @@ class IncomingCall:
         for at in range(0, len(content), framing.MAX_BODY_BYTES):
             yield framing.frame({"id": self._number, "of": of}, view[at : at + framing.MAX_BODY_BYTES])
 
-    def last(self, **result: Json) -> bytes:
-        """Return the frame that ends the call well."""
+    def end_frame(self, **result: Json) -> bytes:
+        """Return the frame that ends the call successfully."""
         return framing.frame({"id": self._number, "end": True, **result})
 
     def finish(self, **result: Json) -> None:
-        self.say(end=True, **result)
-        self._over()
+        self.send_header(end=True, **result)
+        self._end()
 
     def finish_with(self, frames: Iterator[bytes]) -> None:
-        """Send `frames`, the last of which is `last`, as fast as they are taken."""
+        """Send `frames`, which end with `end_frame`, as fast as the host reads."""
         self.connection.feed(frames)
-        self._over()
+        self._end()
 
     def finish_with_outputs(self, tails: dict[str, OutputTail], **result: Json) -> None:
-        """Send what was kept of each output, and the result with ``cut``, the number of bytes that were dropped."""
+        """Send the tail of each output, and the result with ``cut``, the number of dropped bytes."""
         kept = {of: tail.take() for of, tail in tails.items()}
         cut = sum([dropped for _, dropped in kept.values()])
 
         def frames() -> Iterator[bytes]:
             for of, (content, _) in kept.items():
                 yield from self.pieces(of, content)
-            yield self.last(cut=cut, **result)
+            yield self.end_frame(cut=cut, **result)
 
         self.finish_with(frames())
 
     def fail(self, code: str, text: str) -> None:
-        self.say(error=code, text=text)
-        self._over()
+        self.send_header(error=code, text=text)
+        self._end()
 
     def crashed(self, text: str) -> None:
-        """End as well as possible after a mistake of ours."""
+        """Fail the call after an exception in the agent."""
         if not self.is_over:
             self.fail("bad", text)
 
-    def _over(self) -> None:
+    def _end(self) -> None:
         self.is_over = True
         self.connection.forget(self._number)
 
 
 class HostConnection:
-    """One channel.
+    """One channel to the host.
 
     Args:
-        start: Begins the call that a header asks for, or raises `CallError`; None when it is answered already.
-        on_config: Told the configuration.
-        on_over: Called when the other end is gone or sent what is no frame: with the kind of cause, and one line.
+        start: Starts the call that a header describes, or raises `CallError`; returns None if it has already replied.
+        on_config: Receives the configuration.
+        on_over: Called with the kind of cause and one line when the other end is gone or sent a malformed frame.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class HostConnection:
         self._queued = 0
         self._flushes = False
         self._feeds: list[Iterator[bytes]] = []
-        self._waiters: list[Callable[[], None]] = []
+        self._room_callbacks: list[Callable[[], None]] = []
         self._holders: set[object] = set()
         self.is_open = True
         self._incoming = loop.watch(reader, on_read=self._read)
@@ -151,31 +151,31 @@ class HostConnection:
 
     @property
     def is_full(self) -> bool:
-        """Whether who can wait should wait, see `when_room`."""
-        return self._queued >= _FULL_BYTES
+        """Whether senders should pause; see `when_room`."""
+        return self._queued >= _HIGH_WATER_BYTES
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call once there is room again."""
-        self._waiters.append(callback)
+        """Call `callback` once when there is room again."""
+        self._room_callbacks.append(callback)
 
     def send(self, header: Header, body: bytes | memoryview = b"") -> None:
         self.send_raw(framing.frame(header, body))
 
     def send_raw(self, frame: bytes) -> None:
-        """Send a frame that is made already."""
+        """Send an encoded frame."""
         if self.is_open:
             self._out.append(frame)
             self._queued += len(frame)
             self._flush_soon()
 
     def feed(self, frames: Iterator[bytes]) -> None:
-        """Send `frames`, taking the next ones when there is room."""
+        """Send `frames`, encoding the next ones when there is room."""
         if self.is_open:
             self._feeds.append(frames)
             self._flush_soon()
 
     def hold(self, holder: object, held: bool) -> None:
-        """Stop reading while anybody holds, or read again."""
+        """Pause reading while at least one holder is registered."""
         if held:
             self._holders.add(holder)
         else:
@@ -184,17 +184,17 @@ class HostConnection:
             self._incoming.want(read=not self._holders)
 
     def forget(self, number: int) -> None:
-        """Take note that a call has ended."""
+        """Remove a call that has ended."""
         call = self._calls.pop(number, None)
         if call is not None and self._holders:
             self.hold(call, False)
 
     def call(self, number: int) -> IncomingCall | None:
-        """Return the call `number` if it is under way."""
+        """Return the call `number` if it is in progress."""
         return self._calls.get(number)
 
     def send_last(self, header: Header) -> None:
-        """Write a frame before the process ends, after those that wait, as far as that is taken at once."""
+        """Write the queued frames and one more without blocking, before the process exits."""
         try:
             os.write(self._files[1], b"".join([*self._out, framing.frame(header)]))
         except OSError:
@@ -212,8 +212,8 @@ class HostConnection:
         self._out, self._feeds, self._queued = [], [], 0
         for call in list(self._calls.values()):
             call.cancel()
-        waiters, self._waiters = self._waiters, []
-        for callback in waiters:
+        room_callbacks, self._room_callbacks = self._room_callbacks, []
+        for callback in room_callbacks:
             callback()
         self._on_over(kind, why)
 
@@ -242,7 +242,7 @@ class HostConnection:
             return
         number = header.get("id")
         if not isinstance(number, int):
-            raise framing.MalformedFrameError("a frame of no call")
+            raise framing.MalformedFrameError("a frame without a call id")
         if "do" in header:
             self._begin(number, header)
             return
@@ -263,12 +263,12 @@ class HostConnection:
 
     def _begin(self, number: int, header: Header) -> None:
         if number in self._calls:
-            raise framing.MalformedFrameError("two calls of one number")
+            raise framing.MalformedFrameError("two calls with the same id")
         try:
             call = self._start(self, number, header)
         except CallError as error:
             self.send({"id": number, "error": error.code, "text": str(error)})
-        except Exception as error:  # a header of the wrong form, or a mistake of ours
+        except Exception as error:  # a malformed header, or a bug in the agent
             self.send({"id": number, "error": "bad", "text": "%s: %s" % (type(error).__name__, error)})
         else:
             if call is not None and not call.is_over:
@@ -292,15 +292,15 @@ class HostConnection:
                 self.close(str(error))
                 return
             self._drop(written)
-            if self._waiters and self._queued < _FULL_BYTES // 2:
-                waiters, self._waiters = self._waiters, []
-                for callback in waiters:
+            if self._room_callbacks and self._queued < _HIGH_WATER_BYTES // 2:
+                room_callbacks, self._room_callbacks = self._room_callbacks, []
+                for callback in room_callbacks:
                     callback()
         if self.is_open:
             self._outgoing.want(write=False)
 
     def _fill(self) -> None:
-        while self._feeds and self._queued < _FULL_BYTES:
+        while self._feeds and self._queued < _HIGH_WATER_BYTES:
             feed = self._feeds.pop(0)
             frame = next(feed, None)
             if frame is not None:

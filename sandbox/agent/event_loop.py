@@ -1,6 +1,6 @@
-"""The event loop: one thread that waits for files, times and signals, and outlives every mistake made in its callbacks.
+"""The event loop: one thread that waits for file descriptors, timers and signals.
 
-An exception in PID 1 would end the box; here it ends the one call that it belongs to.
+An uncaught exception in PID 1 would end the sandbox; here it fails only the call that the callback belongs to.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 else:
-    import _signal as signal  # the package around it takes longer to load than this whole program
+    import _signal as signal  # `signal` itself takes longer to load than the whole agent
 
 _READ = 1  # the same in poll and in epoll
 _WRITE = 4
-_OVER = 8 | 16
+_CLOSED = 8 | 16
 
 
 class FdWatch:
-    """One file that is waited for. Closing a watch does not close the file.
+    """A watch on one file descriptor. Closing the watch does not close the descriptor.
 
     Args:
-        owner: Whose callbacks these are; told of what they raise.
+        owner: Object that the callbacks belong to; passed to `on_crash` with their exceptions.
     """
 
-    __slots__ = ("_born", "_loop", "_mask", "_on_read", "_on_write", "fd", "owner")
+    __slots__ = ("_registered_turn", "_loop", "_mask", "_on_read", "_on_write", "fd", "owner")
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class FdWatch:
         self._on_read = on_read
         self._on_write = on_write
         self._mask = 0
-        self._born = loop.turn
+        self._registered_turn = loop.turn
 
     def want(self, *, read: bool | None = None, write: bool | None = None) -> None:
-        """Say what to wait for from now on; None leaves it as it was."""
+        """Set what to wait for; None leaves it unchanged."""
         mask = self._mask
         if read is not None:
             mask = mask | _READ if read else mask & ~_READ
@@ -58,32 +58,32 @@ class FdWatch:
             return
         poller = self._loop.poller
         if not mask:
-            poller.unregister(self.fd)  # an empty mask would still report, for ever, that the other end is closed
+            poller.unregister(self.fd)  # an empty mask would still report a hangup, in a busy loop
         elif self._mask:
             poller.modify(self.fd, mask)
         else:
-            self._born = self._loop.turn
+            self._registered_turn = self._loop.turn
             poller.register(self.fd, mask)
         self._mask = mask
 
     def close(self) -> None:
-        """Wait for it no more; safe to repeat. Must come before the file is closed."""
+        """Stop watching; safe to repeat. Must be called before the descriptor is closed."""
         self.want(read=False, write=False)
         if self._loop.watches.get(self.fd) is self:
             del self._loop.watches[self.fd]
 
-    def happened(self, mask: int) -> None:
-        """Hand out what was seen at this turn of the loop."""
-        if self._born == self._loop.turn:
-            return  # what was seen is about an earlier file of the same number
-        if mask & (_READ | _OVER) and self._mask & _READ and self._on_read is not None:
+    def dispatch(self, mask: int) -> None:
+        """Run the callbacks for the events in `mask`."""
+        if self._registered_turn == self._loop.turn:
+            return  # the events belong to an earlier file with the same descriptor
+        if mask & (_READ | _CLOSED) and self._mask & _READ and self._on_read is not None:
             self._on_read()
-        if mask & (_WRITE | _OVER) and self._mask & _WRITE and self._on_write is not None:
+        if mask & (_WRITE | _CLOSED) and self._mask & _WRITE and self._on_write is not None:
             self._on_write()
 
 
 class Timer:
-    """Something that is due later; `cancel` is safe to repeat."""
+    """A scheduled callback; `cancel` is safe to repeat."""
 
     __slots__ = ("_loop", "callback", "owner")
 
@@ -99,14 +99,14 @@ class Timer:
 
 
 class Loop:
-    """Calls back.
+    """The event loop.
 
     Args:
-        on_crash: Told the owner of a callback that raised, and the exception.
-        on_signal: Told the number of each signal that was caught.
+        on_crash: Receives the owner of a callback that raised, and the exception.
+        on_signal: Receives the number of each caught signal.
 
     Attributes:
-        turn: Counts the rounds.
+        turn: Number of completed polls.
     """
 
     def __init__(self, on_crash: Callable[[object, Exception], None], on_signal: Callable[[int], None]) -> None:
@@ -134,23 +134,23 @@ class Loop:
         on_write: Callable[[], object] | None = None,
         owner: object = None,
     ) -> FdWatch:
-        """Return a watch on `fd` that waits for nothing yet."""
+        """Return an inactive watch on `fd`; see `FdWatch.want`."""
         watch = self.watches[fd] = FdWatch(self, fd, on_read, on_write, owner)
         return watch
 
     def soon(self, callback: Callable[[], None], owner: object = None) -> None:
-        """Call before waiting again."""
+        """Call `callback` before the next poll."""
         self._soon.append((callback, owner))
 
     def after(self, delay_s: float, callback: Callable[[], None], owner: object = None) -> Timer:
-        """Call in `delay_s` seconds."""
+        """Call `callback` after `delay_s` seconds."""
         timer = Timer(self, callback, owner)
         self._made += 1
         heapq.heappush(self._timers, (time.monotonic() + delay_s, self._made, timer))
         return timer
 
     def forget_timer(self) -> None:
-        """Take note that one was cancelled: those whose time is far away would pile up."""
+        """Count a cancelled timer; from time to time, drop all cancelled ones so that they do not pile up."""
         self._cancelled += 1
         if self._cancelled > 100 and self._cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
@@ -158,7 +158,7 @@ class Loop:
             self._cancelled = 0
 
     def run(self) -> None:
-        """Run for ever; what ends it is a callback that ends the process."""
+        """Run forever; a callback must exit the process."""
         while True:
             while self._soon:
                 soon, self._soon = self._soon, []
@@ -169,8 +169,8 @@ class Loop:
             for fd, mask in events:
                 watch = self.watches.get(fd)
                 if watch is not None:
-                    self._guard(watch.happened, watch.owner, watch, mask)
-            self._ring()
+                    self._guard(watch.dispatch, watch.owner, watch, mask)
+            self._run_timers()
 
     def _wait_s(self) -> float:
         if self._soon:
@@ -182,7 +182,7 @@ class Loop:
             return 3600
         return min(max(0.0, self._timers[0][0] - time.monotonic()), 3600)
 
-    def _ring(self) -> None:
+    def _run_timers(self) -> None:
         if not self._timers:
             return
         now = time.monotonic()
@@ -201,7 +201,7 @@ class Loop:
             callback(*arguments)
         except Exception as error:
             if watch is not None:
-                watch.close()  # or it would raise again at once, for ever
+                watch.close()  # otherwise it would raise again at once, forever
             self._on_crash(owner, error)
 
     def _read_signals(self) -> None:

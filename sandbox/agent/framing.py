@@ -1,4 +1,4 @@
-"""Frames: the lengths of a header and of a body, the header as a JSON object, the body as it is."""
+"""Frames: the lengths of header and body, the header (a JSON object) and the body (bytes)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTHS = struct.Struct(">II")
 
 
 class MalformedFrameError(Exception):
-    """What came is no frame."""
+    """The received data is not a valid frame."""
 
 
 def frame(header: dict[str, Json], body: bytes | memoryview = b"") -> bytes:
@@ -29,7 +29,7 @@ def frame(header: dict[str, Json], body: bytes | memoryview = b"") -> bytes:
 
 
 class Decoder:
-    """Puts frames together from pieces that are torn anywhere."""
+    """Decodes frames from pieces that may be split anywhere."""
 
     def __init__(self) -> None:
         self._waiting = bytearray()
@@ -38,7 +38,7 @@ class Decoder:
         """Yield the header and the body of each frame that `piece` completes.
 
         Raises:
-            BrokenFrameError: It is too long, or its header is no JSON object.
+            MalformedFrameError: It is too long, or its header is not a JSON object.
         """
         waiting = self._waiting
         waiting += piece
@@ -65,5 +65,5 @@ def _object(text: bytes) -> dict[str, Json]:
     except (ValueError, RecursionError):
         raise MalformedFrameError("a header that is not JSON") from None
     if not isinstance(header, dict):
-        raise MalformedFrameError("a header that is no object")
+        raise MalformedFrameError("a header that is not an object")
     return header

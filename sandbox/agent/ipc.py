@@ -1,4 +1,4 @@
-"""Removes System V shared memory, message queues and semaphores, which stay in memory when their makers have ended."""
+"""Removes System V shared memory, message queues and semaphores, which outlive the processes that create them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from .linux import User
 
 _LEAST_BYTES = 16 << 20
-"""What the objects of one kind may hold together before they are removed."""
+"""Total size of the objects of one kind from which they are removed."""
 _MESSAGE_BYTES = 64
 _SEMAPHORE_BYTES = 64
 _OBJECT_BYTES = 1 << 10
-"""What the kernel takes for each, about, beside contents."""
+"""Approximate kernel overhead of one object."""
 _IPC_RMID = 0
 
 
 def remove_large(user: User) -> None:
-    """Remove what `user` has made, of each kind that holds more than 16 MiB.
+    """Remove the objects of `user` of each kind that holds more than 16 MiB in total.
 
-    Programs that are attached to shared memory keep it until they end. Does nothing in a Python without ctypes, nor
-    outside process 1: the objects of the host's IPC namespace belong to other programs.
+    Programs that are attached to shared memory keep it until they end. Does nothing without ctypes, or outside
+    process 1: the objects of the host's IPC namespace belong to other programs.
     """
     if os.getpid() != 1:
         return
@@ -38,7 +38,7 @@ def remove_large(user: User) -> None:
 
 
 def _objects(path: str) -> list[dict[str, int]]:
-    """Return the rows of a table, by the names in its first line."""
+    """Return the rows of a table, keyed by the names in its first line."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # a kernel without them

@@ -1,6 +1,6 @@
-"""JSON without the package `json`, which takes longer to load than all the rest and which reduced Pythons lack.
+"""JSON without the package `json`, which is slower to load than the whole agent and missing in reduced Pythons.
 
-Reading is done by the C scanner behind that package where there is one. Writing knows the flat objects that we send.
+Decoding uses the C scanner of that package if it is available. Encoding supports only the flat objects of the agent.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NUMBER = "+-.0123456789eE"
 
 
 def loads(text: str, scan: Callable[[str, int], tuple[Json, int]] | None = None) -> Json:
-    """Return what `text` says.
+    """Return the decoded value.
 
     Args:
-        text: One value.
-        scan: Returns the value that begins at a place, and where it ends; None takes C's where there is one.
+        text: One JSON value.
+        scan: Returns the value that begins at an index, and its end; None uses the C scanner if available.
 
     Raises:
-        ValueError: It is not JSON.
+        ValueError: `text` is not JSON.
     """
     text = text.strip(_SPACE)
     try:
@@ -39,18 +39,18 @@ def loads(text: str, scan: Callable[[str, int], tuple[Json, int]] | None = None)
 
 
 def dumps(values: dict[str, Json]) -> str:
-    """Return an object whose values are texts, numbers, booleans or None."""
+    """Encode an object whose values are strings, numbers, booleans or None."""
     return "{" + ", ".join([_quoted(name) + ": " + _plain(value) for name, value in values.items()]) + "}"
 
 
 def encoded(text: str) -> bytes:
-    """Return a text of the host as the bytes that the kernel takes.
+    """Encode a string from the host as bytes for system calls.
 
     Raises:
-        ValueError: It is no text.
+        ValueError: `text` is not a string.
     """
     if not isinstance(text, str):
-        raise ValueError("expected a text")
+        raise ValueError("expected a string")
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -63,14 +63,14 @@ def _plain(value: Json) -> str:
 
 
 class _Rules:
-    """What the C scanner wants to know."""
+    """Options of the C scanner."""
 
     strict = True
     object_hook = None
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    memo: dict[str, str] = {}  # noqa: RUF012 it is the scanner's own
+    memo: dict[str, str] = {}  # noqa: RUF012 the scanner owns it
 
     @staticmethod
     def parse_constant(word: str) -> Json:
@@ -78,7 +78,7 @@ class _Rules:
 
 
 def scan_plainly(text: str, at: int) -> tuple[Json, int]:
-    """Return the value that begins at `at`, and where it ends."""
+    """Decode the value that begins at index `at`; return it and its end."""
     first = text[at : at + 1]
     if first == '"':
         return _string(text, at + 1)
@@ -94,7 +94,7 @@ def scan_plainly(text: str, at: int) -> tuple[Json, int]:
         end += 1
     number = text[at:end]
     if not number or not number.lstrip("-")[:1].isdigit():
-        raise ValueError("no value")
+        raise ValueError("expected a value")
     return (float(number) if set(number) & set(".eE") else int(number)), end
 
 
@@ -103,15 +103,15 @@ def _string(text: str, at: int) -> tuple[str, int]:
     while True:
         quote = text.find('"', at)
         if quote < 0:
-            raise ValueError("a text without end")
+            raise ValueError("unterminated string")
         escape = text.find("\\", at, quote)
         end = quote if escape < 0 else escape
         plain = text[at:end]
         if any(character < " " for character in plain):
-            raise ValueError("a control character in a text")
+            raise ValueError("control character in a string")
         parts.append(plain)
         if escape < 0:
-            # Halves of one character were written one after the other.
+            # Surrogate pairs arrive as two escapes.
             joined = "".join(parts)
             return joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), quote + 1
         letter = text[escape + 1]
@@ -122,7 +122,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
             parts.append(_ESCAPES[letter])
             at = escape + 2
         else:
-            raise ValueError("an unknown escape")
+            raise ValueError("unknown escape")
 
 
 def _members(text: str, at: int) -> tuple[dict[str, Json], int]:

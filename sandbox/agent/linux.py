@@ -51,7 +51,7 @@ class User:
         uid: User and group id to take; None stays what the agent is.
         env: Variables that its programs have beside those of the box.
         is_private: Whether what it leaves is closed to the others; has no meaning for one that is no other.
-        yields: Whether its programs are ended when another user finds no room for a process.
+        preemptible: Whether its programs are ended when another user finds no room for a process.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class User:
         env: dict[bytes, bytes] | None = None,
         *,
         is_private: bool = False,
-        yields: bool = False,
+        preemptible: bool = False,
     ) -> None:
         self.uid = uid
         self.env = env or {}
         self.is_private = is_private
-        self.yields = yields
+        self.preemptible = preemptible
 
     @property
     def rights(self) -> int:

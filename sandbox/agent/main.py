@@ -32,7 +32,7 @@ else:
     import _signal as signal
 
 _LOG_BYTES = 64 << 10
-_LAST_WORDS_BYTES = 4096
+_STDERR_TAIL_BYTES = 4096
 _BROKEN = 3
 
 
@@ -45,12 +45,12 @@ class Agent:
         self._context.on_oom_kill = self._on_oom_kill
         self._hello = hello
         self._began = time.monotonic()
-        self._stays = False
-        self._lonely_s: float | None = None
+        self._is_detached = False
+        self._orphan_ttl_s: float | None = None
         self._channels = 0
         self._connections: list[HostConnection] = []
-        self._loneliness: Timer | None = None
-        self._left_at = 0.0
+        self._orphan_timer: Timer | None = None
+        self._last_client_at = 0.0
         self._shells: dict[tuple[str, str], PersistentShell] = {}
         self._log = OutputTail(_LOG_BYTES)
         self._stderr: Output | None = None
@@ -59,7 +59,7 @@ class Agent:
             "read": files.Read,
             "write": files.Write,
         }
-        self._questions: dict[str, Callable[[HostConnection, Header], dict[str, Json]]] = {
+        self._queries: dict[str, Callable[[HostConnection, Header], dict[str, Json]]] = {
             "ping": self._ping,
             "stats": self._stats,
             "resize": self._resize,
@@ -67,36 +67,38 @@ class Agent:
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> HostConnection:
         """Take calls from a channel; one whose configuration says that it ``observes`` is no visitor."""
-        is_visitor = True
+        is_client = True
         self._channels += 1
-        if self._loneliness is not None:
-            self._loneliness.cancel()
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
 
         def configured(config: Header) -> None:
-            nonlocal is_visitor
-            if config.get("observes") and is_visitor:
-                is_visitor = False
-                self._leave_alone()
+            nonlocal is_client
+            if config.get("observes") and is_client:
+                is_client = False
+                self._remove_client()
             else:
                 self._configure(config)
 
         def over(kind: str, why: str) -> None:
             self._connections.remove(connection)
             on_over(kind, why)
-            if is_visitor:
-                self._left_at = time.monotonic()
-                self._leave_alone()
+            if is_client:
+                self._last_client_at = time.monotonic()
+                self._remove_client()
 
         connection = HostConnection(self.loop, reader, writer, start=self._start, on_config=configured, on_over=over)
         self._connections.append(connection)
         return connection
 
-    def _leave_alone(self) -> None:
-        """Count one visitor less; without any the box ends `_lonely_s` after the last one left."""
+    def _remove_client(self) -> None:
+        """Count one visitor less; without any the box ends `_orphan_ttl_s` after the last one left."""
         self._channels -= 1
-        if self._channels == 0 and self._lonely_s is not None:
-            left_s = max(self._left_at + self._lonely_s - time.monotonic(), 0.0)
-            self._loneliness = self.loop.after(left_s, lambda: self._give_up("orphaned", "nobody comes back to it"))
+        if self._channels == 0 and self._orphan_ttl_s is not None:
+            remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)
+            self._orphan_timer = self.loop.after(
+                remaining_s, lambda: self._abort("orphaned", "nobody comes back to it")
+            )
 
     def open_first(self, reader: int, writer: int) -> None:
         """Take calls from the channel that the box's life hangs on, unless it is to stay."""
@@ -107,28 +109,28 @@ class Agent:
         for connection in self._connections:
             connection.send_last({"ending": kind})
         if os.getpid() != 1:
-            process_tree.end_everybody_below_us()
+            process_tree.kill_descendants()
         os._exit(code)
 
     def _configure(self, config: Header) -> None:
         if self._context.users:
             return  # of a further channel: the box is as it is
         self._context.configure(config)
-        self._stays = bool(config.get("detached"))
+        self._is_detached = bool(config.get("detached"))
         if config.get("orphan_ttl_s") is not None:
-            self._lonely_s = float(config["orphan_ttl_s"])
+            self._orphan_ttl_s = float(config["orphan_ttl_s"])
         if config.get("ttl_s") is not None:
-            self.loop.after(float(config["ttl_s"]), lambda: self._give_up("expired", "its time to live is over"))
+            self.loop.after(float(config["ttl_s"]), lambda: self._abort("expired", "its time to live is over"))
         if config.get("door"):
-            self._open_door(config["door"])
+            self._open_control_socket(config["door"])
         if config.get("command"):
             self._run_command(config["command"])
         self.loop.after(0, self._warm)
 
     def _warm(self) -> None:
         gc.collect()
-        gc.freeze()  # what lies still is shared with the lanes
-        self._context.lanes.give_back(self._context.lanes.take(self._context.user("agent")))
+        gc.freeze()  # what lies still is shared with the workers
+        self._context.workers.give_back(self._context.workers.take(self._context.user("agent")))
 
     def _run_command(self, argv: list[str]) -> None:
         context = self._context
@@ -136,37 +138,37 @@ class Agent:
             try:
                 context.find(argv[0])
             except CallError:  # known before the first answer, so that the box counts as one that never started
-                self._say_last(b"%s: No such file or directory\n" % encoded(argv[0]))
+                self._write_stderr(b"%s: No such file or directory\n" % encoded(argv[0]))
                 self.leave(127, "exited")
         user = context.user("agent")
         ours, theirs = user.pipe()
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
         folder = encoded(context.work)
-        order = worker.order([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
-        lane = context.lanes.take(user)
-        context.lanes.spare(lane)  # the box ends with it
-        lane.run(order, [*nothing, theirs], self._on_command_ended)
+        request = worker.encode_request([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
+        exec_worker = context.workers.take(user)
+        context.workers.protect(exec_worker)  # the box ends with it
+        exec_worker.run(request, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: WorkerReport) -> None:
         if self._stderr is not None:
             self._stderr.take_waiting()
-        self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
+        self._write_stderr(self._log.peek()[-_STDERR_TAIL_BYTES:])
         code = report.code if report.code >= 0 else 128 - report.code
-        if code == 128 + signal.SIGKILL and self._context.hit_limit_lately():
+        if code == 128 + signal.SIGKILL and self._context.hit_limit_recently():
             self.leave(_BROKEN, "out_of_memory")
         self.leave(code, "exited")
 
-    def _give_up(self, kind: str, why: str) -> None:
-        self._say_last(why.encode() + b"\n")
+    def _abort(self, kind: str, why: str) -> None:
+        self._write_stderr(why.encode() + b"\n")
         self.leave(_BROKEN, kind)
 
     def _start(self, connection: HostConnection, number: int, header: Header) -> IncomingCall | None:
         name = header["do"]
         if not self._context.users:
             raise CallError("bad", "a call before the configuration")
-        if name in self._questions:
-            connection.send({"id": number, "end": True, **self._questions[name](connection, header)})
+        if name in self._queries:
+            connection.send({"id": number, "end": True, **self._queries[name](connection, header)})
             return None
         if name == "shell":
             return self._run_in_shell(connection, number, header)
@@ -237,36 +239,36 @@ class Agent:
         found.update(gauges.fullest())
         return found
 
-    def _open_door(self, path: str) -> None:
+    def _open_control_socket(self, path: str) -> None:
         """Let further channels come by the Unix socket `path`."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
-        self._door = socket(AF_UNIX, SOCK_STREAM)
-        self._door.bind(path)
+        self._control_socket = socket(AF_UNIX, SOCK_STREAM)
+        self._control_socket.bind(path)
         os.chmod(path, 0o600)
-        self._door.listen(16)
-        self._door.setblocking(False)
-        self.loop.watch(self._door.fileno(), on_read=self._admit).want(read=True)
+        self._control_socket.listen(16)
+        self._control_socket.setblocking(False)
+        self.loop.watch(self._control_socket.fileno(), on_read=self._admit).want(read=True)
 
     def _admit(self) -> None:
         try:
-            fd, _ = self._door._accept()  # type: ignore[attr-defined]
+            fd, _ = self._control_socket._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
             return
         self.open(fd, os.dup(fd), on_over=lambda kind, why: None).send_raw(self._hello)
 
     def _on_first_over(self, kind: str, why: str) -> None:
-        if not self._stays:
+        if not self._is_detached:
             is_broken = kind == "protocol_error"
             if is_broken:
-                self._say_last(why.encode() + b"\n")
+                self._write_stderr(why.encode() + b"\n")
             self.leave(_BROKEN if is_broken else 0, kind)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
-            self._context.lanes.reap()
+            self._context.workers.reap()
         elif number == signal.SIGTERM:
             self.leave(128 + number, "killed")
 
@@ -281,13 +283,13 @@ class Agent:
         if crashed is not None:
             crashed(text)
 
-    def _say_last(self, text: bytes) -> None:
+    def _write_stderr(self, text: bytes) -> None:
         """Write to our standard error, unless nobody takes it."""
         poller = select.poll()
         poller.register(2, select.POLLOUT)
         try:
             if text and poller.poll(0):
-                os.write(2, text[-_LAST_WORDS_BYTES:])
+                os.write(2, text[-_STDERR_TAIL_BYTES:])
         except OSError:
             pass
 
@@ -295,7 +297,7 @@ class Agent:
 class _Log(IncomingCall):
     def __init__(self, connection: HostConnection, number: int, content: bytes) -> None:
         super().__init__(connection, number)
-        self.finish_with(iter([*self.pieces("data", content), self.last()]))
+        self.finish_with(iter([*self.pieces("data", content), self.end_frame()]))
 
 
 def main(reader: int, writer: int, hello: bytes) -> None:

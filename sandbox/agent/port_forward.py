@@ -51,7 +51,7 @@ class Forward(IncomingCall):
         if self._input is not None and self._input.is_open:
             self._input.add(piece)
         elif piece:  # nobody reads it
-            self.say(ack=len(piece))
+            self.send_header(ack=len(piece))
 
     def eof(self) -> None:
         if self._input is not None:
@@ -81,10 +81,10 @@ class Forward(IncomingCall):
             self._loop,
             os.dup(self._socket.fileno()),
             self,
-            on_written=lambda count: self.say(ack=count),
+            on_written=lambda count: self.send_header(ack=count),
             on_closed=self._on_written_all,
         )
-        self.give("open", b"")
+        self.send_piece("open", b"")
 
     def _read(self) -> None:
         most = min(MAX_BODY_BYTES, _WINDOW_BYTES - self._unacknowledged)
@@ -97,11 +97,11 @@ class Forward(IncomingCall):
         if piece:
             self._unacknowledged += len(piece)
             self._watch.want(read=self._unacknowledged < _WINDOW_BYTES)
-            self.give("data", piece)
+            self.send_piece("data", piece)
         else:
             self._is_read = True
             self._watch.want(read=False)
-            self.say(eof=True)
+            self.send_header(eof=True)
             self._finish_when_over()
 
     def _on_written_all(self) -> None:

@@ -1,4 +1,4 @@
-"""What the calls of a box work with: its loop and lanes, its users, their variables, and the folder they start in."""
+"""What the calls of a box work with: its loop and workers, its users, their variables, and the folder they start in."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ else:
     import _signal as signal
 
 
-_LATELY_S = 1.0
+_RECENT_S = 1.0
 """What a killed process has at most until its parent hears of it, while its memory is given back."""
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 """How often OOM kills are counted, so that also those of background programs are reported soon."""
 
 
@@ -33,7 +33,7 @@ class Context:
 
     Attributes:
         loop: What waits.
-        lanes: What programs run in.
+        workers: What programs run in.
         on_oom_kill: Told how many processes were killed for want of memory, when that is another number than before.
         users: By the names that a call uses; none before the configuration.
         work: Folder that the agent's programs start in, and that paths of files are relative to.
@@ -41,7 +41,7 @@ class Context:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.lanes = Workers(loop)
+        self.workers = Workers(loop)
         self.users: dict[str, linux.User] = {}
         self.work = "/"
         self._grader_home = ""
@@ -52,16 +52,16 @@ class Context:
         self._limit_hits = 0
         self._was_limit_hit = False
         if self._reported is not None:
-            self._look()
+            self._check()
 
     def configure(self, config: Header) -> None:
         """Take in who there is, and what they work with."""
         is_root = os.getuid() == 0
         self.users = {
-            "agent": linux.User(config.get("agent_uid") if is_root else None, yields=True),
+            "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),
             "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
-        self.lanes.agent = self.users["agent"]
+        self.workers.agent = self.users["agent"]
         if config.get("root") and is_root:
             self.users["root"] = linux.User(None)
         self.work = config.get("work") or "/"
@@ -125,19 +125,19 @@ class Context:
             self.on_oom_kill(kills)
         return kills
 
-    def _look(self) -> None:
-        self.loop.after(_LOOK_S, self._look)
+    def _check(self) -> None:
+        self.loop.after(_CHECK_S, self._check)
         if self._limit_hits:  # the host resets the peaks of version 1 once it has a report
             self._limit_hits = min(self._limit_hits, gauges.limit_hits())
         self.report_oom_kills()
 
-    def hit_limit_lately(self) -> bool:
+    def hit_limit_recently(self) -> bool:
         """Say whether the sandbox's own limit was hit, with an OOM kill, within the last second, as far as known.
 
         False after an earlier hit on version 1, where the host cannot reset the peak.
         """
         self.report_oom_kills()
-        return self._was_limit_hit and time.monotonic() - self._reported_at < _LATELY_S
+        return self._was_limit_hit and time.monotonic() - self._reported_at < _RECENT_S
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""

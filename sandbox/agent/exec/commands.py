@@ -56,26 +56,28 @@ class Exec(IncomingCall):
         timeout_s = float(header["timeout_s"])
         size = [int(length) for length in header.get("pty") or ()]
         try:
-            self._lane = context.lanes.take(user)
+            self._worker = context.workers.take(user)
         except OSError as error:
             self._refuse(error)
             return
         try:
             name = self._open_terminal(user, *size) if size else b""
             takes_input = bool(header.get("stdin"))
-            order = worker.order(argv, env, folder, () if size else (0, 1, 2) if takes_input else (1, 2), name)
+            request = worker.encode_request(
+                argv, env, folder, () if size else (0, 1, 2) if takes_input else (1, 2), name
+            )
             files = [] if size else self._open_pipes(user, takes_input)
         except Exception:
-            context.lanes.give_back(self._lane)
+            context.workers.give_back(self._worker)
             self._close_and(lambda: None)
             raise
         self._timer = context.loop.after(timeout_s, self._on_timeout, self)
-        self._lane.run(order, files, self._on_ended)
+        self._worker.run(request, files, self._on_ended)
 
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
             if self._acknowledges and not self._input.is_open:
-                self.say(ack=len(piece))  # nobody reads it any more
+                self.send_header(ack=len(piece))  # nobody reads it any more
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
                 self._end_with(lambda: self.fail("too_large", "the program does not read what it is sent"))
@@ -106,7 +108,7 @@ class Exec(IncomingCall):
         if takes_input:
             stdin, ours = user.pipe()
             self._acknowledges = self._streams
-            on_written = (lambda count: self.say(ack=count)) if self._acknowledges else None
+            on_written = (lambda count: self.send_header(ack=count)) if self._acknowledges else None
             self._input = Input(loop, ours, self, on_written)
             files.append(stdin)
         for of in ("out", "err"):
@@ -134,7 +136,7 @@ class Exec(IncomingCall):
             return self._tails[of].add
 
         def take(piece: bytes) -> None:
-            self.give(of, piece)
+            self.send_piece(of, piece)
             if self.connection.is_full:
                 self._pause(True)
                 self.connection.when_room(lambda: self._pause(False))
@@ -146,21 +148,21 @@ class Exec(IncomingCall):
             output.pause(paused)
 
     def _on_timeout(self) -> None:
-        self._end_with(lambda: self._answer(None, timed_out=True))
+        self._end_with(lambda: self._finish_with_code(None, timed_out=True))
 
     def _on_ended(self, report: WorkerReport) -> None:
-        if report.left or self._context.lanes.has_strangers():
-            self._end_with(lambda: self._answer(report.code))
+        if report.left or self._context.workers.has_orphans():
+            self._end_with(lambda: self._finish_with_code(report.code))
         elif not self._ends:
             self._ends = True
-            self._context.lanes.give_back(self._lane)
-            self._close_and(lambda: self._answer(report.code))
+            self._context.workers.give_back(self._worker)
+            self._close_and(lambda: self._finish_with_code(report.code))
 
     def _end_with(self, then: Callable[[], None]) -> None:
         """End everything that it started, then call `then`."""
         if not self._ends:
             self._ends = True
-            self._lane.kill(lambda: self._close_and(then), self)
+            self._worker.kill(lambda: self._close_and(then), self)
 
     def _close_and(self, then: Callable[[], None]) -> None:
         if self._timer is not None:
@@ -175,13 +177,13 @@ class Exec(IncomingCall):
             self._input.close()
         then()
 
-    def _answer(self, code: int | None, timed_out: bool = False) -> None:
+    def _finish_with_code(self, code: int | None, timed_out: bool = False) -> None:
         duration_s = round(time.monotonic() - self._began, 6)
-        self._context.report_oom_kills()  # also those that the command survived; a shell's wait for the next look
+        self._context.report_oom_kills()  # also those that the command survived; a shell's wait for the next check
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 
     def _refuse(self, error: OSError) -> None:
         """Answer that no process could be started."""
         self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
-        self._answer(_NO_START)
+        self._finish_with_code(_NO_START)

@@ -21,7 +21,7 @@ else:
     import _signal as signal
 
 _STATE, _PARENT, _THREADS = 0, 1, 17  # in /proc/PID/stat, counted from behind the name
-_LOOKS = 50  # that one round of ending takes at most; a fork bomb may start others as fast as we look
+_SCANS = 50  # that one round of ending takes at most; a fork bomb may start others as fast as we check
 _ROUNDS = 200
 
 
@@ -63,7 +63,7 @@ def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
 def kill_once(choose: Callable[[Table], set[int]]) -> bool:
     """Stop, then kill, everybody that `choose` names; say whether there was anybody."""
     stopped: set[int] = set()
-    for _ in range(_LOOKS):
+    for _ in range(_SCANS):
         fresh = choose(table()) - stopped
         if not fresh:
             break
@@ -86,17 +86,17 @@ class TreeKill:
         self._then = then
         self._owner = owner
         self._round = 0
-        self._look()
+        self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._round += 1
         if kill_once(self._choose) and self._round < _ROUNDS:
-            self._loop.after(min(0.001 * self._round, 0.02), self._look, self._owner)
+            self._loop.after(min(0.001 * self._round, 0.02), self._check, self._owner)
         else:
             self._then()
 
 
-def end_everybody_below_us() -> None:
+def kill_descendants() -> None:
     """Return when nobody below this process is left."""
     us = os.getpid()
     for _ in range(_ROUNDS):

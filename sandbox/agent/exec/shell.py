@@ -54,7 +54,7 @@ _INTERRUPT_S = 0.4
 """How long a shell may go on starting programs, or compute, once its time is over."""
 _KEEP_BYTES = 1 << 20
 _CODE_DIGITS = 3
-_GIVEN_UP = b"a script has written to the shell's own files; the shell is given up\n"
+_DISCARDED = b"a script has written to the shell's own files; the shell is given up\n"
 
 
 class ShellCall(IncomingCall):
@@ -86,7 +86,7 @@ class PersistentShell:
         self._current: ShellCall | None = None
         self._began = 0.0
         self._timer: Timer | None = None
-        self._lane: Worker | None = None
+        self._worker: Worker | None = None
         self._scripts: Input | None = None
         self._pid = 0
         self._tails = {"out": OutputTail(_KEEP_BYTES), "err": OutputTail(_KEEP_BYTES)}
@@ -95,7 +95,7 @@ class PersistentShell:
         self._codes = bytearray()
         self._number = 0
         self._interrupted: str | None = None
-        self._ended: int | None = None
+        self._ended_code: int | None = None
 
     def run(self, call: ShellCall) -> None:
         """Run a script once those before it have ended."""
@@ -140,13 +140,13 @@ class PersistentShell:
         self._interrupted = None
         for tail in self._tails.values():
             tail.limit = call.keep_bytes
-        if self._ended is not None:  # nobody was told yet
-            code, self._ended = self._ended, None
+        if self._ended_code is not None:  # nobody was told yet
+            code, self._ended_code = self._ended_code, None
             self._tails["err"].add(b"the shell had ended before this command\n")
             self._answer(code, lost=True)
             return
         try:
-            if self._lane is None:
+            if self._worker is None:
                 self._start()
         except (CallError, OSError) as error:
             self._current = None
@@ -163,14 +163,14 @@ class PersistentShell:
     def _start(self) -> None:
         context = self._context
         bash = context.find("bash")
-        order = worker.order(
+        request = worker.encode_request(
             [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
             context.environment(self._user),
             encoded(context.start_folder(self._user)),
             (0, 1, 2, _CODES, _SCRIPTS),
             wants_pid=True,
         )
-        lane = context.lanes.take(self._user)
+        exec_worker = context.workers.take(self._user)
         theirs: list[int] = []
         try:
             theirs.append(os.open(os.devnull, os.O_RDONLY))
@@ -182,13 +182,13 @@ class PersistentShell:
             theirs.append(script)
             self._scripts = Input(context.loop, ours, self)
         except OSError:
-            context.lanes.give_back(lane)
+            context.workers.give_back(exec_worker)
             for fd in theirs:
                 os.close(fd)
             self._close_files()
             raise
-        self._lane = lane
-        lane.run(order, theirs, self._on_ended, self._on_started)
+        self._worker = exec_worker
+        exec_worker.run(request, theirs, self._on_ended, self._on_started)
 
     def _on_started(self, pid: int) -> None:
         self._pid = pid
@@ -196,25 +196,25 @@ class PersistentShell:
     def _on_code(self, piece: bytes) -> None:
         self._codes += piece
         head = b"%09d " % self._number
-        said = bytes(self._codes)
-        code, end, more = said[len(head) :].partition(b"\0")
-        if self._current is None or said[: len(head)] != head[: len(said)] or len(code) > _CODE_DIGITS or more:
-            self._give_up()
+        received = bytes(self._codes)
+        code, end, more = received[len(head) :].partition(b"\0")
+        if self._current is None or received[: len(head)] != head[: len(received)] or len(code) > _CODE_DIGITS or more:
+            self._discard()
         elif self._interrupted is None and end:
             self._answer(int(code) if code.isdigit() else 1, lost=False)
 
-    def _give_up(self) -> None:
+    def _discard(self) -> None:
         """End the shell; a script that it has is lost, with what may be another's output."""
-        if self._lane is None:  # it is ended already
+        if self._worker is None:  # it is ended already
             return
 
         def ended() -> None:
             for tail in self._tails.values():
                 tail.take()
             if self._current is None:
-                self._ended = LOST
+                self._ended_code = LOST
                 return
-            self._tails["err"].add(_GIVEN_UP)
+            self._tails["err"].add(_DISCARDED)
             if self._interrupted is not None:
                 self._answer_interrupted(lost=True)
             else:
@@ -227,27 +227,27 @@ class PersistentShell:
 
         def ended() -> None:
             if self._current is None:
-                self._ended = report.code
+                self._ended_code = report.code
             elif self._interrupted is not None:
                 self._answer_interrupted(lost=True)
             else:
                 self._answer(report.code, lost=True)
 
-        self._stop(ended, spares_lane=not report.left)
+        self._stop(ended, keeps_worker=not report.left)
 
     def _on_timeout(self) -> None:
         self._interrupt("timed out")
 
     def _interrupt(self, why: str) -> None:
         """End what the current script started, until it gives up; where it never does, end the shell."""
-        if self._interrupted is not None or self._lane is None:
+        if self._interrupted is not None or self._worker is None:
             return
         self._interrupted = why
         deadline = time.monotonic() + _INTERRUPT_S
-        lane, pid = self._lane, self._pid
+        exec_worker, pid = self._worker, self._pid
 
-        def look() -> None:
-            if self._lane is not lane or self._interrupted is None:
+        def check() -> None:
+            if self._worker is not exec_worker or self._interrupted is None:
                 return  # it ended by itself
             is_quiet = not process_tree.kill_once(self._doomed)
             if is_quiet and b"\0" in self._codes:
@@ -255,21 +255,21 @@ class PersistentShell:
             elif time.monotonic() > deadline or not pid:
                 self._stop(lambda: self._answer_interrupted(lost=True))
             else:
-                self._context.loop.after(0.002, look, self)
+                self._context.loop.after(0.002, check, self)
 
-        look()
+        check()
 
     def _doomed(self, running: Table) -> set[int]:
         """Everybody below the shell."""
-        assert self._lane is not None
-        return process_tree.alive_below([self._lane.pid], running) - {self._lane.pid, self._pid}
+        assert self._worker is not None
+        return process_tree.alive_below([self._worker.pid], running) - {self._worker.pid, self._pid}
 
-    def _stop(self, then: Callable[[], None], spares_lane: bool = False) -> None:
+    def _stop(self, then: Callable[[], None], keeps_worker: bool = False) -> None:
         """End bash and everybody below it, then call `then`."""
         if self._stopping is not None:
             self._stopping.append(then)
             return
-        lane, self._lane, self._pid = self._lane, None, 0
+        exec_worker, self._worker, self._pid = self._worker, None, 0
         self._stopping = [then]
 
         def stopped() -> None:
@@ -279,13 +279,13 @@ class PersistentShell:
                 callback()
             self._context.loop.soon(self._next_if_idle, self)
 
-        if lane is None:
+        if exec_worker is None:
             stopped()
-        elif spares_lane:
-            self._context.lanes.give_back(lane)
+        elif keeps_worker:
+            self._context.workers.give_back(exec_worker)
             stopped()
         else:
-            lane.kill(stopped, self)
+            exec_worker.kill(stopped, self)
 
     def _close_files(self) -> None:
         for output in self._outputs:

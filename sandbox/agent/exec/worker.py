@@ -1,10 +1,10 @@
-"""The inner end of a lane: a process that runs commands, one after another, with a user's rights.
+"""The inner end of a worker: a process that runs commands, one after another, with a user's rights.
 
 It dropped all others for good when it was forked, so each command can be started in the quickest way; and it adopts the
 orphans of its commands, so it knows whether one left anybody behind.
 
-An order is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in;
-``1`` when the pid is wanted; the file numbers that the accompanying files get, separated by blanks; the number of
+An encode_request is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in;
+``1`` when the pid is request; the file numbers that the accompanying files get, separated by blanks; the number of
 arguments; the arguments; the environment. For the answers see `ANSWER`.
 """
 
@@ -32,12 +32,12 @@ ANSWER = struct.Struct(">iiii")
 """Kind; pid or exit code; whether somebody is left over; whether the program could not be started."""
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
-PATIENCE_S = 2.0
+ROOM_TIMEOUT_S = 2.0
 """How long a program waits for room, when others are ended to make some."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
-_FIRST_FREE = 10  # what the order's files may become is below
+_FIRST_FREE = 10  # what the encode_request's files may become is below
 # What we or Python ignore would stay so in another program.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
@@ -56,7 +56,7 @@ class WorkerRequest:
         self.env = dict(setting.split(b"=", 1) for setting in parts[5 + count :])
 
 
-def order(
+def encode_request(
     argv: list[bytes],
     env: dict[bytes, bytes],
     folder: bytes,
@@ -64,7 +64,7 @@ def order(
     terminal: bytes = b"",
     wants_pid: bool = False,
 ) -> bytes:
-    """Return an order, in the form that is sent.
+    """Return an encode_request, in the form that is sent.
 
     Raises:
         ValueError: An argument or a variable holds NUL.
@@ -80,27 +80,27 @@ def order(
 
 def serve(fd: int, user: linux.User, parent: int) -> None:
     """Take orders from socket `fd` until its other end is closed. Never returns."""
-    settle(user, parent, fd)
+    isolate(user, parent, fd)
     linux.adopt_orphans()
-    line = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
+    channel = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
     os.dup2(filler, 0)  # what a command that is given no standard input reads
     while filler < _FIRST_FREE - 1:
         filler = os.dup(filler)
     while True:
-        content, files = _receive(line)
-        _run(line, WorkerRequest(content), files, 0.0 if user.yields else PATIENCE_S)
+        content, files = _receive(channel)
+        _run(channel, WorkerRequest(content), files, 0.0 if user.preemptible else ROOM_TIMEOUT_S)
 
 
-def settle(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
+def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
     """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it.
 
     A `hidden` one cannot be signalled by the user's programs.
     """
     os.setpgid(0, 0)  # whoever kills the agent's group leaves us the time to end those below us
     linux.close_others(*kept)
-    if user.yields:
+    if user.preemptible:
         linux.be_killed_first()
     linux.limit_resources()
     user.become(hidden)
@@ -112,30 +112,30 @@ def settle(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> N
         _leave()
 
 
-def _run(line: socket, wanted: WorkerRequest, files: list[int], patience_s: float) -> None:
+def _run(channel: socket, request: WorkerRequest, files: list[int], timeout_s: float) -> None:
     failed = 0
     try:
-        pid = _start_patiently(wanted, files, patience_s)
+        pid = _start_with_retries(request, files, timeout_s)
     except OSError as error:
         failed = 1
-        _complain(wanted, files, error)
-        code = 127 if error.errno == errno.ENOENT and error.filename != wanted.folder else 126
+        _report_error(request, files, error)
+        code = 127 if error.errno == errno.ENOENT and error.filename != request.folder else 126
     finally:
         for fd in files:
             os.close(fd)
     left = 0
     if not failed:
-        if wanted.wants_pid:
-            line.send(ANSWER.pack(STARTED, pid, 0, 0))
+        if request.wants_pid:
+            channel.send(ANSWER.pack(STARTED, pid, 0, 0))
         code, left = _wait(pid)
-    line.send(ANSWER.pack(ENDED, code, left, failed))
+    channel.send(ANSWER.pack(ENDED, code, left, failed))
 
 
-def _wait(wanted: int) -> tuple[int, int]:
-    """Return the exit code of `wanted` and whether other children of ours are alive."""
+def _wait(child: int) -> tuple[int, int]:
+    """Return the exit code of `child` and whether other children of ours are alive."""
     while True:
         pid, status = os.waitpid(-1, 0)
-        if pid == wanted:
+        if pid == child:
             break
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -145,52 +145,52 @@ def _wait(wanted: int) -> tuple[int, int]:
     return process_tree.exit_code(status), 1
 
 
-def _start_patiently(wanted: WorkerRequest, files: list[int], patience_s: float) -> int:
-    deadline = time.monotonic() + patience_s
+def _start_with_retries(request: WorkerRequest, files: list[int], timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return _start(wanted, files)
+            return _start(request, files)
         except BlockingIOError:  # the box has as many processes as it may have
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_RETRY_S)
 
 
-def _start(wanted: WorkerRequest, files: list[int]) -> int:
+def _start(request: WorkerRequest, files: list[int]) -> int:
     """Start the command in a session of its own and return its pid."""
-    if not wanted.argv or not wanted.argv[0]:
+    if not request.argv or not request.argv[0]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"")
-    os.chdir(wanted.folder)
-    program = _find(wanted.argv[0], wanted.env.get(b"PATH", PATH))
+    os.chdir(request.folder)
+    program = _find(request.argv[0], request.env.get(b"PATH", PATH))
     if not _HAS_SPAWN:
-        return _fork(program, wanted, files)
-    if wanted.terminal:
-        actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, wanted.terminal, os.O_RDWR, 0)]
+        return _fork(program, request, files)
+    if request.terminal:
+        actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, request.terminal, os.O_RDWR, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     else:
-        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(files, wanted.targets)]
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(files, request.targets)]
     try:
         return os.posix_spawn(
-            program, wanted.argv, wanted.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
+            program, request.argv, request.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
         )
     except NotImplementedError:  # this C library cannot begin a session so
-        return _fork(program, wanted, files)
+        return _fork(program, request, files)
 
 
-def _fork(program: bytes, wanted: WorkerRequest, files: list[int]) -> int:
+def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
     """Start `program` where posix_spawn is missing or too weak."""
     reader, writer = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if not pid:
         try:
             os.setsid()
-            if wanted.terminal:
-                files, wanted.targets = [os.open(wanted.terminal, os.O_RDWR)] * 3, [0, 1, 2]
-            for fd, number in zip(files, wanted.targets):
+            if request.terminal:
+                files, request.targets = [os.open(request.terminal, os.O_RDWR)] * 3, [0, 1, 2]
+            for fd, number in zip(files, request.targets):
                 os.dup2(fd, number)
             for number in _RESET:
                 signal.signal(number, signal.SIG_DFL)
-            os.execve(program, wanted.argv, wanted.env)
+            os.execve(program, request.argv, request.env)
         except OSError as error:
             os.write(writer, str(error.errno).encode())
         finally:
@@ -219,28 +219,28 @@ def _find(name: bytes, path: bytes) -> bytes:
     raise OSError(number, os.strerror(number), name)
 
 
-def _complain(wanted: WorkerRequest, files: list[int], error: OSError) -> None:
+def _report_error(request: WorkerRequest, files: list[int], error: OSError) -> None:
     """Say on the command's standard error why it does not start."""
-    name = error.filename if error.filename is not None else wanted.argv[0]
+    name = error.filename if error.filename is not None else request.argv[0]
     text = os.fsencode(name) + b": " + os.fsencode(error.strerror or "cannot be started") + b"\n"
     try:
-        if wanted.terminal:
-            files.append(os.open(wanted.terminal, os.O_WRONLY | os.O_NOCTTY))
-        os.write(files[wanted.targets.index(2)] if wanted.targets else files[-1], text)
+        if request.terminal:
+            files.append(os.open(request.terminal, os.O_WRONLY | os.O_NOCTTY))
+        os.write(files[request.targets.index(2)] if request.targets else files[-1], text)
     except (OSError, ValueError, IndexError):
         pass
 
 
-def _receive(line: socket) -> tuple[bytes, list[int]]:
-    """Return the next order and the files that came with it."""
-    piece, attached, _, _ = line.recvmsg(1 << 16, CMSG_SPACE(4 * MAX_FILES), MSG_CMSG_CLOEXEC)
+def _receive(channel: socket) -> tuple[bytes, list[int]]:
+    """Return the next encode_request and the files that came with it."""
+    piece, attached, _, _ = channel.recvmsg(1 << 16, CMSG_SPACE(4 * MAX_FILES), MSG_CMSG_CLOEXEC)
     files: list[int] = []
     for level, kind, content in attached:
         if level == SOL_SOCKET and kind == SCM_RIGHTS:
             files += struct.unpack("%di" % (len(content) // 4), content[: len(content) // 4 * 4])
     content = piece
     while piece and (len(content) < 4 or len(content) < 4 + int(struct.unpack_from(">I", content)[0])):
-        piece = line.recv(1 << 18)
+        piece = channel.recv(1 << 18)
         content += piece
     if not piece:
         _leave()
@@ -248,5 +248,5 @@ def _receive(line: socket) -> tuple[bytes, list[int]]:
 
 
 def _leave() -> None:
-    process_tree.end_everybody_below_us()
+    process_tree.kill_descendants()
     os._exit(0)

@@ -1,6 +1,6 @@
 """Lanes: processes of another user's rights, each of which runs commands for us one after another.
 
-Forking is what a command costs; a lane is forked before anybody asks. One that is waiting is kept for each user.
+Forking is what a command costs; a worker is forked before anybody asks. One that is waiting is kept for each user.
 
 A box has only so many processes, and the agent's programs may have taken all. Who must run nevertheless, a grader or
 what copies folders for the host, finds some free: when there are too few, the programs of users that yield are ended.
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from .process_tree import Table
 
 _SURPLUS_S = 2.0
-"""How long a lane must not have been needed until it is let go."""
+"""How long a worker must not have been needed until it is let go."""
 _RESERVE = 32
 """How many processes are free for who does not yield; a quarter of the box's bound where that is less."""
-_LOOK_S = 0.01
-_FRUITLESS_S = 0.5
-"""When to look again where there was nobody to end."""
+_CHECK_S = 0.01
+_RETRY_S = 0.5
+"""When to check again where there was nobody to end."""
 _ROUNDS = 200
 LOST = -9
-"""Exit code of a command whose lane was killed."""
+"""Exit code of a command whose worker was killed."""
 
 
 class WorkerReport:
@@ -53,51 +53,51 @@ class WorkerReport:
 
 
 class Worker:
-    """The outer end of a lane.
+    """The outer end of a worker.
 
     Attributes:
         pid: Of the process that keeps it.
         busy: Whether a command runs in it.
     """
 
-    def __init__(self, lanes: Workers, user: linux.User) -> None:
+    def __init__(self, workers: Workers, user: linux.User) -> None:
         ours, theirs = socketpair()
         us = os.getpid()
         number = theirs.fileno()
-        self.pid = lanes.fork(lambda: worker.serve(number, user, us), yields=user.yields)
+        self.pid = workers.fork(lambda: worker.serve(number, user, us), preemptible=user.preemptible)
         theirs.close()
         ours.setblocking(False)
         self.user = user
         self.busy = False
-        self._lanes = lanes
+        self._workers = workers
         self._line = ours
         self._unsent = b""
         self._on_started: Callable[[int], None] | None = None
         self._on_ended: Callable[[WorkerReport], None] | None = None
-        self._watch = lanes.loop.watch(ours.fileno(), on_read=self._on_answer, on_write=self._send, owner=self)
+        self._watch = workers.loop.watch(ours.fileno(), on_read=self._on_answer, on_write=self._send, owner=self)
         self._watch.want(read=True)
 
     def run(
         self,
-        order: bytes,
+        request: bytes,
         files: list[int],
         on_ended: Callable[[WorkerReport], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a command, see `worker.order`; `files` are closed here."""
+        """Run a command, see `worker.encode_request`; `files` are closed here."""
         self.busy = True
         self._on_ended = on_ended
         self._on_started = on_started
         try:
             attached = [(SOL_SOCKET, SCM_RIGHTS, struct.pack("%di" % len(files), *files))]
-            sent = self._line.sendmsg([order], attached)
+            sent = self._line.sendmsg([request], attached)
         except OSError:  # it was killed while it waited
-            self._lanes.loop.soon(self._lost, self)
+            self._workers.loop.soon(self._lost, self)
             return
         finally:
             for fd in files:
                 os.close(fd)
-        self._unsent = order[sent:]
+        self._unsent = request[sent:]
         if self._unsent:
             self._watch.want(write=True)
 
@@ -105,13 +105,13 @@ class Worker:
         """End it with everything that it started, then call `then`; it reports no more."""
         self._on_ended = self._on_started = None
         self.close()
-        self._lanes.end(self.pid, then, owner)
+        self._workers.end(self.pid, then, owner)
 
     def close(self) -> None:
         """Let it go; unless it has a command, it ends."""
         self._watch.close()
         self._line.close()
-        self._lanes.discard(self)
+        self._workers.discard(self)
 
     def crashed(self, text: str) -> None:
         self._lost()
@@ -154,7 +154,7 @@ class Worker:
 
 
 class Workers:
-    """All lanes, and every other process that we forked.
+    """All workers, and every other process that we forked.
 
     Args:
         loop: The agent's.
@@ -167,66 +167,66 @@ class Workers:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.agent: linux.User | None = None
-        self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
+        self._adopts: bool | None = None  # whether orphans of a worker's commands stay below the worker
         self._all: set[Worker] = set()
         self._idle: dict[linux.User, list[Worker]] = {}  # the last one is taken first
         self._surplus: dict[linux.User, int] = {}  # how many of those nobody has taken since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
-        self._yielding: set[int] = set()  # those of them that are ended, with all below, to make room
+        self._preemptible: set[int] = set()  # those of them that are ended, with all below, to make room
         self._trims = False
-        self._looks = False
+        self._is_checking = False
         self._bound = linux.process_bound()
         lent = linux.lent_files()
         self._score = linux.Score(lent.get("s"))
         self._agent_group = linux.JoinedCgroup(lent.get("g"))
 
     def take(self, user: linux.User) -> Worker:
-        """Return a lane with that user's rights, which is then the caller's.
+        """Return a worker with that user's rights, which is then the caller's.
 
         Raises:
             OSError: No further process can be started.
         """
-        if not user.yields:
-            self._keep_room()
+        if not user.preemptible:
+            self._ensure_free_pids()
             if self.agent is not None:
                 from .. import ipc  # not before it is needed: most sandboxes have no grader
 
                 ipc.remove_large(self.agent)
-            if not self._looks:
-                self._look_later(_LOOK_S)
+            if not self._is_checking:
+                self._check_later(_CHECK_S)
         idle = self._idle.get(user)
         while idle:
-            lane = idle.pop()
+            exec_worker = idle.pop()
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
-            if lane.pid in self._children:  # else it was ended a moment ago, to make room
-                return lane
-        lane = Worker(self, user)
-        self._all.add(lane)
-        return lane
+            if exec_worker.pid in self._children:  # else it was ended a moment ago, to make room
+                return exec_worker
+        exec_worker = Worker(self, user)
+        self._all.add(exec_worker)
+        return exec_worker
 
-    def give_back(self, lane: Worker) -> None:
-        """Keep a lane that has nothing left to do."""
-        idle = self._idle.setdefault(lane.user, [])
-        idle.append(lane)
+    def give_back(self, exec_worker: Worker) -> None:
+        """Keep a worker that has nothing left to do."""
+        idle = self._idle.setdefault(exec_worker.user, [])
+        idle.append(exec_worker)
         if len(idle) > 1 and not self._trims:
             self._trim_later()
 
-    def discard(self, lane: Worker) -> None:
-        self._all.discard(lane)
-        idle = self._idle.get(lane.user, [])
-        if lane in idle:
-            idle.remove(lane)
+    def discard(self, exec_worker: Worker) -> None:
+        self._all.discard(exec_worker)
+        idle = self._idle.get(exec_worker.user, [])
+        if exec_worker in idle:
+            idle.remove(exec_worker)
 
-    def spare(self, lane: Worker) -> None:
-        """Never end what runs in a lane to make room."""
-        self._yielding.discard(lane.pid)
+    def protect(self, exec_worker: Worker) -> None:
+        """Never end what runs in a worker to make room."""
+        self._preemptible.discard(exec_worker.pid)
 
     def fork(
         self,
         run: Callable[[], None],
         on_exit: Callable[[int], None] | None = None,
         *,
-        yields: bool = False,
+        preemptible: bool = False,
         is_charged: bool = False,
     ) -> int:
         """Run `run` in a child and return its pid; `on_exit` gets the exit code.
@@ -234,8 +234,8 @@ class Workers:
         Args:
             run: Called in the child.
             on_exit: Called here once that has ended.
-            yields: Whether it is ended, with all below it, when there is no room for others.
-            is_charged: Whether what it takes of memory counts as the agent's; that of one who yields does.
+            preemptible: Whether it is ended, with all below it, when there is no room for others.
+            is_charged: Whether what it takes of memory counts as the agent's; that of one who preemptible does.
 
         Raises:
             OSError: No further process can be started.
@@ -243,87 +243,87 @@ class Workers:
         if self._adopts is None:
             self._adopts = linux.adopt_orphans()
             linux.hide_memory()
-        if not yields:
-            self._keep_room()
+        if not preemptible:
+            self._ensure_free_pids()
         self._agent_group.find()
         try:
-            pid = self._score.fork_first_to_die() if yields else os.fork()
+            pid = self._score.fork_first_to_die() if preemptible else os.fork()
         except BlockingIOError:
-            if yields or not self._make_room():
+            if preemptible or not self._free_pids():
                 raise
             pid = os.fork()
         if not pid:
             try:
-                if yields or is_charged:
+                if preemptible or is_charged:
                     self._agent_group.join()
                 run()
                 os._exit(0)
             except BaseException:
                 os._exit(125)
         self._children[pid] = on_exit
-        if yields:
-            self._yielding.add(pid)
+        if preemptible:
+            self._preemptible.add(pid)
         return pid
 
     def reap(self) -> None:
         """Collect everybody who has ended, also strangers that came to us as orphans."""
         for pid, status in process_tree.reap().items():
             on_exit = self._children.pop(pid, None)
-            self._yielding.discard(pid)
+            self._preemptible.discard(pid)
             if on_exit is not None:
                 on_exit(process_tree.exit_code(status))
 
-    def has_strangers(self) -> bool:
-        """Whether orphans that nobody else can own came to us because no lane could adopt them."""
-        return not (self._adopts or self._is_busy()) and bool(self._strangers(process_tree.table()))
+    def has_orphans(self) -> bool:
+        """Whether orphans that nobody else can own came to us because no worker could adopt them."""
+        return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
-        """End our child `pid`, everybody below it and whoever else lost its lane, then call `then`."""
+        """End our child `pid`, everybody below it and whoever else lost its worker, then call `then`."""
 
-        def doomed(running: Table) -> set[int]:
+        def victims(running: Table) -> set[int]:
             roots = {pid} if pid in self._children else set()
             if self._adopts or not self._is_busy():
-                roots |= self._strangers(running)
+                roots |= self._orphans(running)
             return process_tree.alive_below(roots, running)
 
-        process_tree.TreeKill(self.loop, doomed, then, owner)
+        process_tree.TreeKill(self.loop, victims, then, owner)
 
     def _is_busy(self) -> bool:
-        return any(lane.busy for lane in self._all)
+        return any(exec_worker.busy for exec_worker in self._all)
 
-    def _strangers(self, running: Table) -> set[int]:
+    def _orphans(self, running: Table) -> set[int]:
         """Children of ours that we did not start."""
         us = os.getpid()
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
-    def _keep_room(self) -> bool:
+    def _ensure_free_pids(self) -> bool:
         """Have some processes free; say whether there are."""
         if self._bound is None:
             return True
         count = linux.process_count()
-        return count is None or self._bound - count >= min(_RESERVE, self._bound // 4) or self._make_room()
+        return count is None or self._bound - count >= min(_RESERVE, self._bound // 4) or self._free_pids()
 
-    def _look_later(self, delay_s: float) -> None:
-        self._looks = self._bound is not None
-        if self._looks:
-            self.loop.after(delay_s, self._look)
+    def _check_later(self, delay_s: float) -> None:
+        self._is_checking = self._bound is not None
+        if self._is_checking:
+            self.loop.after(delay_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """See to it that the agent's programs do not take the room while somebody who does not yield runs."""
-        self._looks = False
-        if any(lane.busy and not lane.user.yields for lane in self._all):
-            self._look_later(_LOOK_S if self._keep_room() else _FRUITLESS_S)
+        self._is_checking = False
+        if any(exec_worker.busy and not exec_worker.user.preemptible for exec_worker in self._all):
+            self._check_later(_CHECK_S if self._ensure_free_pids() else _RETRY_S)
 
-    def _make_room(self) -> bool:
-        """End everybody who yields, and return once they are gone; say whether there was anybody."""
+    def _free_pids(self) -> bool:
+        """End everybody who preemptible, and return once they are gone; say whether there was anybody."""
         us = os.getpid()
 
-        def doomed(running: Table) -> set[int]:
-            spared = process_tree.alive_below(self._children.keys() - self._yielding, running)
-            return process_tree.alive_below([us], running) - spared - {us}
+        def victims(running: Table) -> set[int]:
+            protected = process_tree.alive_below(self._children.keys() - self._preemptible, running)
+            return process_tree.alive_below([us], running) - protected - {us}
 
         for count in range(_ROUNDS):
-            if not process_tree.kill_once(doomed):
+            if not process_tree.kill_once(victims):
                 self.reap()
                 return count > 0
             time.sleep(0.001)
@@ -337,8 +337,8 @@ class Workers:
     def _trim(self) -> None:
         self._trims = False
         for user, idle in self._idle.items():
-            for lane in idle[1 : self._surplus.get(user, 0)]:
-                lane.close()
+            for exec_worker in idle[1 : self._surplus.get(user, 0)]:
+                exec_worker.close()
             self._surplus[user] = len(idle)
         if any(len(idle) > 1 for idle in self._idle.values()):
             self._trim_later()

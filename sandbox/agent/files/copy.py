@@ -53,7 +53,7 @@ class _Tree(IncomingCall):
         user, us = self._user, os.getpid()
 
         def run() -> None:
-            worker.settle(user, us, *theirs, writer, hidden=True)
+            worker.isolate(user, us, *theirs, writer, hidden=True)
             try:
                 work()
             except (OSError, tar.RefusedEntryError, ValueError, OverflowError) as error:
@@ -61,7 +61,7 @@ class _Tree(IncomingCall):
                 os._exit(2)
 
         try:
-            self._pid = self._context.lanes.fork(run, self._on_exit, is_charged=user.yields)
+            self._pid = self._context.workers.fork(run, self._on_exit, is_charged=user.preemptible)
         finally:
             for fd in [*theirs, writer]:
                 os.close(fd)
@@ -71,9 +71,9 @@ class _Tree(IncomingCall):
         self._code = code
         self._errors.take_waiting()
         self._errors.close()
-        self._over_when_done()
+        self._finish_when_done()
 
-    def _over_when_done(self) -> None:
+    def _finish_when_done(self) -> None:
         raise NotImplementedError
 
     def _end_early(self, code: str, text: str) -> None:
@@ -105,7 +105,7 @@ class Pack(_Tree):
             with open(theirs, "wb", PIECE_BYTES) as archive:  # headers are small, and each write wakes the host
                 tar.pack(path, archive.write)
 
-        self._archive = Output(context.loop, ours, self._take, self, self._over_when_done)
+        self._archive = Output(context.loop, ours, self._take, self, self._finish_when_done)
         self._fork(work, [theirs])
 
     def _take(self, piece: bytes) -> None:
@@ -113,12 +113,12 @@ class Pack(_Tree):
         if self._left < 0:
             self._end_early("too_large", "it has more bytes than were asked for")
         if self._problem is None:
-            self.give("data", piece)
+            self.send_piece("data", piece)
             if self.connection.is_full:
                 self._archive.pause(True)
                 self.connection.when_room(lambda: self._archive.pause(False))
 
-    def _over_when_done(self) -> None:
+    def _finish_when_done(self) -> None:
         if self._code is not None and not self._archive.is_open and not self.is_over:
             self._answer("missing")
 
@@ -156,7 +156,7 @@ class Unpack(_Tree):
         if self._archive.waiting_bytes <= _WAITING_BYTES:
             self.connection.hold(self, False)
 
-    def _over_when_done(self) -> None:
+    def _finish_when_done(self) -> None:
         self._archive.close()
         self.connection.hold(self, False)
         if not self.is_over:
