@@ -25,7 +25,7 @@ PHRASES = {
     r"lonely": ("orphan", "the field's term"),
     r"blam(?:e|es|ed|ing)": ("find the cause, or hold responsible", "machines blame nobody"),
     r"(?:is|are|was|were|be|been) told": ("gets, receives, is notified", "programs send and receive"),
-    r"is none": ("is not set, or no ...", "a negated noun has to be read twice"),
+    r"(?-i:[Ii]s none)": ("is not set, or no ...", "a negated noun has to be read twice"),
     r"whoever": ("name the subject: the caller, the client, the user", "a clause without a head"),
     r"likewise": ("also, or repeat the verb", "the reader has to look back"),
     r"so many": ("a number of, up to, that many", "it names no number"),
