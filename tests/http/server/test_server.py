@@ -211,7 +211,7 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
         ("127.0.0.1", -1, "port -1 cannot be used: a port lies in 0 to 65535"),
         ("nowhere.invalid", 0, r"port 0 on nowhere\.invalid cannot be used: [^\n]+"),
         ("203.0.113.7", 0, r"port 0 on 203\.0\.113\.7 cannot be used: [^\n]+"),
-        ("a" * 300, 0, f"'{'a' * 80}' is no name of a host"),
+        ("a" * 300, 0, f"'{'a' * 80}' is not a host name"),
     ],
 )
 def test_an_address_that_cannot_be_listened_on_is_refused_in_one_line(host: str, port: int, message: str) -> None:
