@@ -243,7 +243,7 @@ def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, 
     if statement.startswith("drop"):
         assert kept_in(path) == []  # it is made anew
         return
-    with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away: "):
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away\. "):
         kept_in(path)
 
 
