@@ -104,9 +104,7 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     path.write_text("node:\n  max_sandboxes: 4\n  max_sandboxes: 400\n")
     with pytest.raises(ConfigError) as caught:
         serving.read(path, [], {})
-    assert caught.value.problems == (
-        f"{path}: line 3: duplicate key boxes (first in line 2); remove one of the two",
-    )
+    assert caught.value.problems == (f"{path}: line 3: duplicate key boxes (first in line 2); remove one of the two",)
 
 
 @pytest.mark.parametrize(
