@@ -1,8 +1,8 @@
-"""Where the program ``envkit`` begins, which is ``python -m envkit`` too."""
+"""Entry point of ``envkit`` and ``python -m envkit``."""
 
 
 def main() -> None:
-    """Run the command line; who stops the program while that is still loaded sees no traceback."""
+    """Run the command line; an interrupt during the imports shows no traceback."""
     try:
         from envkit.cli import main as run
     except KeyboardInterrupt:

@@ -1,8 +1,7 @@
-"""The one clock: the event loop's time, real or virtual.
+"""The only clock of envkit: the event loop's time, real or virtual.
 
-Everything that waits asks the loop, so ``run(main, virtual=True)`` swaps in a loop that jumps to the next deadline
-instead of sleeping, and every sleep and deadline of the program follows. Reading the machine's clock anywhere else is a
-lint error.
+All waiting uses the loop's time, so ``run(main, virtual=True)`` uses a loop that jumps to the next deadline instead of
+sleeping. Reading the machine's clock anywhere else is a lint error.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MAX_TURNS_WITHOUT_TIME = 100_000
-"""Turns of a virtual loop in which time stands still, after which something spins and would never end."""
+"""Iterations of a virtual loop without progress in time, after which it reports a busy loop."""
 
 OWN_LATENESS_S = 0.25
-"""How late a timer of ours may be before that counts as our own lateness."""
+"""Seconds by which a timer of ours may be late before it counts as lag of our own event loop."""
 
 
 def now() -> float:
-    """Seconds of the running event loop's clock; virtual where the loop is. For deadlines: uvloop's ticks in ms."""
-    return asyncio.get_running_loop().time()  # ten times as fast as anyio's, which looks for the loop's kind first
+    """Return the running loop's time in seconds, real or virtual. For deadlines: uvloop's resolution is 1 ms."""
+    return asyncio.get_running_loop().time()  # ten times as fast as anyio's, which detects the backend first
 
 
 def reader() -> Callable[[], float]:
-    """Return `now` of the running loop, for whoever reads it often: to find the loop is a call of the kernel."""
+    """Return the function `now` of the running loop, for frequent reads: finding the loop costs a system call."""
     return asyncio.get_running_loop().time
 
 
 def precise() -> float:
-    """Seconds of a clock that is finer than a millisecond, for durations; virtual where the loop is.
+    """Return seconds with a resolution below 1 ms, for durations; virtual if the loop is.
 
-    It has another beginning than `now`: compare it with itself alone.
+    Its origin differs from that of `now`: never mix the two.
     """
     return precise_reader()()
 
 
 def precise_reader() -> Callable[[], float]:
-    """Return `precise` for the running loop, for whoever reads it often."""
+    """Return the function `precise` of the running loop, for frequent reads."""
     loop = asyncio.get_running_loop()
     return loop.time if isinstance(loop, VirtualLoop) else time.perf_counter
 
 
 def wall() -> float:
-    """Seconds since 1970, for what must survive a restart."""
+    """Return seconds since 1970, for times that must survive a restart."""
     return time.time()
 
 
 stopwatch = time.perf_counter
-"""Seconds of the machine's steady clock, for durations in code that has no event loop."""
+"""Seconds of a monotonic clock, for durations in code without an event loop."""
 
 
 def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False, fast: bool = False) -> T:
@@ -67,7 +66,7 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
     Args:
         main: Coroutine function.
         args: Its arguments.
-        virtual: Jump over waiting instead of sleeping.
+        virtual: Skip waiting instead of sleeping.
         fast: Use uvloop, which cannot be virtual.
     """
     if virtual and fast:
@@ -92,13 +91,13 @@ async def to_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer as soon as nothing is ready.
+    """An event loop whose time jumps to the next timer when nothing is ready.
 
-    Timers with the same deadline run in the order in which they were set. Private names of asyncio are used
-    (`_ready`, `_scheduled`, `_run_once`, `_timer_handle_cancelled`): look again at each new Python.
+    Timers with the same deadline run in the order in which they were set. It uses private names of asyncio (`_ready`,
+    `_scheduled`, `_run_once`, `_timer_handle_cancelled`): check them for each new Python.
 
     Attributes:
-        holds: Number of real things being waited for (threads, sockets, processes); time does not move while any is.
+        holds: Number of pending real waits (threads, sockets, processes); time stands still while there are any.
     """
 
     def __init__(self) -> None:
@@ -156,7 +155,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._timers_dead -= 1
 
     def _wait_or_jump(self) -> None:
-        """Poll what is real, or move time to the next timer when nothing else can happen."""
+        """Poll real I/O, or move time to the next timer if nothing else can happen."""
         if self._ready:  # type: ignore[attr-defined]
             self._turns_without_time += 1
             if self._turns_without_time > MAX_TURNS_WITHOUT_TIME:
@@ -184,12 +183,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(events)
 
 
-def forgiven(heard_at: float, late_s: float, *, now: float) -> float:
-    """Return the moment from which a silence counts, when a timer of ours was `late_s` seconds late just now.
+def forgiven(answered_at: float, late_s: float, *, now: float) -> float:
+    """Return the time of a peer's last answer, moved forward by the lag of our own event loop.
 
     Args:
-        heard_at: From when it counted until now: the last answer, unless we were late since.
-        late_s: How late it was; less than `OWN_LATENESS_S` is nothing.
-        now: The time, on the clock of `heard_at`.
+        answered_at: Time of the last answer, as corrected so far.
+        late_s: Lag of our timer in seconds; up to `OWN_LATENESS_S` is ignored.
+        now: The current time, on the clock of `answered_at`.
     """
-    return min(heard_at + late_s, now) if late_s > OWN_LATENESS_S else heard_at
+    return min(answered_at + late_s, now) if late_s > OWN_LATENESS_S else answered_at

@@ -1,8 +1,8 @@
-"""The two kinds of world, and the one face that players see.
+"""Environment base classes, and adapters between them and `envkit.protocols.Episode`.
 
-A world that only computes is a plain ``gymnasium.Env``, text in and text out. A world that does I/O is an `AsyncEnv`.
-`GymEpisode` and `AsyncEpisode` adapt them to `envkit.protocols.Episode`. `BlockingEnv` goes the other way: it gives
-anything that leases episodes the face of a ``gymnasium.Env``.
+An environment that only computes is a plain ``gymnasium.Env``, text in and text out. One that does I/O is an
+`AsyncEnv`. `GymEpisode` and `AsyncEpisode` adapt both to `envkit.protocols.Episode`. `BlockingEnv` does the reverse: it makes any
+host of episodes a ``gymnasium.Env``.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
 
 MAX_TEXT = 1 << 20
-"""Characters that the blocking face accepts in an observation or an action."""
+"""Maximum characters of an observation or action in `BlockingEnv`."""
 
 OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 
 _MAX_TRACE = 8192
-"""Characters of a traceback that are kept; the end says most."""
+"""Characters kept from the end of a traceback."""
 
-_SPOKEN_BY_ENVS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
-"""What an environment raises on purpose: about the caller's request, or about its own sandbox."""
+_INTENDED_ERRORS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
+"""Errors that an environment raises on purpose: about the caller's request, or about its own sandbox."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
-"""Top-level packages that lie between a player and an environment."""
+"""Top-level packages whose frames lie between a player and an environment."""
 
 _LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
-"""By process, since a process that was forked has inherited the object but not the thread."""
+"""By process id, since a forked process inherits the object but not the thread."""
 
 
 class AsyncEnv(ABC):
-    """A world that waits for something: a sandbox, a server, a judge.
+    """An environment that does I/O: with a sandbox, a server, or a judge model.
 
     Attributes:
-        metrics: Names of what it reports in ``info`` and how each is folded over an episode.
+        metrics: Names of the metrics in its ``info``, and how each is aggregated over an episode.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
@@ -75,18 +75,18 @@ class AsyncEnv(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give back what the world holds; safe to repeat."""
+        """Release the environment's resources; idempotent."""
 
 
 class GymEpisode:
-    """Plays a task in a ``gymnasium.Env``, calling it directly: no thread and no loop in its way."""
+    """Plays a task in a ``gymnasium.Env``, which it calls directly, without a thread or loop in between."""
 
     def __init__(self, env: gymnasium.Env[str, str], task: Task) -> None:
         self._env = env
         self._task = task
         self._running = False
-        self._said: Sequence[object] = ()
-        """What `info` said last about the legal moves."""
+        self._last_moves: Sequence[object] = ()
+        """The legal moves in the last `info`."""
         self._moves: tuple[str, ...] = ()
 
     async def reset(self) -> Reset:
@@ -102,7 +102,7 @@ class GymEpisode:
         return self.step_now(action)
 
     def step_now(self, action: str) -> Step:
-        """`step` for callers that save themselves the waiting; see `envkit.http.sessions.table`."""
+        """Play a step synchronously; see `envkit.http.sessions.table`."""
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
         try:
@@ -117,8 +117,8 @@ class GymEpisode:
         moves = info.get("legal_moves")
         if not isinstance(moves, (list, tuple)):
             return Observation(text)
-        if moves != self._said:  # most worlds have the same ones all the time
-            self._said = moves[:]
+        if moves != self._last_moves:  # in most environments they never change
+            self._last_moves = moves[:]
             self._moves = tuple(map(str, moves))
         return Observation(text, self._moves)
 
@@ -143,7 +143,7 @@ class AsyncEpisode:
     async def step(self, action: str) -> Step:
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
-        self._running = False  # a cancelled step leaves the world in a state that nobody knows
+        self._running = False  # a cancelled step leaves the environment in an unknown state
         try:
             step = await self._env.step(action)
         except Exception as error:
@@ -153,11 +153,11 @@ class AsyncEpisode:
 
 
 class BlockingEnv(gymnasium.Env[str, str]):
-    """Gives whatever leases episodes the face of a ``gymnasium.Env``, over one private event-loop thread.
+    """A ``gymnasium.Env`` that plays the episodes of a host, in a private event-loop thread.
 
     Args:
         env_id: Environment to play.
-        open_host: Opens what episodes are leased from; it is entered once, in the private thread, and left by `close`.
+        open_host: Opens the host; it is entered once, in the private thread, and left by `close`.
         options: Defaults that ``reset(options=...)`` overrides.
     """
 
@@ -175,17 +175,17 @@ class BlockingEnv(gymnasium.Env[str, str]):
             self._resources.close()
             raise
         self._lease = self._resources.enter_context(ExitStack())
-        # Also runs when the interpreter ends, while there is still a loop thread to say goodbye to.
+        # Also runs at interpreter exit, while the loop thread still exists.
         self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
     def __repr__(self) -> str:
-        told = "".join(f", {name}={value!r}" for name, value in self._options.items())
-        return f"{type(self).__name__}({self._env_id!r}{told})"
+        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({self._env_id!r}{options})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Begin the episode of `seed`, or of a random one; `options` override those of make for it.
+        """Start the episode of `seed`, or of a random seed; `options` override those of `make`.
 
-        Returns the observation and an info, with ``legal_moves`` where the environment lists them.
+        Returns the observation and the info, with ``legal_moves`` if the environment lists them.
         """
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
@@ -196,7 +196,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return observation.text, _with_moves(info, observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play `action`; returns observation, reward, terminated, truncated and an info.
+        """Play `action`; return observation, reward, terminated, truncated and info.
 
         Raises:
             StepOrderError: Before `reset`, or after the end of the episode.
@@ -209,7 +209,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return step.observation.text, step.reward, step.terminated, step.truncated, info
 
     def close(self) -> None:
-        """End the episode and give back the host; safe to repeat. A program that ends does it by itself."""
+        """End the episode and close the host; idempotent. Also called at interpreter exit."""
         self._episode = None
         self._finalizer()
 
@@ -219,14 +219,15 @@ class BlockingEnv(gymnasium.Env[str, str]):
 
 
 def loop_thread() -> BlockingPortalProvider:
-    """Return the one event-loop thread behind every blocking face; it runs while at least one of them is open."""
+    """Return the event-loop thread that all blocking interfaces share; it runs while at least one is open."""
     return _LOOP_THREADS.setdefault(os.getpid(), BlockingPortalProvider())
 
 
 def close_here(pid: int, resources: ExitStack) -> None:
-    """Close what process `pid` has opened; in a process that was forked from it, leave it alone.
+    """Close resources that process `pid` opened; do nothing in a forked process.
 
-    The collector may call this in any thread; in one that runs a loop, which may be ours, another thread waits for it.
+    The garbage collector may call this in any thread. In a thread with a running loop, which may be the shared one, a
+    new thread does the closing.
     """
     if os.getpid() != pid:
         return
@@ -239,15 +240,15 @@ def close_here(pid: int, resources: ExitStack) -> None:
 
 
 def _with_moves(info: Info, observation: Observation) -> Info:
-    """Put the legal moves where a ``gymnasium.Env`` of text has them."""
+    """Return the info with the legal moves, where a text ``gymnasium.Env`` has them."""
     return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
 
 
 def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
-    """Return the error of an environment that raised `error`.
+    """Return the error to report for an environment that raised `error`.
 
-    What it raised on purpose about the caller's request stays as it is. A sandbox that the environment could not open
-    is a fault of the environment and not of its caller.
+    Intended errors about the caller's request are returned unchanged. If the environment could not open its sandbox,
+    that is an error of the environment, not of the caller.
 
     Args:
         error: The exception, with its traceback.
@@ -257,7 +258,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     frames = list(_frames(error))
     raised_in = _module(frames[-1][0]) if frames else ""
     is_about_request = not (isinstance(error, (ConfigError, UsageError)) and raised_in.startswith(_SANDBOX_CODE))
-    if isinstance(error, _SPOKEN_BY_ENVS) and is_about_request:
+    if isinstance(error, _INTENDED_ERRORS) and is_about_request:
         return error
     trace = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
     return EnvError(env_id, f"{type(error).__name__} in {call}: {error}", _place(frames), trace)
@@ -266,7 +267,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
 def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
     """Return ``FILE:LINE`` of the innermost frame of the environment's own code; empty if there is none.
 
-    Its own are its package, and files that are not installed; a library that it calls is not.
+    Its own code is its package and all files that are not installed; libraries do not count.
     """
     own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
     for frame, line in reversed(own):

@@ -1,7 +1,6 @@
-"""Format numbers of folders: which form of files a folder holds, in its file ``format.json``.
+"""Format versions of folders, stored in ``format.json``.
 
-A folder of another format is refused, because its files would be misread. Files without a number are older than format
-numbers, and count as format 0.
+A folder of another format is refused, because its files would be misread. Files without a version count as format 0.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ FORMAT_FILE = "format.json"
 
 
 def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_used: bool) -> None:
-    """Refuse a folder of another format; one that is missing or not used yet passes.
+    """Refuse a folder of another format; a missing or unused folder passes.
 
     Args:
-        folder: Where the number is.
-        expected: Number of the format that this version of envkit reads.
-        holds: What the folder holds, for the message, such as ``"a run"``.
-        remedy: What to do, for the message.
-        is_used: Whether there are files that would be read; they need a number.
+        folder: The folder.
+        expected: Format that this version of envkit reads.
+        holds: Content of the folder, for the message, such as ``"a run"``.
+        remedy: The remedy, for the message.
+        is_used: Whether the folder contains files, which then need a format version.
 
     Raises:
-        UsageError: It has another number, or none although it is used; names both numbers and the remedy.
+        UsageError: The format differs or is missing; the message names both formats and the remedy.
     """
     found = _found(folder)
     if found is None and is_used:
@@ -39,10 +38,10 @@ def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_u
 
 
 def write_format(folder: Path, number: int) -> None:
-    """Write the number into a folder that has none, atomically.
+    """Write the format version atomically, unless the folder has one.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     if (folder / FORMAT_FILE).exists():
         return
@@ -56,7 +55,7 @@ def write_format(folder: Path, number: int) -> None:
 
 
 def _found(folder: Path) -> str | None:
-    """Return the number as it is shown, or what is wrong with it; None if there is none."""
+    """Return the format version or its problem, as text; None if there is no file."""
     try:
         content = json.loads((folder / FORMAT_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,8 @@
-"""Every environment of envkit under its name in Gymnasium: ``gymnasium.make("envkit/Sokoban-v0")``.
+"""Registration of envkit's environments in Gymnasium: ``gymnasium.make("envkit/Sokoban-v0")``.
 
-``import envkit`` registers the built-in ones, as is the custom since Gymnasium 1.0 dropped its plugins. A program that
-is told only an id can be told ``"envkit:envkit/Sokoban-v0"``, which makes Gymnasium import envkit itself. What
-installed packages bring is added by `register_all`, not by the import: such a package may be what imports envkit.
+``import envkit`` registers the built-in ones, as usual since Gymnasium 1.0 dropped plugins. The id
+``"envkit:envkit/Sokoban-v0"`` makes Gymnasium import envkit itself. Environments of installed packages are added by
+`register_all`, not by the import, since such a package may itself import envkit.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from envkit.registry import EnvSpec
 from envkit.wiring.catalogue import load_catalogue
 
 NAMESPACE = "envkit"
-"""What stands before the slash in Gymnasium's ids."""
+"""Namespace of the ids in Gymnasium."""
 
 
 def register_all() -> None:
-    """Register whatever `envkit.registered` lists and Gymnasium does not know yet.
+    """Register all environments of `envkit.registered` that Gymnasium does not know yet.
 
-    That is what installed packages bring, too: their entry points are called, but no built-in world is imported. An id
-    that Gymnasium cannot read is left out, with a warning. Call it again after `envkit.register`.
+    It calls the entry points of installed packages, but imports no built-in environment. An id that Gymnasium rejects
+    is skipped with a warning. Call it again after `envkit.register`.
     """
     load_catalogue()
     _register(registry.specs())
 
 
 def register_catalogue() -> None:
-    """Register the built-in environments; neither a world nor another package is imported."""
+    """Register the built-in environments; imports neither an environment nor another package."""
     _register(load_catalogue())
 
 
@@ -41,5 +41,5 @@ def _register(specs: Iterable[EnvSpec]) -> None:
         if id not in gymnasium.registry:
             try:
                 gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
-            except gymnasium.error.Error as error:  # one odd name must not take the others with it
-                warnings.warn(f"Gymnasium does not take {spec.id!r}: {error}", stacklevel=3)
+            except gymnasium.error.Error as error:  # one invalid id must not prevent the others
+                warnings.warn(f"Gymnasium rejects the id {spec.id!r}: {error}", stacklevel=3)

@@ -1,7 +1,6 @@
-"""This installation of envkit: the optional packages that it has, and how its command is typed.
+"""This installation of envkit: its optional packages and its command line.
 
-Optional packages that are not imported at the top of a module are imported here, by `load`, so that a missing one is
-always reported with the command that installs it.
+`load` imports optional packages, so that a missing one is always reported with the command that installs it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "docker": ("docker", "requests"),
     "ray": ("ray",),
 }
-"""The packages that each extra installs, by the names under which they are imported."""
+"""The packages that each extra installs, by import name."""
 
 
 def load(module: str) -> Any:
@@ -43,7 +42,7 @@ def load(module: str) -> Any:
 def why_missing(package: str) -> str | None:
     """Return why an optional package cannot be imported and the command that installs it; None if it is installed.
 
-    A folder that only has the package's name does not count, although Python imports it as a namespace package.
+    A folder of the same name does not count, although Python imports it as a namespace package.
     """
     spec = find_spec(package)
     if spec is not None and spec.origin is not None:
@@ -53,7 +52,7 @@ def why_missing(package: str) -> str | None:
 
 
 def explain(error: ImportError) -> str | None:
-    """Return what to say about a failed import of an optional package; None for any other import."""
+    """Return the message for a failed import of an optional package; None for any other import."""
     package = (error.name or "").partition(".")[0]
     if _extra_with(package) is None:
         return None
@@ -61,7 +60,7 @@ def explain(error: ImportError) -> str | None:
 
 
 def command(*words: str) -> str:
-    """Return the command line that runs this envkit with `words`, as it is typed in the current folder."""
+    """Return the command line that runs this envkit with `words` from the current folder."""
     program = Path(sys.executable).with_name("envkit")
     on_path = shutil.which("envkit")
     if on_path is not None and program.exists() and program.samefile(on_path):

@@ -1,6 +1,6 @@
-"""Episode metrics: how a value that a world reports at every step becomes one number an episode.
+"""Episode metrics: aggregation of values that an environment reports at each step into one number per episode.
 
-A world names its metrics in ``metadata["metrics"]``, a mapping from name to a way of folding, and reports their
+An environment declares its metrics in ``metadata["metrics"]``, a mapping from name to aggregation, and reports their
 values under the same names in ``info``.
 """
 
@@ -14,7 +14,7 @@ Fold = Literal["mean", "last", "sum"]
 
 
 def fold(values: Sequence[float], how: Fold) -> float:
-    """Fold the values of one episode, in the order of its steps; NaN when there are none."""
+    """Aggregate the values of one episode, in step order; NaN if there are none."""
     if not values:
         return math.nan
     if how == "last":
@@ -24,7 +24,7 @@ def fold(values: Sequence[float], how: Fold) -> float:
 
 
 def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold]) -> dict[str, float]:
-    """Fold every metric named in `folds` over the infos of one episode's steps.
+    """Aggregate each metric of `folds` over the infos of one episode's steps.
 
     Returns:
         One number for each metric that at least one step reported.
@@ -38,7 +38,7 @@ def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold])
 
 
 def pass_at(k: int, results: Sequence[bool]) -> float:
-    """Return the chance that at least one of `k` attempts at a task succeeds, estimated without bias from more of them.
+    """Return the unbiased estimate of the probability that at least one of `k` attempts at a task succeeds.
 
         1 - C(n - c, k) / C(n, k)   for c successes in n attempts
 

@@ -1,4 +1,4 @@
-"""When what was lost is replaced: a function of what happened before."""
+"""Restart budget and backoff."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """How often boxes may be replaced.
+    """Restart budget with exponential backoff.
 
     Attributes:
-        restarts: Replacements within one window.
+        restarts: Restarts within one window.
         window_s: Length of the window in seconds.
-        first_delay_s: Seconds before the first replacement in a window; each further one waits twice as long.
-        longest_delay_s: Bound on that, in seconds.
+        first_delay_s: Seconds before the first restart in a window; the delay doubles with each further one.
+        longest_delay_s: Maximum delay in seconds.
     """
 
     restarts: int = 5
@@ -26,12 +26,12 @@ class RestartBudget:
 
 
 def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float) -> float | None:
-    """Return how many seconds to wait before the next replacement, or None when the budget is spent.
+    """Return the delay in seconds before the next restart, or None if the budget is spent.
 
     Args:
-        history: When boxes were replaced, on the clock of `now`.
-        budget: What is allowed.
-        now: The time, in seconds.
+        history: Times of earlier restarts, on the clock of `now`.
+        budget: The restart budget.
+        now: The current time in seconds.
     """
     recent = sum(now - moment < budget.window_s for moment in history)
     if recent >= budget.restarts:
@@ -40,12 +40,11 @@ def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float
 
 
 class Replacement(NamedTuple):
-    """When something is replaced.
+    """Time of a restart.
 
     Attributes:
-        at: The moment.
-        is_late: Whether the budget was spent, so that this is when the oldest failure leaves the window; never, if
-            nothing is ever replaced.
+        at: The time; infinity if there is no restart.
+        is_late: Whether the budget was spent, so that `at` is when the oldest failure leaves the window.
     """
 
     at: float
@@ -53,13 +52,13 @@ class Replacement(NamedTuple):
 
 
 class Failures:
-    """What failed, as far as it still counts."""
+    """Failures within the current window."""
 
     def __init__(self) -> None:
         self._moments: list[float] = []
 
     def add(self, budget: RestartBudget, *, now: float) -> Replacement:
-        """Something failed: say when it is to be replaced."""
+        """Record a failure and return the time of the restart."""
         self._moments = [moment for moment in self._moments if now - moment < budget.window_s]
         delay_s = restart_delay(self._moments, budget, now=now)
         if delay_s is None:

@@ -1,7 +1,7 @@
 """Text spaces.
 
-Gymnasium's own ``Text`` refuses spaces and line ends unless every allowed character is listed, so it
-cannot describe what a language model reads and writes.
+Gymnasium's own ``Text`` rejects spaces and line ends unless every allowed character is listed, so it cannot describe
+the text of a language model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many episodes in this process: slots, each an environment that is used again for the next episode."""
+"""Concurrent episodes in this process: slots, each with an environment that is reused for the next episode."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from envkit.protocols import Episode
 from envkit.types import Task
 
 World: TypeAlias = "gymnasium.Env[str, str] | AsyncEnv"
-OpenWorld: TypeAlias = Callable[[str], World]
+OpenEnv: TypeAlias = Callable[[str], World]
 
 
 class SlotHost:
     """Plays up to `capacity` episodes at once in this process; satisfies `envkit.protocols.EnvHost`.
 
     Args:
-        open_world: Makes a world from an environment's id; raises `UnknownEnvError` for an unknown one.
-        capacity: Number of episodes at once.
+        open_env: Creates an environment from its id; raises `UnknownEnvError` for an unknown one.
+        capacity: Maximum number of concurrent episodes.
     """
 
-    def __init__(self, open_world: OpenWorld, capacity: int) -> None:
+    def __init__(self, open_env: OpenEnv, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self._open_world = open_world
+        self._open_env = open_env
         self._capacity = capacity
-        self._places = anyio.Semaphore(capacity, max_value=capacity, fast_acquire=True)
+        self._slots = anyio.Semaphore(capacity, max_value=capacity, fast_acquire=True)
         self._idle: dict[str, list[World]] = {}
 
     @property
@@ -40,21 +40,21 @@ class SlotHost:
 
     @asynccontextmanager
     async def lease(self, task: Task) -> AsyncIterator[Episode]:
-        async with self._places:
+        async with self._slots:
             idle = self._idle.get(task.env_id)
-            world = idle.pop() if idle else self._open_world(task.env_id)
+            env = idle.pop() if idle else self._open_env(task.env_id)
             healthy = False
             try:
-                yield AsyncEpisode(world, task) if isinstance(world, AsyncEnv) else GymEpisode(world, task)
+                yield AsyncEpisode(env, task) if isinstance(env, AsyncEnv) else GymEpisode(env, task)
                 healthy = True
             finally:
                 if healthy:
-                    self._idle.setdefault(task.env_id, []).append(world)
+                    self._idle.setdefault(task.env_id, []).append(env)
                 else:
-                    await _close(world)
+                    await _close(env)
 
     async def aclose(self) -> None:
-        """Close the worlds that are kept for the next episode; safe to repeat."""
+        """Close the idle environments; idempotent."""
         for idle in self._idle.values():
             while idle:
                 await _close(idle.pop())
@@ -68,9 +68,9 @@ class SlotHost:
         await self.aclose()
 
 
-async def _close(world: Any) -> None:
-    if isinstance(world, AsyncEnv):
+async def _close(env: Any) -> None:
+    if isinstance(env, AsyncEnv):
         with anyio.CancelScope(shield=True):
-            await world.close()
+            await env.close()
     else:
-        world.close()
+        env.close()

@@ -96,7 +96,7 @@ gymnasium.make("envkit/FrozenLake-v0").close()
 """
     )
     assert done.returncode == 0
-    assert "Gymnasium does not take 'some/odd/Name-v0'" in done.stderr
+    assert "Gymnasium rejects the id 'some/odd/Name-v0'" in done.stderr
 
 
 def test_an_id_alone_is_enough_and_no_world_is_imported_for_the_names() -> None:

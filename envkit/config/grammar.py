@@ -1,7 +1,7 @@
-"""How files are read: frozen sections that forbid unknown keys, with units in the names.
+"""Base of the configuration files: frozen sections that reject unknown keys, with units in the key names.
 
-There is no interpolation, no inheritance, no class path and no environment variable. Every problem of a file is
-reported at once, one line each, starting with the key.
+There is no interpolation, inheritance, class path or environment variable. All problems of a file are reported at once,
+one line each, starting with the key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
 
 def _number(value: Any) -> Any:
-    """Read ``1e-6`` as the number that it is: to YAML, one with an exponent but no point is a text."""
+    """Convert ``1e-6`` to a number: YAML reads an exponent without a decimal point as a string."""
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
@@ -33,7 +33,7 @@ Rate = Annotated[float, Field(gt=0), Exponent]
 
 
 class Section(BaseModel):
-    """A part of the file. One that may be left out may also be empty, as in YAML a key is with nothing below it."""
+    """A section of a file. An optional section may also be empty, as a YAML key with nothing below it is."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -50,7 +50,7 @@ class Section(BaseModel):
 
 
 def _holds_sections(annotation: Any) -> bool:
-    """Say whether what a key holds is a section, or a list of them."""
+    """Return whether a key holds a section or a list of sections."""
     inner = get_args(annotation) or (annotation,)
     return all(isinstance(one, type) and issubclass(one, Section) for one in inner)
 
@@ -59,25 +59,25 @@ Root = TypeVar("Root", bound=Section)
 
 
 def content_of(path: Path, *, example: str) -> dict[str, Any]:
-    """Return what a file says.
+    """Return the content of a file.
 
     Args:
         path: A YAML file.
-        example: What such a file may hold, for whoever gives one that holds nothing.
+        example: An example of its content, for the error about an empty file.
 
     Raises:
-        ConfigError: The file cannot be read, or says something twice.
+        ConfigError: The file cannot be read, or has a duplicate key.
     """
     try:
-        content, repeats = _loaded(path.read_text(encoding="utf-8"))
+        content, duplicates = _loaded(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: {wording.yaml_problem(error)}"]) from None
-    if repeats:
+    if duplicates:
         raise ConfigError(
-            f"{path}: line {again}: the key {key} is there already, in line {first}; remove one of the two"
-            for key, first, again in repeats
+            f"{path}: line {second}: duplicate key {key} (first in line {first}); remove one of the two"
+            for key, first, second in duplicates
         )
     if not isinstance(content, dict):
         raise ConfigError([f"{path}: must hold keys and values, such as '{example}'"])
@@ -85,44 +85,44 @@ def content_of(path: Path, *, example: str) -> dict[str, Any]:
 
 
 def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Change `content` by ``"a.b=value"`` texts, the values read as YAML.
+    """Apply ``"a.b=value"`` strings with YAML values to `content`.
 
     Raises:
-        ConfigError: One of them reads otherwise.
+        ConfigError: One of them is malformed.
     """
     for one in overrides:
         key, equals, value = one.partition("=")
         if not equals or not key:
-            raise ConfigError([f"{one}: must read section.key=value"])
+            raise ConfigError([f"{one}: must have the form section.key=value"])
         try:
-            read, repeats = _loaded(value)
+            read, duplicates = _loaded(value)
         except yaml.YAMLError:
             raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
-        if repeats:
-            raise ConfigError(f"{key}: {value!r} has the key {repeated} twice" for repeated, _, _ in repeats)
+        if duplicates:
+            raise ConfigError(f"{key}: {value!r} has the key {name} twice" for name, _, _ in duplicates)
         put(content, key, read)
 
 
 def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
-    """Return what YAML says, and each key that stands twice in one place: its name and the two lines.
+    """Return the YAML content and its duplicate keys, each with the two lines.
 
-    To YAML's own reader the last one would count, silently.
+    PyYAML itself would silently keep the last one.
 
     Raises:
-        yaml.YAMLError: It is none.
+        yaml.YAMLError: The text is not YAML.
     """
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:
             return None, []
-        return loader.construct_document(root), sorted(_repeats(root, set()), key=lambda repeat: repeat[2])
+        return loader.construct_document(root), sorted(_duplicates(root, set()), key=lambda duplicate: duplicate[2])
     finally:
         loader.dispose()
 
 
-def _repeats(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):  # an alias may lead back to where it is
+def _duplicates(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):  # an alias may form a cycle
         return
     seen.add(id(node))
     lines: dict[tuple[str, str], int] = {}
@@ -133,29 +133,29 @@ def _repeats(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
                 yield child[0].value, lines[key], line
             lines.setdefault(key, line)
         for inner in child if isinstance(child, tuple) else (child,):
-            yield from _repeats(inner, seen)
+            yield from _duplicates(inner, seen)
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Change one value of `content`, whose `key` is written with dots.
+    """Set one value of `content` by its dotted `key`.
 
     Raises:
-        ConfigError: Something on the way there is not a section.
+        ConfigError: A parent of the key is not a section.
     """
     *parents, last = key.split(".")
-    place = content
+    section = content
     for parent in parents:
-        if place.get(parent) is None:
-            place[parent] = {}
-        inner = place[parent]
+        if section.get(parent) is None:
+            section[parent] = {}
+        inner = section[parent]
         if not isinstance(inner, dict):
             raise ConfigError([f"{key}: {parent} is a value and has no keys"])
-        place = inner
-    place[last] = value
+        section = inner
+    section[last] = value
 
 
 def check(content: Mapping[str, Any], root: type[Root]) -> Root:
-    """Check a mapping against the grammar.
+    """Validate a mapping against a root section.
 
     Raises:
         ConfigError: One line for each problem, each starting with its key.

@@ -1,4 +1,4 @@
-"""When a sandbox counts as lost and how often lost ones are replaced, in the file of a run."""
+"""Heartbeats and restarts of sandboxes, in the training file."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from envkit.config.grammar import Count, Seconds, Section
 
 
 class HealthSection(Section):
-    """When a sandbox counts as lost."""
+    """When a sandbox is declared lost."""
 
     interval_s: Seconds = 5.0
     """Seconds between two probes."""
     timeout_s: Seconds = 2.0
-    """Seconds that the last of them may take."""
+    """Timeout of the last probe in seconds."""
     misses: Count = 3
-    """Probes in a row without an answer until the sandbox is lost."""
+    """Consecutive failed probes after which the sandbox is lost."""
 
 
 class RestartSection(Section):
-    """How often a lost sandbox is replaced."""
+    """Restart budget of lost sandboxes."""
 
     budget: Count = 5
-    """Replacements within one window, after which the run gives up."""
+    """Restarts within one window; one more ends the run."""
     window_s: Seconds = 600.0
     """Length of the window in seconds."""

@@ -1,4 +1,4 @@
-"""What is wrong with a file, in our words instead of those of the libraries that found it."""
+"""Plain error messages for the problems that pydantic and PyYAML report."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _VALUES: Mapping[str, str] = {
     "too_short": "must have at least {min_length} entries",
     "tuple_type": "must be a list",
 }
-"""By the kinds of problems that pydantic tells apart."""
+"""Messages by pydantic error type."""
 
 _YAML: Mapping[str, str] = {
     r"expected ',' or '\}'": "the '{{' of line {line}, column {column} has no '}}'",
     r"expected ',' or '\]'": "the '[' of line {line}, column {column} has no ']'",
     r"found unexpected end of stream": "the quote of line {line}, column {column} is not closed",
-    r"mapping values are not allowed": "a ': ' after what is no key; quote the value, or correct the line above",
+    r"mapping values are not allowed": "unexpected ': '; quote the value, or correct the line above",
     r"could not find expected ':'": "line {line} has no ': ' after its key",
     r"found character '\\t'": "a tab; indent with spaces",
     r"expected <block end>": "not indented like the lines above it",
 }
-"""By what PyYAML calls the problem."""
+"""Messages by pattern of PyYAML's problem text."""
 
 
 def value_problem(problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, as in ``must be a whole number, got 'abc'``.
+    """Return the message for an invalid value, such as ``must be a whole number, got 'abc'``.
 
     Args:
         problem: One of ``pydantic.ValidationError.errors()``.
@@ -67,11 +67,11 @@ def value_problem(problem: Mapping[str, Any]) -> str:
 
 
 def yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return where a text stops being YAML, and why, as in ``line 2, column 5: a tab; indent with spaces``."""
+    """Return the position and the problem of invalid YAML, such as ``line 2, column 5: a tab; indent with spaces``."""
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start + 1})"
     if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark) is None:
-        return "not YAML: a character that no text has"
+        return "not YAML: it contains a control character"
     problem = str(error.problem)
     began = error.context_mark or mark
     found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # library's message: PyYAML

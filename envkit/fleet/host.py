@@ -50,7 +50,7 @@ class FleetHost:
         alert: Called, with one line, for each worker that has to wait for the budget.
         probing: The heartbeat settings.
         start_timeout_s: Seconds from the start of a sandbox until its server must have answered.
-        wait_timeout_s: Seconds that a lease waits while no worker is healthy. While all are busy it waits without limit.
+        wait_timeout_s: Seconds that a lease waits without a healthy worker; it waits without limit while all are busy.
         replayable: Returns whether episodes of an environment id may be rebuilt after a loss; None means none may.
         rebuilds: Limit on rebuilds per episode.
         seats: Persists the location of each episode, so that the next server resumes them; None for no persistence.

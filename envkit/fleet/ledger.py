@@ -191,8 +191,8 @@ def _undamaged(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
-            f"{path} is damaged ({error}); move it away. Sandboxes of the previous server are then not re-attached, and "
-            "end by themselves"
+            f"{path} is damaged ({error}); move it away. Sandboxes of the previous server are then not re-attached "
+            "and end by themselves"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What the parts of envkit ask of each other. Matching a protocol is enough; nothing needs to be inherited."""
+"""Protocols between the parts of envkit. An implementation only has to match; it inherits nothing."""
 
 from envkit.protocols.environments import (
     EnvHost,

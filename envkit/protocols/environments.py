@@ -1,4 +1,4 @@
-"""What the parts of envkit ask of worlds and of who plays in them."""
+"""Protocols of environments, hosts and players."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 
 class Episode(Protocol):
-    """One play of one task, as everybody who plays sees it: in this process, over HTTP, or in a sandbox."""
+    """An episode of a task; the same interface in this process, over HTTP, and in a sandbox."""
 
     async def reset(self) -> Reset:
         """Start the episode; called once, before the first step.
 
         Raises:
-            OptionError: The task has an option that the world refuses.
-            EnvError: The world raised.
-            SandboxLostError: The place it ran in is gone.
+            OptionError: The environment rejects an option of the task.
+            EnvError: The environment raised.
+            SandboxLostError: Its sandbox was lost.
         """
         ...
 
     async def step(self, action: str) -> Step:
-        """Play one action. A senseless action is answered with an observation, never an exception.
+        """Play one action. An invalid action gives an observation, never an exception.
 
         Raises:
             StepOrderError: Before `reset`, or after the end.
-            EnvError: The world raised.
-            SandboxLostError: The place it ran in is gone.
+            EnvError: The environment raised.
+            SandboxLostError: Its sandbox was lost.
         """
         ...
 
 
 class EnvHost(Protocol):
-    """Somewhere episodes can be played: slots in this process, a served fleet, sandboxes."""
+    """Leases episodes: in slots of this process, from a served fleet, or in sandboxes."""
 
     @property
     def capacity(self) -> int:
-        """Number of episodes that can be leased at once."""
+        """Maximum number of concurrent episodes."""
         ...
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Give an episode of `task` for the length of the block, waiting while none is free.
+        """Lease an episode of `task` for the block; waits for a free slot.
 
         Raises:
             UnknownEnvError: No environment has the task's id.
@@ -64,81 +64,80 @@ class EnvHost(Protocol):
 
 @runtime_checkable
 class ResumableEpisode(Episode, Protocol):
-    """An episode that is played elsewhere under a name, and goes on there when who plays it is replaced."""
+    """An episode with an id on another server, where a new client can resume it."""
 
     @property
     def turn(self) -> int:
-        """Number of steps that were played when `reset` returned, or since; 0 for a new episode."""
+        """Number of steps played so far; 0 for a new episode."""
         ...
 
     async def repeat_step(self, action: str) -> Step:
-        """Ask for the answer to the last step once more; `action` is what was played.
+        """Return the answer to the last step again; `action` is its action.
 
         Raises:
-            SessionConflictError: It was another one.
+            SessionConflictError: The last step had another action.
         """
         ...
 
 
 @runtime_checkable
 class SplitStepEpisode(ResumableEpisode, Protocol):
-    """One whose steps can be asked for without a task that waits for each, which is most of what such a step costs."""
+    """An episode whose steps need no waiting task each, which is most of the cost of a remote step."""
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Begin a step; None when only `step` can play it. Who asked may cancel the future.
+        """Start a step; None if only `step` can play it. The caller may cancel the future.
 
         Raises:
-            EnvkitError: Likewise.
+            EnvkitError: As `step`.
         """
         ...
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Return the step that was asked for, from the answer that came.
+        """Decode the answer to a started step.
 
         Raises:
-            SandboxLostError, UnreachableError: It is not over: `step` with the same action, next, says what becomes of
-                it.
-            EnvkitError: As `step` does.
+            SandboxLostError, UnreachableError: The outcome is open: call `step` with the same action to resolve it.
+            EnvkitError: As `step`.
         """
         ...
 
 
 @runtime_checkable
 class ResumableHost(EnvHost, Protocol):
-    """A host whose episodes may outlive it: the next one on the same ledger finds them by their keys."""
+    """A host whose episodes may outlive it: the next host with the same ledger resumes them by their keys."""
 
     def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """As `lease`; the episode of this key goes on if there is one of the same task."""
+        """As `lease`; resumes the episode of this key if it has the same task."""
         ...
 
     def resumable_task(self, key: str) -> Task | None:
-        """Return what the episode of this key plays; None where there is none that could go on."""
+        """Return the task of the resumable episode of this key, or None."""
         ...
 
     def resumable_keys(self) -> Sequence[str]:
-        """Return the keys of the episodes that could go on."""
+        """Return the keys of the resumable episodes."""
         ...
 
 
 @runtime_checkable
 class ReadinessHost(EnvHost, Protocol):
-    """A host that may be unable to play although it has places, such as one whose sandboxes are all lost."""
+    """A host that reports its readiness, such as a fleet, whose sandboxes may all be lost."""
 
     @property
     def why_unready(self) -> str:
-        """Why no episode can begin now, in one line; empty if one can."""
+        """Why no episode can start now, in one line; empty if one can."""
         ...
 
 
 class Expert(Protocol):
-    """A player that knows a world: plays the expert policy and teaches."""
+    """The expert policy of an environment, for play and for demonstrations."""
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return every move that lies on a shortest way to success, best known first; empty if there is none."""
+        """Return all moves on a shortest path to success, best first; empty if there is no path."""
         ...
 
     def is_tricky(self, observation: Observation) -> bool:
-        """Say whether a careless player goes wrong here, so that the state is worth a lesson."""
+        """Return whether a careless player goes wrong here, so that the state is worth a lesson."""
         ...
 
     def answer(self, move: str) -> str:
@@ -151,7 +150,7 @@ class EpisodePlayer(Protocol):
 
     @property
     def generation(self) -> GenerationRecord | None:
-        """How a language model came to its last action; None for other players."""
+        """The language model's last prompt and completion; None for other players."""
         ...
 
     async def act(self, observation: Observation) -> str:
@@ -160,8 +159,8 @@ class EpisodePlayer(Protocol):
 
 
 class Player(Protocol):
-    """Plays episodes: what `envkit eval` plays with."""
+    """A player of `envkit eval`."""
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        """Return who plays one episode of `task`, which began with `start`; chances are drawn from `rng` alone."""
+        """Return the player of one episode of `task`, which began with `start`; `rng` is its only randomness."""
         ...

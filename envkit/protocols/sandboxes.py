@@ -1,4 +1,4 @@
-"""What the parts of envkit ask of sandboxes, and of what lends them."""
+"""Protocols of sandboxes, backends and pools."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 
 
 class Shell(Protocol):
-    """A shell that stays: folder, variables and functions of one command are there for the next."""
+    """A persistent shell: working directory, variables and functions carry over to the next command."""
 
     async def run(
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
-        """Run `command` and return what it wrote, as soon as it has ended; jobs in its background run on.
+        """Run `command` to its end and return its result; its background jobs keep running.
 
-        Callers of one shell wait for each other, in the order in which they came. Standard input is empty.
-        A command that takes longer than `timeout_s` seconds is stopped.
+        Calls on one shell run one after the other, in order. Stdin is empty. A command is stopped after `timeout_s`
+        seconds.
 
         Raises:
-            SandboxLostError: The sandbox died.
+            SandboxLostError: The sandbox was lost.
         """
         ...
 
     async def close(self) -> None:
-        """End the shell and everything that it started; safe to repeat."""
+        """End the shell and all its processes; idempotent."""
         ...
 
 
 class Sandbox(Protocol):
-    """One isolated place in which programs run. Files are named as inside."""
+    """A sandbox for programs. File paths are those inside it."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def grader_home(self) -> str:
-        """A folder in memory of at most 64 MiB that only a grader can list, read or write, and the ``HOME`` of one.
+        """Private folder and ``HOME`` of the grader, in memory, of at most 64 MiB.
 
-        Where all are one user it is a folder like others, and keeps nothing from anybody: where a backend says so
-        (``uid`` of `SandboxBackend.capabilities`), and in the profile ``"system"``, whose programs are all root.
+        It is not private where all programs run as one user: if the backend lacks ``uid`` in
+        `SandboxBackend.capabilities`, and in the profile ``"system"``, whose programs are all root.
         """
         ...
 
@@ -70,181 +70,181 @@ class Sandbox(Protocol):
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a program to its end; a failing or slow one is a result, not an error.
+        """Run a program to its end; failure and timeout are results, not errors.
 
-        Everything that it started is ended with it. One that cannot be started has exit code 127 (not found) or 126.
+        All processes that it started end with it. A program that cannot be started has exit code 127 (not found) or
+        126.
 
         Args:
             argv: Program and arguments.
-            timeout_s: Seconds until it is stopped; 60 where none are given.
-            env: Variables beside those of the spec.
-            cwd: Folder to start in; None for the workspace, and for a grader `grader_home`, since Python and other
-                programs load modules and settings from where they start.
-            stdin: What it reads.
-            user: Who runs it; a grader can read what the agent wrote, and the agent nothing of what a grader leaves,
-                unless its mode is changed (umask 077).
-            max_output_bytes: How much of the end of each output is kept.
+            timeout_s: Timeout in seconds, by default 60.
+            env: Environment variables in addition to those of the spec.
+            cwd: Working directory; None for the workspace, or for a grader `grader_home`, since Python and other
+                programs load modules and settings from their working directory.
+            stdin: Its standard input.
+            user: The user to run it as. A grader can read the agent's files; the agent cannot read a grader's files
+                unless their mode is changed (umask 077).
+            max_output_bytes: Bytes kept from the end of each output.
 
         Raises:
-            SandboxLostError: The sandbox died.
+            SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
         ...
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
-        """Return the shell `name`, which starts with its first command, in the folder in which `exec` does."""
+        """Return the shell `name`; it starts with its first command, in the working directory of `exec`."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
-        """Return the content of a file, as far as `user` may read it.
+        """Read a file with the permissions of `user`.
 
         Raises:
-            MissingFileError: There is no such file, or it cannot be read.
-            TooLargeError: It has more than `max_bytes`.
-            SandboxLostError: The sandbox died.
+            MissingFileError: The file does not exist or cannot be read.
+            TooLargeError: It is larger than `max_bytes`.
+            SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
         ...
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
-        """Write a file, as a whole or not at all; its folders are made.
+        """Write a file atomically; missing folders are created.
 
-        Only below `grader_home` is it certain that the agent's programs can neither read nor replace what a grader
-        wrote, nor what leads to it.
+        Only below `grader_home` are a grader's files, and the folders above them, safe from the agent's programs.
 
         Args:
-            path: Its name.
-            content: What it is to hold.
-            mode: Its mode; None is 0644, and 0600 for a grader's.
-            user: Whose rights hold, and whom it and its folders belong to.
+            path: Path of the file.
+            content: Its content.
+            mode: Its mode; None for 0644, or 0600 for a grader.
+            user: User whose permissions apply, and who owns the file and the created folders.
 
         Raises:
-            RefusedFileError: It cannot be written.
-            SandboxLostError: The sandbox died.
+            RefusedFileError: The file cannot be written.
+            SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
         ...
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
-        """Copy a file or folder of the host into the box; `target` is its new name.
+        """Copy a file or folder from the host into the sandbox, as `target`.
 
-        Everything belongs to `user` then; what is a grader's is closed to the others. Raises as `write`.
+        `user` owns all of it; a grader's files are private. Raises as `write`.
         """
         ...
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
-        """Copy a file or folder of the box to the host; `target` is its new name and must not exist.
+        """Copy a file or folder from the sandbox to the host, as `target`, which must not exist.
 
-        Links that lead out of the folder, devices and absolute names are refused; what vanishes meanwhile is left out.
+        Links that lead outside, devices and absolute names are refused; files that vanish during the copy are skipped.
 
         Args:
-            source: Its name in the box.
-            target: Its name on the host.
-            max_bytes: How much is taken at most.
-            user: Who must be able to read all of it.
+            source: Path in the sandbox.
+            target: Path on the host.
+            max_bytes: Maximum total size.
+            user: User that must be able to read all of it.
 
         Raises:
-            MissingFileError: There is no such file, or it cannot be read.
-            TooLargeError: It has more than `max_bytes`.
-            RefusedFileError: It holds what must not be copied.
-            SandboxLostError: The sandbox died.
+            MissingFileError: The file does not exist or cannot be read.
+            TooLargeError: It is larger than `max_bytes`.
+            RefusedFileError: It contains something that must not be copied.
+            SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
         ...
 
     async def connect(self, place: str | int) -> socket.socket:
-        """Return a connected, non-blocking stream to a socket inside: the name of one in ``$ENVKIT_SOCKETS``, or a TCP
-        port. The caller closes it.
+        """Return a connected, non-blocking socket to a server inside: a name in ``$ENVKIT_SOCKETS``, or a TCP port. The
+        caller closes it.
 
         Raises:
-            SandboxLostError: The sandbox died.
+            SandboxLostError: The sandbox was lost.
             UnreachableError: Nothing listens there.
         """
         ...
 
     async def probe(self, timeout_s: float) -> float:
-        """Return the seconds that an answer from inside took.
+        """Return the round-trip time to the sandbox in seconds.
 
         Raises:
-            DeadlineError: None came within `timeout_s`.
-            SandboxLostError: The sandbox died.
+            DeadlineError: No answer within `timeout_s`.
+            SandboxLostError: The sandbox was lost.
         """
         ...
 
     async def snapshot(self) -> str:
-        """Keep the files as they are now, under a name that `SandboxBackend.restore` takes.
+        """Snapshot the files, and return a name for `SandboxBackend.restore`.
 
-        What vanishes meanwhile is left out.
+        Files that vanish meanwhile are skipped.
 
         Raises:
-            UnsupportedError: This sandbox cannot.
+            UnsupportedError: This sandbox does not support snapshots.
         """
         ...
 
     async def wait(self) -> Cause:
-        """Return, once the sandbox is gone, why."""
+        """Wait for the sandbox's end and return its cause."""
         ...
 
     async def stop(self) -> None:
-        """End everything in it and remove its folder; safe to repeat."""
+        """Stop all its programs and remove its files; idempotent."""
         ...
 
 
 class SandboxBackend(Protocol):
-    """Starts sandboxes of one kind. Used as ``async with``; leaving the block stops what it started."""
+    """Starts sandboxes of one kind. Used as ``async with``; leaving the block stops its sandboxes."""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start one; it answers, and its command is running, when this returns.
+        """Start a sandbox; when this returns, it answers and its command runs.
 
         Raises:
-            SandboxRefusedError: The backend cannot grant what `spec` asks for.
-            SandboxEndedError: Its command ended at once, or its spec lets nothing start.
-            SandboxStartError: It did not come up.
+            SandboxRefusedError: The backend cannot grant `spec`.
+            SandboxEndedError: Its command ended at once, or the limits of `spec` are too small to start.
+            SandboxStartError: It did not start.
         """
         ...
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Sandbox:
-        """Start one whose files are those of `snapshot`.
+        """Start a sandbox with the files of `snapshot`.
 
         Raises:
             SandboxRefusedError: As `start`; or there is no such snapshot.
-            SandboxEndedError: As `start`; or the snapshot's files do not find room in it.
+            SandboxEndedError: As `start`; or the snapshot's files do not fit.
             SandboxStartError: As `start`.
         """
         ...
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return how much of a disk `snapshot` takes; 0 if there is none."""
+        """Return the size of `snapshot` on disk; 0 if it does not exist."""
         ...
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove `snapshot`; safe to repeat. Sandboxes that began with its files keep them."""
+        """Remove `snapshot`; idempotent. Sandboxes restored from it keep their files."""
         ...
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Say what is really enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
-        ``disk``, ``uid`` and ``seccomp``.
+        """Return what is enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``, ``disk``,
+        ``uid`` and ``seccomp``.
         """
         ...
 
 
 class SandboxPool(Protocol):
-    """Lends sandboxes.
+    """Leases sandboxes.
 
-    A call of one that is lent raises `SandboxLostError` as soon as the sandbox is known to be gone or hung; none hangs.
+    Calls to a leased sandbox never hang: they raise `SandboxLostError` once it is known to be gone or hung.
     """
 
     def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Lend a sandbox for the length of the block, a warm one where there is one; it is stopped afterwards.
+        """Lease a sandbox for the block, if possible a warm one; it is stopped afterwards.
 
         Raises:
             ImpossibleSandboxError: No node could ever hold it; raised at once.
-            CapacityError: None became free within `wait_s` seconds.
-            SandboxRefusedError: No node grants what `spec` asks for.
-            SandboxEndedError: Its command ended at once, or its spec lets nothing start.
-            SandboxStartError: It was started and did not come up.
+            CapacityError: No room within `wait_s` seconds.
+            SandboxRefusedError: No node grants `spec`.
+            SandboxEndedError: Its command ended at once, or the limits of `spec` are too small to start.
+            SandboxStartError: It did not start.
         """
         ...
 
@@ -258,57 +258,57 @@ class SandboxPool(Protocol):
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lend a sandbox under a name until it is stopped or `ttl_s` seconds pass in which nobody uses it.
+        """Lease a sandbox under an id until it is stopped or unused for `ttl_s` seconds.
 
-        The same call again returns the sandbox as it is now, also when it is over, so that nobody takes another one for
-        it; but one that was stopped by `stop`, or never came up, is made anew. With `snapshot`, what
-        `Sandbox.snapshot` of one of this pool has returned, it begins with those files. Who gives a `wait_s` waits so
-        many seconds for room, in turn with all others; with None, only for what is being made.
+        The call is idempotent: a repeat returns the current view, even of an ended sandbox, so that callers notice its
+        end. A sandbox that was stopped by `stop`, or never started, is created anew. `snapshot` is a name returned by
+        `Sandbox.snapshot` of a sandbox of this pool. With `wait_s` the call queues for room for that many seconds; with
+        None it waits only for evictions under way.
 
         Raises:
-            SandboxConflictError: The name belongs to a sandbox with another spec, or that began with other files.
+            SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.
             ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`.
-            UnrecordedError: It cannot be written down, for who would have to know of it after a restart.
+            LeaseNotPersistedError: The ledger cannot persist it.
         """
         ...
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return how much of a disk a snapshot of one of this pool takes; 0 if it is gone."""
+        """Return the size of a snapshot on disk; 0 if it is gone."""
         ...
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot of one of this pool; safe to repeat."""
+        """Remove a snapshot; idempotent."""
         ...
 
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
-        """Return the sandbox of this name; using it renews its lease.
+        """Return a sandbox by its id; using it renews its lease.
 
         Args:
-            id: Its name.
-            tenant: Who asks; the sandboxes of others are not found. None sees all.
+            id: Its id.
+            tenant: Restricts the search to this tenant's sandboxes; None searches all.
 
         Raises:
-            SandboxNotFoundError: There is none.
-            SandboxLostError: It is gone; says why.
+            SandboxNotFoundError: No such sandbox.
+            SandboxLostError: It has ended; carries the cause.
         """
         ...
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
-        """Look at a sandbox without using it; those that are over can be seen for a while.
+        """Inspect a sandbox without renewing its lease; ended ones stay visible for a while.
 
         Raises:
-            SandboxNotFoundError: There is none.
+            SandboxNotFoundError: No such sandbox.
         """
         ...
 
     def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
-        """Look at all sandboxes, oldest first."""
+        """Return the views of all sandboxes, oldest first."""
         ...
 
     async def stop(self, id: str, *, tenant: str | None = None) -> None:
-        """End a sandbox and wait until nothing is left of it; safe to repeat, also for one that does not exist."""
+        """Stop a sandbox and wait until it is fully removed; idempotent, also for an unknown id."""
         ...
 
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
-        """Give what happened since event number `after`, as far as it is remembered, and go on with what happens."""
+        """Yield the kept events after number `after`, then new ones as they happen."""
         ...

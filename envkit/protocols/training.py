@@ -1,4 +1,4 @@
-"""What the parts of envkit ask of engines and trainers."""
+"""Protocols of engines, renderers and trainers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envkit.types import (
 
 
 class Engine(Protocol):
-    """Produces tokens."""
+    """Samples completions."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -26,26 +26,25 @@ class Engine(Protocol):
 
         Args:
             prompt_ids: The whole prompt.
-            params: How to sample.
-            session: Name of the episode; a later prompt of the same session mostly begins with this one and its
-                completion, so an engine may keep its attention cache. It must compare, since a prompt may also begin
-                differently (a chat template that rewrites history).
+            params: Sampling parameters.
+            session: Id of the episode; its later prompts usually begin with this one and its completion, so an engine
+                may keep its KV cache. It must compare prefixes, as a chat template may rewrite history.
         """
         ...
 
     def forget(self, session: str) -> None:
-        """Drop whatever is kept for `session`."""
+        """Drop the cache of `session`."""
         ...
 
 
 class WeightSink(Protocol):
-    """Takes new weights, between completions."""
+    """Receives new weights, between completions."""
 
     async def load(self, weights: Weights) -> None: ...
 
 
 class Renderer(Protocol):
-    """Text to tokens and back, one turn at a time; what was sampled is never encoded again within a sample."""
+    """Converts text to tokens and back, one turn at a time; sampled tokens are never re-encoded within a sample."""
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -61,32 +60,32 @@ class Renderer(Protocol):
 
         Args:
             history: All turns of the episode so far, in order; at least one.
-            observation: What the policy has to answer now.
+            observation: The current observation.
         """
         ...
 
     def action(self, said: Sequence[int]) -> str:
-        """Return the completion `said` as the text that the world is given."""
+        """Return the text that the environment gets for the completion `said`."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return tokens as people can read them, special tokens included."""
+        """Return tokens as readable text, including special tokens."""
         ...
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens with which a policy would say `answer`."""
+        """Return the tokens of a completion that gives `answer`."""
         ...
 
 
 class Trainer(Protocol):
-    """Changes weights."""
+    """Trains the policy's weights."""
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Take in samples for the next update."""
+        """Collect samples for the next update."""
         ...
 
     def update(self) -> Mapping[str, float]:
-        """Learn from what was accumulated, drop it, and report metrics (losses, entropy in nats, gradient norm)."""
+        """Train on the collected samples, drop them, and return metrics (losses, entropy in nats, gradient norm)."""
         ...
 
     def publish(self) -> Weights:
@@ -94,11 +93,11 @@ class Trainer(Protocol):
         ...
 
     def save(self, folder: str) -> None:
-        """Write all that `restore` needs into `folder`, which exists."""
+        """Write a checkpoint for `restore` into the existing `folder`."""
         ...
 
     def restore(self, folder: str) -> None:
-        """Continue exactly where `save` was called.
+        """Restore the exact state of `save`.
 
         Raises:
             UsageError: The folder does not hold a checkpoint of this policy and algorithm.

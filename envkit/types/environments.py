@@ -1,4 +1,4 @@
-"""What flows between a world and who plays in it."""
+"""Data types between environments and players: tasks, observations and steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from envkit.types.plain import Info, Options
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to play. The same task gives the same episode in any process on any machine.
+    """A task. The same task gives the same episode in any process on any machine.
 
     Attributes:
         env_id: Id of a registered environment, such as ``"Sokoban-v0"``.
-        seed: Non-negative seed of the level and of its chances.
-        options: What the environment is to do differently from its defaults.
+        seed: Non-negative seed of the level and its random events.
+        options: Options of the environment that differ from its defaults.
     """
 
     env_id: str
@@ -28,17 +28,17 @@ class Task:
 
     @property
     def key(self) -> str:
-        """A canonical text, equal for equal tasks."""
+        """Canonical text, equal for equal tasks."""
         return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
 
 
 class Observation(msgspec.Struct, frozen=True):  # made for every step, in an eighth of a dataclass's time
-    """What the player sees.
+    """An observation.
 
     Attributes:
-        text: What a language model reads.
-        legal_moves: Names of the moves that the world understands; empty when they cannot be listed.
-        images: PNG files, base64; empty for text worlds.
+        text: Text for a language model.
+        legal_moves: Names of the legal moves; empty if the environment does not list them.
+        images: PNG files, base64; empty in text environments.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Observation(msgspec.Struct, frozen=True):  # made for every step, in an ei
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """The start of an episode; unpacks as Gymnasium's two."""
+    """Result of a reset; unpacks into Gymnasium's two values."""
 
     observation: Observation
     info: Info
@@ -57,7 +57,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The world's answer to one action; unpacks as Gymnasium's five."""
+    """Result of one action; unpacks into Gymnasium's five values."""
 
     observation: Observation
     reward: float

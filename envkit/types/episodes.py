@@ -1,7 +1,7 @@
-"""Records of episodes as they lie in files, one JSON object a line: readable text first, token ids after it.
+"""Records of episodes in files, one JSON object per line: readable text first, then token ids.
 
 Training runs and evaluations write the same records, and `envkit show` reads them. They are independent of
-`Trajectory` and its parts, which hold what the trainer needs.
+`Trajectory` and its parts, which serve the trainer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
 
 FORMAT = 1
-"""Number of the format; grows when older readers would misread a line."""
+"""Version of the format; increased when older readers would misread a line."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a language model was given and what it wrote in one turn. N prompt tokens, M completion tokens.
+    """Prompt and completion of one turn. N prompt tokens, M completion tokens.
 
     Attributes:
         prompt: The tokens since the last completion as text, special tokens included.
@@ -31,7 +31,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: Their log-probabilities in nats [M]; None where not finite.
         versions: Policy version of the completion, as ranges of (version, number of tokens) in order.
         seconds: Duration of the generation.
-        usage: Prompt and completion tokens as an endpoint counted them, which does not tell their ids; otherwise None.
+        usage: Prompt and completion tokens as counted by an endpoint that does not return their ids; otherwise None.
     """
 
     prompt: str
@@ -49,12 +49,12 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One action and the environment's answer.
 
     Attributes:
-        generation: How a language model came to the action; None for other players.
-        action: The text that the environment was given.
-        observation: What the environment showed next; None when the episode was cut off before that.
-        reward: Reward of the step; None where not finite or cut off.
-        info: What the environment reported about the step.
-        seconds: Duration of the step; None where not measured.
+        generation: The language model's prompt and completion; None for other players.
+        action: The text sent to the environment.
+        observation: The next observation; None if the episode was cut off before it.
+        reward: Reward of the step; None if not finite or cut off.
+        info: The environment's info about the step.
+        seconds: Duration of the step; None if not measured.
     """
 
     generation: GenerationRecord | None = None
@@ -68,7 +68,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, action: str, step: Step | None, generation: GenerationRecord | None = None, seconds: float | None = None
     ) -> Self:
-        """Return the record of a turn; `step` is None when the environment did not answer."""
+        """Return the record of a turn; `step` is None if the environment did not answer."""
         made = cls(generation=generation, action=action, seconds=seconds)
         if step is None:
             return made
@@ -85,16 +85,16 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         options: Options of the task.
         index: Number of the task in its train step or evaluation, from 0.
         member: Number of the attempt at the task, from 0.
-        train_step: Train step that it was played for; None in an evaluation.
-        valid: False when infrastructure failed, so that the episode says nothing about the policy.
-        stop: Why it is over.
-        error: One line when it is not valid, otherwise None.
-        reward: Sum of the rewards; None where not finite.
-        metrics: The environment's own metrics, folded over the episode; None where not finite.
-        start: What the environment showed at reset; None when the episode was lost before.
-        start_info: What it reported at reset.
-        turns: What happened, in order.
-        cause: Why its sandbox was lost, if it was and that is known.
+        train_step: Its train step; None in an evaluation.
+        valid: False if infrastructure failed, so that the episode is no evidence about the policy.
+        stop: Why it ended.
+        error: One line if it is not valid, otherwise None.
+        reward: Sum of the rewards; None if not finite.
+        metrics: The environment's own metrics, aggregated over the episode; None where not finite.
+        start: The first observation; None if the episode was lost before it.
+        start_info: The environment's info at reset.
+        turns: Its turns, in order.
+        cause: Why its sandbox was lost; None if it was not, or if unknown.
     """
 
     format: int
@@ -152,7 +152,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the environment calls it a success, or without such a metric, whether the reward is positive."""
+        """Whether the metric ``success`` is positive; without that metric, whether the reward is."""
         if not self.valid:
             return False
         success = self.metrics.get("success", float((self.reward or 0.0) > 0))

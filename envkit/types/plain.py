@@ -1,4 +1,4 @@
-"""What JSON can say, and a hash of it."""
+"""JSON types, and a stable hash of JSON values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Options: TypeAlias = Mapping[str, JSON]
 def stable_hash(*parts: JSON) -> int:
     """Return a 64-bit hash that is the same in every process and on every machine.
 
-    Python's own ``hash`` of a string is salted per process, which is how levels come to differ between workers.
+    Python's own ``hash`` of a string is salted per process, so levels would differ between workers.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""What is said of sandboxes: what one is to be, how it is, and what a program in it did."""
+"""Data types of sandboxes: specs, states, causes, events and results of commands."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from envkit.types.plain import JSON
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
 SandboxUser: TypeAlias = Literal["agent", "grader", "root"]
-"""Who runs a program in a sandbox: uid 1000 without any capability, uid 1001 likewise, or the root of the box."""
+"""User of a program in a sandbox: agent (uid 1000) and grader (uid 1001) have no capabilities; root is the sandbox's
+root."""
 GRADER_HOME = "/run/envkit-grader"
-"""Where a sandbox that isolates has the folder that only a grader can enter."""
+"""The grader's private folder in a sandbox with isolation."""
 
 EXEC_TIMEOUT_S = 60.0
-"""Seconds after which a command is stopped whose caller gives no timeout."""
+"""Default timeout of a command in seconds."""
 
 FileUser: TypeAlias = Literal["agent", "grader"]
-"""Whose rights hold when files are written to a sandbox or read from it, and whom they belong to then."""
+"""User whose permissions apply to file transfers, and who owns the written files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is to be.
+    """Spec of a sandbox.
 
-    A bound that is None is the backend's own (1,024 MiB of memory, 256 processes, 256 MiB in each writable place, all
-    processors) where this machine can hold it, and none where it cannot; a bound that is given and cannot be held is
-    refused.
+    A limit of None means the backend's default (1,024 MiB of memory, 256 processes, 256 MiB per writable place, all
+    CPUs) if this machine can enforce it, and no limit otherwise. An explicit limit that cannot be enforced is refused.
 
     Attributes:
-        command: Program that runs in it, as the agent's user; when it ends the box does. Its sockets' folder is in
-            ``$ENVKIT_SOCKETS``. Empty for a box that only waits for `Sandbox.exec`.
-        image: Image whose files it sees; None takes the backend's default.
-        env: Environment variables of everything in it; nothing is inherited from the host.
-        cpus: Bound on processors, such as 0.5.
-        memory_mib: Bound on the memory of all that runs in it, MiB.
-        pids: Bound on the number of processes and threads.
-        disk_mib: Bound on what may be written, MiB for each writable place.
-        network: ``"none"``; ``"open"``; or the names of the hosts that can be reached, all by way of a proxy of ours.
+        command: Program that runs in it as the agent; the sandbox ends with it. The folder for its sockets is
+            ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves `Sandbox.exec`.
+        image: Image with its files; None for the backend's default.
+        env: Environment variables of all its programs; none are inherited from the host.
+        cpus: CPU limit, such as 0.5.
+        memory_mib: Memory limit of all its programs together, MiB.
+        pids: Limit on processes and threads.
+        disk_mib: Disk limit, MiB for each writable place.
+        network: ``"none"``; ``"open"``; or an allowlist of host names, reached through a proxy.
         profile: ``"strict"``, or ``"system"`` for tasks that need root and a writable root file system.
-        views: Files and folders of the host, by absolute path, and where programs see them, read-only, such as
+        views: Read-only mounts of host files and folders, as absolute host path and path inside, such as
             ``(("/srv/levels", "/data"),)``. Not for remote sandboxes.
-        runtime: Docker's runtime, such as ``"runsc"``; None takes its default.
-        untrusted: Whether what runs inside may be hostile; refused where the backend cannot hold it.
-        ttl_s: Seconds after which it ends itself, whatever becomes of us; None for never.
+        runtime: Docker runtime, such as ``"runsc"``; None for Docker's default.
+        untrusted: Whether the code inside may be hostile; refused if the backend cannot contain it.
+        ttl_s: Seconds after which it ends itself, even without its server; None for never.
         detached: Whether it outlives the process that started it.
-        orphan_ttl_s: Seconds without anybody connected to it after which a box that stays ends itself; None for never.
-        start_timeout_s: Seconds until a box that is not ready counts as failed.
-        ledger: Id of the ledger in which a box that stays is written down; who opens that next may end it. Empty for
+        orphan_ttl_s: Seconds without a connection after which a detached sandbox ends itself; None for never.
+        start_timeout_s: Timeout of its start in seconds.
+        ledger: Id of the ledger that records a detached sandbox; the next owner of that ledger may end it. Empty for
             none.
     """
 
@@ -75,63 +75,61 @@ class SandboxSpec:
 
 
 def is_host(text: str) -> bool:
-    """Say whether a text can be the name of a host, or an address of IPv4; capitals are none."""
+    """Return whether `text` can be a lower-case host name or an IPv4 address."""
     return _HOST.fullmatch(text) is not None
 
 
 def why_no_network(network: str | tuple[str, ...]) -> str | None:
-    """Return why `SandboxSpec.network` cannot be this, in one line; None where it can."""
+    """Return in one line why this value of `SandboxSpec.network` is invalid; None if it is valid."""
     if isinstance(network, str):
         known = network in ("none", "open")
-        return None if known else f"network={network!r} is refused: it is 'none', 'open' or a tuple of hosts"
+        return None if known else f"network={network!r} is invalid: use 'none', 'open' or a tuple of hosts"
     for host in network:
         if not is_host(host.lower().removeprefix("*.")):
-            return (
-                f"{host[:100]!r} is no name of a host, such as example.org, nor of all below one, such as *.example.org"
-            )
+            return f"{host[:100]!r} is not a host name, such as example.org, or a pattern, such as *.example.org"
     return None
 
 
 class SandboxState(StrEnum):
-    """Where a sandbox is in its life."""
+    """State of a sandbox."""
 
     STARTING = "starting"
     READY = "ready"
-    """It answers, and waits to be lent."""
+    """Warm: it answers and has no lease."""
     LEASED = "leased"
-    """Somebody has it."""
+    """It has a lease."""
     SUSPECT = "suspect"
-    """Somebody has it, and it has been silent for longer than it should."""
+    """It has missed its heartbeat."""
     LOST = "lost"
-    """It was healthy and is gone."""
+    """It was healthy and ended unexpectedly."""
     STOPPED = "stopped"
-    """It was ended, or never became healthy."""
+    """It was stopped, or never became healthy."""
 
 
 class CauseKind(StrEnum):
-    """What ended a sandbox, or kept it from starting."""
+    """Kind of cause of a sandbox's end or failed start."""
 
     EXITED = "exited"
-    """Process 1 exited with a code: with that of the sandbox's command, or by itself."""
+    """Process 1 exited with a code: its own, or that of the sandbox's command."""
     KILLED = "killed"
-    """A signal or an operator ended it, or the signal of its command did."""
+    """A signal or an operator killed it or its command."""
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
-    """It wrote more than it may, or the host's disk is nearly full."""
+    """It exceeded its disk limit, or the host's disk is nearly full."""
     UNRESPONSIVE = "unresponsive"
-    """It did not answer in time; it may hang, or be paused."""
+    """It did not answer in time; it may hang or be paused."""
     PROTOCOL_ERROR = "protocol_error"
-    """Its agent sent what the protocol does not allow, or received that."""
+    """Its agent sent or received an invalid message."""
     STOPPED = "stopped"
-    """Its user, or whoever runs the server, stopped it."""
+    """Its user or an operator stopped it."""
     EXPIRED = "expired"
-    """Its time to live is over."""
+    """Its time to live passed."""
     ORPHANED = "orphaned"
-    """Nobody was connected to it for too long."""
+    """It had no connection for too long."""
     NODE_LOST = "node_lost"
-    """Its node is gone, or cannot be reached."""
+    """Its node is gone or unreachable."""
     BACKEND_LOST = "backend_lost"
-    """The daemon that runs it, or the server that lends it, does not know it or does not answer."""
+    """The daemon or server that runs it does not know it or does not answer."""
     IMAGE_UNUSABLE = "image_unusable"
     """Its image lacks Python."""
     START_FAILED = "start_failed"
@@ -141,13 +139,13 @@ class CauseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a sandbox ended, or did not start. `str` gives the line for people.
+    """Cause of a sandbox's end or failed start. `str` returns the line for people.
 
     Attributes:
-        kind: What programs decide by.
+        kind: The kind, for programs.
         detail: One line for people.
-        by_agent: Whether what runs in the sandbox ended it: it hit the sandbox's own limit (memory, disk), or its
-            command exited. False where that is not certain, so for every kill by a signal: it may come from outside.
+        by_agent: Whether the code in the sandbox ended it: it hit its own limit (memory, disk), or its command
+            exited. False if uncertain, as for every signal, which may come from outside.
     """
 
     kind: CauseKind
@@ -159,26 +157,26 @@ class Cause:
 
     @classmethod
     def of(cls, plain: Mapping[str, object]) -> Cause:
-        """Return the cause that `plain` gave.
+        """Return the cause from its JSON form.
 
         Raises:
-            KeyError, ValueError: It is none.
+            KeyError, ValueError: `plain` is not a cause.
         """
         return cls(CauseKind(str(plain["kind"])), str(plain["detail"]), plain.get("by_agent") is True)
 
     def plain(self) -> dict[str, JSON]:
-        """Return it as JSON."""
+        """Return the JSON form."""
         return {"kind": self.kind.value, "detail": self.detail, "by_agent": self.by_agent}
 
     def followed_by(self, text: str) -> Cause:
-        """Return the cause with more to its line."""
+        """Return the cause with `text` appended to its detail."""
         return replace(self, detail=f"{self.detail}; {text}")
 
 
 class Phase(NamedTuple):
-    """One entry of a sandbox's history: since when it is in a state (seconds since 1970, UTC), and why.
+    """One entry of a sandbox's history: a state, its start (seconds since 1970, UTC), and the reason.
 
-    `cause` is set where the sandbox is over; `reason` is its line then.
+    `cause` is set if the sandbox has ended; `reason` is then its detail.
     """
 
     state: SandboxState
@@ -189,16 +187,16 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SandboxView:
-    """A sandbox of a pool, from outside.
+    """Snapshot of a pool's record of a sandbox.
 
     Attributes:
-        id: The name by which it is asked for.
-        backend_id: What its backend calls it; empty until it has been started.
-        node: Name of the node that it is on; empty until it has been placed.
-        tenant: Who holds it; empty for nobody.
-        spec: What it is.
-        phases: Its history, oldest first; the last one is now.
-        expires_at_s: When its lease ends unless it is used, in seconds since 1970; None for never.
+        id: Its id in the pool.
+        backend_id: Its id at the backend; empty until it has started.
+        node: Name of its node; empty until it is placed.
+        tenant: The tenant that holds it; empty for none.
+        spec: Its spec.
+        phases: Its history, oldest first; the last phase is the current one.
+        expires_at_s: When its lease expires unless it is used, in seconds since 1970; None for never.
     """
 
     id: str
@@ -216,17 +214,17 @@ class SandboxView:
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """Something that happened in a fleet.
+    """An event of a pool.
 
     Attributes:
-        number: Counts from 1, without gaps, as long as the process lives.
-        at_s: When, in seconds since 1970.
-        kind: ``"state"`` for another state of a sandbox; otherwise what is to be looked at, such as ``"memory"``.
-        sandbox_id: Which sandbox; empty where it is about no single one.
-        tenant: Whose it is; empty for nobody's.
-        text: One line for people: the reason, or the figure and its bound.
-        state: The sandbox's new state, where `kind` is ``"state"``.
-        cause: Why the sandbox is over, where that is its new state.
+        number: Counts from 1 without gaps during the life of the process.
+        at_s: Time in seconds since 1970.
+        kind: ``"state"`` for a change of state; otherwise the kind of alert, such as ``"memory"``.
+        sandbox_id: Id of the sandbox; empty if the event is not about a single one.
+        tenant: The tenant that holds it; empty for none.
+        text: One line for people: the reason, or the value and its limit.
+        state: The new state, if `kind` is ``"state"``.
+        cause: The cause, if the sandbox ended.
     """
 
     number: int
@@ -241,18 +239,18 @@ class PoolEvent:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command did.
+    """Result of a command.
 
     Attributes:
-        exit_code: Its exit code, negative for a signal; None when it was stopped because of the timeout.
-        stdout_bytes: What it wrote, byte for byte; the end of it where `truncated_bytes` says that some was dropped.
-        stderr_bytes: The same for standard error.
-        timed_out: Whether it was stopped because of the timeout.
-        truncated_bytes: Number of bytes that were dropped in front, of both outputs together.
-        duration_s: Seconds it ran.
-        is_shell_lost: Whether the shell that it ran in is gone with its variables and folder, so that the next command
-            begins in a new one.
-        is_out_of_memory: Whether something in it was killed because memory ran out.
+        exit_code: Its exit code, negative for a signal; None after a timeout.
+        stdout_bytes: Its raw output; only the end if `truncated_bytes` is positive.
+        stderr_bytes: The same for stderr.
+        timed_out: Whether it was stopped by the timeout.
+        truncated_bytes: Number of bytes dropped from the front of both outputs together.
+        duration_s: Duration in seconds.
+        is_shell_lost: Whether its shell was lost with its variables and working directory; the next command starts a
+            new one.
+        is_out_of_memory: Whether one of its processes was killed for lack of memory.
     """
 
     exit_code: int | None
@@ -266,10 +264,10 @@ class ExecResult:
 
     @property
     def stdout(self) -> str:
-        """What it wrote, undecodable bytes replaced."""
+        """Its output as text, with invalid bytes replaced."""
         return self.stdout_bytes.decode(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """The same for standard error."""
+        """Its stderr as text, with invalid bytes replaced."""
         return self.stderr_bytes.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What flows between engine, rollout and trainer.
+"""Data types between engine, rollout and trainer.
 
 Axes: B samples, L tokens, T turns, G siblings. Tokens are append-only: the prompt of a turn begins with everything
 before it, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
@@ -16,15 +16,15 @@ from envkit.types.sandboxes import Cause
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one completion.
+    """Sampling parameters of one completion.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_p: Smallest set of tokens whose probability reaches this is kept, in (0, 1].
-        top_k: Number of likeliest tokens kept; 0 keeps all.
-        max_tokens: Bound on the completion, in tokens.
-        stop: Token ids that end the completion (and belong to it).
-        seed: The completion is a function of prompt, weights, parameters and this.
+        temperature: Divides the logits; 0 is greedy.
+        top_p: Keeps the smallest set of tokens whose probability reaches this, in (0, 1].
+        top_k: Keeps this many likeliest tokens; 0 keeps all.
+        max_tokens: Maximum length of the completion in tokens.
+        stop: Token ids that end the completion, and are part of it.
+        seed: With prompt, weights and parameters it determines the completion.
     """
 
     temperature: float = 1.0
@@ -43,17 +43,16 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` was reached."""
     ABORTED = "aborted"
-    """The engine was told to stop; the tokens so far are valid."""
+    """The engine was stopped; the tokens so far are valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine returned.
+    """A completion of an engine.
 
     Attributes:
         token_ids: Sampled tokens [N].
-        logprobs: Their log-probabilities (nats) [N] under the distribution that was sampled from, before top-p and
-            top-k but after temperature.
+        logprobs: Their log-probabilities (nats) [N] after temperature, before top-p and top-k.
         finish: Why it ended.
         versions: Policy version of the tokens, as ranges of (version, number of tokens) in order.
     """
@@ -66,17 +65,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion and the step that it caused.
+    """One completion and its step.
 
     Attributes:
-        new_ids: Tokens since the last completion (observation and its frame); the whole prompt where `starts_sample`.
-        completion: What the policy said.
-        action: What was handed to the world.
-        step: What the world answered; None when the episode was cut off before it did.
-        generate_s: Seconds that the completion took.
-        step_s: Seconds that the step took.
-        starts_sample: Whether the prompt of this turn does not continue the tokens of the turn before, so that a new
-            sample begins here. The first turn always begins one.
+        new_ids: Tokens since the last completion (observation and its frame); the whole prompt if `starts_sample`.
+        completion: The policy's completion.
+        action: The text sent to the environment.
+        step: The environment's answer; None if the episode was cut off before it.
+        generate_s: Duration of the completion in seconds.
+        step_s: Duration of the step in seconds.
+        starts_sample: Whether a new sample begins here because the prompt does not continue the previous tokens; always
+            true for the first turn.
     """
 
     new_ids: tuple[int, ...]
@@ -93,8 +92,8 @@ class Exchange:
     """An observation and the completion that answered it.
 
     Attributes:
-        observation: What the policy saw.
-        said: Tokens of its completion [N].
+        observation: The observation.
+        said: Tokens of the completion [N].
     """
 
     observation: Observation
@@ -103,11 +102,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is put before a completion.
+    """The prompt of a completion.
 
     Attributes:
-        ids: Tokens that follow the last completion; the whole prompt where `starts_sample`.
-        starts_sample: Whether the prompt does not continue the tokens of the turn before.
+        ids: Tokens that follow the last completion; the whole prompt if `starts_sample`.
+        starts_sample: Whether the prompt does not continue the previous tokens.
     """
 
     ids: tuple[int, ...]
@@ -115,28 +114,28 @@ class Prompt:
 
 
 class StopReason(StrEnum):
-    """Why an episode is over."""
+    """Why an episode ended."""
 
     TERMINATED = "terminated"
-    """The world ended it."""
+    """The environment ended it."""
     TRUNCATED = "truncated"
-    """The world's own limit was reached."""
+    """The environment's own limit was reached."""
     MAX_TURNS = "max_turns"
-    """The caller's limit of turns was reached."""
+    """The caller's turn limit was reached."""
     MAX_TOKENS = "max_tokens"
-    """The next prompt would not fit into the caller's limit of tokens."""
+    """The next prompt exceeds the caller's token limit."""
     TIMEOUT = "timeout"
-    """A step or the whole episode took longer than the caller allowed."""
+    """A step or the whole episode exceeded the caller's timeout."""
     ENV_ERROR = "env_error"
-    """The world raised."""
+    """The environment raised."""
     SANDBOX_LOST = "sandbox_lost"
-    """The sandbox died under it; the episode is void."""
+    """Its sandbox was lost; the episode is void."""
     NO_COMPLETION = "no_completion"
-    """The model's endpoint did not answer, however often it was asked; the episode is void."""
+    """The model's endpoint did not answer after all retries; the episode is void."""
 
     @property
     def is_void(self) -> bool:
-        """Whether the episode says nothing about the policy, so that no loss may come from it."""
+        """Whether the episode is no evidence about the policy, and must not be trained on."""
         return self in (
             StopReason.TIMEOUT,
             StopReason.ENV_ERROR,
@@ -150,15 +149,15 @@ class Trajectory:
     """The record of one episode.
 
     Attributes:
-        task: What was played.
+        task: Its task.
         member: Index in its group, from 0.
-        turns: What happened [T].
-        stop: Why it is over.
+        turns: Its turns [T].
+        stop: Why it ended.
         reward: Sum of the rewards.
-        metrics: The world's own metrics, folded over the episode.
-        error: One line when infrastructure failed, otherwise None.
-        start: What the environment answered to reset; None when the episode was lost before.
-        cause: Why its sandbox was lost, if it was and that is known.
+        metrics: The environment's own metrics, aggregated over the episode.
+        error: One line if infrastructure failed, otherwise None.
+        start: Result of the reset; None if the episode was lost before it.
+        cause: Why its sandbox was lost; None if it was not, or if unknown.
     """
 
     task: Task
@@ -174,7 +173,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All plays of one task that are compared with each other [G]."""
+    """The episodes of one task, whose rewards are compared [G]."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
@@ -182,17 +181,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A token sequence to learn from.
+    """A token sequence for training.
 
     Attributes:
-        group: Key that samples of the same task share.
+        group: Key of the task, shared by its samples.
         token_ids: Whole sequence [L].
-        mask: 1 on tokens that the policy produced, 0 on prompt and observation [L].
+        mask: 1 on tokens of the policy, 0 on prompt and observation [L].
         logprobs: Behaviour log-probabilities (nats), 0 where the mask is 0 [L].
-        turn_ids: Number of the episode's turn that a token belongs to [L].
+        turn_ids: Turn number of each token [L].
         rewards: Reward of each turn of the whole episode [T].
         versions: Policy version of each token, -1 where the mask is 0 [L].
-        episode: Number that the samples of one episode share, and no others that are learned from with them.
+        episode: Number of the episode, unique within an update.
     """
 
     group: str
@@ -210,9 +209,9 @@ class Weights:
     """A version of the policy's weights.
 
     Attributes:
-        version: Number of train steps behind them.
-        location: Path of a folder or safetensors file that the engine can read; empty if it copies them from the
-            trainer's model in its own process.
+        version: Number of train steps that produced them.
+        location: Path of a folder or safetensors file for the engine; empty if it copies them from the trainer's model
+            in the same process.
     """
 
     version: int

@@ -1,7 +1,7 @@
-"""Wrappers around worlds of text: each is a ``gymnasium.Wrapper`` and goes around any ``gymnasium.Env`` of text.
+"""Wrappers for text environments: each is a ``gymnasium.Wrapper`` for any text ``gymnasium.Env``.
 
-What Gymnasium's own do well (``TimeLimit``, ``TransformObservation``, ``TransformReward``, ``RecordEpisodeStatistics``)
-is not here once more.
+They do not repeat Gymnasium's own (``TimeLimit``, ``TransformObservation``, ``TransformReward``,
+``RecordEpisodeStatistics``).
 """
 
 from envkit.wrappers.answers import FormatPenalty, StrictAnswer

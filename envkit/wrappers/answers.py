@@ -1,4 +1,4 @@
-"""Answers: how strictly their form is taken, and what a bad one costs."""
+"""Wrappers for the format of answers: strict parsing, and a penalty."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _THOUGHT = ["<think>", "</think>"]
 
 
 class FormatPenalty(TextWrapper):
-    """An answer that the world could not read (``info["action_is_valid"]`` is false) costs `penalty`.
+    """Subtracts `penalty` from the reward of an invalid answer (``info["action_is_valid"]`` is false).
 
-    Adds the metric ``format_penalty`` (mean): what was subtracted.
+    Adds the metric ``format_penalty`` (mean): the subtracted amount.
 
     Args:
-        env: A world of text that reports ``action_is_valid``.
+        env: A text environment that reports ``action_is_valid``.
         penalty: At least 0.
-        ends_episode: Whether such an answer also ends the episode, as terminated (GEM's rule).
+        ends_episode: Whether an invalid answer also terminates the episode (GEM's rule).
     """
 
     def __init__(self, env: TextEnv, penalty: float, *, ends_episode: bool = False) -> None:
@@ -40,14 +40,14 @@ class FormatPenalty(TextWrapper):
 
 
 class StrictAnswer(TextWrapper):
-    """Only a reply that is nothing but ``<answer>...</answer>`` reaches the world; any other counts as empty there.
+    """Passes on a reply only if it is exactly ``<answer>...</answer>``; any other reply becomes empty.
 
-    Worlds themselves are lenient: they look for an answer anywhere in a reply. Adds the metric ``format_is_valid``
+    Environments themselves are lenient: they accept an answer anywhere in a reply. Adds the metric ``format_is_valid``
     (mean).
 
     Args:
-        env: A world of text.
-        think: Whether ``<think>...</think>`` has to come before the answer; the world sees the answer alone.
+        env: A text environment.
+        think: Whether ``<think>...</think>`` must precede the answer; the environment gets the answer alone.
     """
 
     def __init__(self, env: TextEnv, *, think: bool = False) -> None:
@@ -61,14 +61,14 @@ class StrictAnswer(TextWrapper):
 
 
 def strict_answer(reply: str, *, think: bool) -> str | None:
-    """Return the ``<answer>...</answer>`` that `reply` consists of; None when its form is another.
+    """Return the ``<answer>...</answer>`` that `reply` consists of; None if it has another form.
 
-    White space around the parts is free, and tags may be in any case. The work is one pass over the text.
+    Whitespace around the parts is allowed, and tags are case-insensitive. Takes one pass over the text.
     """
     tags = [(found[0].lower(), found.start(), found.end()) for found in islice(_TAGS.finditer(reply), 5)]
     if [tag for tag, _, _ in tags] != (_THOUGHT if think else []) + ["<answer>", "</answer>"]:
         return None
-    # Outside the pairs there is nothing but white space.
+    # Only whitespace is allowed outside the pairs.
     ends = [0, *(end for _, _, end in tags[1::2])]
     starts = [*(start for _, start, _ in tags[::2]), len(reply)]
     if any(reply[end:start].strip() for end, start in zip(ends, starts, strict=True)):

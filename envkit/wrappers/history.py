@@ -1,4 +1,4 @@
-"""History: observations that carry what has happened so far, for policies that read each one alone."""
+"""History: observations that contain the episode so far, for policies that see one observation at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envkit.spaces import Utf8Text
 from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper, longest_text
 
 PARSED_ACTION = "parsed_action"
-"""Where ``info`` holds the part of a reply that was used, when it was not all of it (as in GEM)."""
+"""Key in ``info`` for the used part of a reply, if not all of it was used (as in GEM)."""
 
 _LONGEST = 1 << 20
 
@@ -21,8 +21,8 @@ class PastTurn(NamedTuple):
     """An episode so far.
 
     Attributes:
-        first: The first observation, with which the rules come.
-        omitted: Turns between that and the first of `turns`.
+        first: The first observation, which contains the rules.
+        omitted: Number of turns between that and the first of `turns`.
         turns: Reply and observation of each turn, oldest first.
     """
 
@@ -36,20 +36,20 @@ Message = dict[str, str]
 
 
 def observations(past: PastTurn) -> str:
-    """Write what was observed, with an empty line between two observations."""
+    """Return all observations, separated by empty lines."""
     return "\n\n".join([_opening(past), *(observation for _, observation in past.turns)])
 
 
 def transcript(past: PastTurn) -> str:
-    """Write what was observed and what was replied, with an empty line between any two."""
+    """Return all observations and replies, separated by empty lines."""
     return "\n\n".join([_opening(past), *(text for turn in past.turns for text in turn)])
 
 
 class chat:  # noqa: N801 - a style like the others, which are functions
-    """Write a chat: observations are the user's messages, replies the assistant's.
+    """Style that renders a chat: observations are the user's messages, replies the assistant's.
 
     Args:
-        render: Turns messages, ``{"role": ..., "content": ...}`` each, into the prompt. For transformers' tokenizers:
+        render: Converts messages, ``{"role": ..., "content": ...}`` each, to the prompt. For transformers' tokenizers:
             ``functools.partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)``.
     """
 
@@ -65,21 +65,20 @@ class chat:  # noqa: N801 - a style like the others, which are functions
 
 
 class History(TextWrapper):
-    """Every observation is the episode so far, as `style` writes it.
+    """Replaces each observation by the episode so far, as `style` formats it.
 
-    The first observation always stays, since the rules stand there. Of the turns after it the last `limit` stay, and
-    fewer where a text would leave the observation space; a line then says how many are not shown. A reply longer than
-    a quarter of that is cut. The world may say, under ``info["parsed_action"]``, what part of a reply it used, and only
-    that is kept.
+    It always contains the first observation, which has the rules, and the last `limit` turns, or fewer if the text
+    would exceed the observation space; a line then gives the number of omitted turns. A reply longer than a quarter of the
+    space is cut. If the environment reports the used part of a reply in ``info["parsed_action"]``, only that is kept.
 
     Args:
-        env: A world of text.
+        env: A text environment.
         style: `observations`, `transcript`, `chat`, or any function of a `PastTurn`.
-        limit: Turns that are shown, at least 1; None shows all.
+        limit: Number of turns to show, at least 1; None for all.
 
     Raises:
-        UsageError: `limit` is below 1, or `style` is no style; or, at a reset or step, it writes no text, or too much
-            even about one turn.
+        UsageError: `limit` is below 1, or `style` is not a style; or, at a reset or step, the style returns no text, or
+            too much even for one turn.
     """
 
     def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:
@@ -87,7 +86,7 @@ class History(TextWrapper):
         given: object = style
         if isinstance(given, type) or not callable(given):
             hint = "chat(render)" if given is chat else "transcript"
-            raise UsageError(f"style: must be a function of a Past, such as {hint}, got {style!r}")
+            raise UsageError(f"style: must be a function of a PastTurn, such as {hint}, got {style!r}")
         if limit is not None and limit < 1:
             raise UsageError(f"limit: must be at least 1, got {limit}")
         self._style = style
@@ -109,7 +108,7 @@ class History(TextWrapper):
         return self._write(), reward, terminated, truncated, info
 
     def _shortened(self, reply: str) -> str:
-        """Return so much of a reply that it and an observation always fit."""
+        """Return a reply, cut so that it always fits beside an observation."""
         most = self._longest // 4
         return reply if len(reply) <= most else f"{reply[:most]} [{len(reply) - most:,} more characters are cut]"
 
@@ -117,11 +116,11 @@ class History(TextWrapper):
         while True:
             text: object = self._style(PastTurn(self._first, self._count - len(self._turns), tuple(self._turns)))
             if not isinstance(text, str):
-                raise UsageError(f"style: must write text, got {reprlib.repr(text)}")
+                raise UsageError(f"style: must return text, got {reprlib.repr(text)}")
             if len(text) <= self._longest:
                 return text
             if len(self._turns) <= 1:
-                raise UsageError(f"style: wrote {len(text):,} characters about one turn; {self._longest:,} have room")
+                raise UsageError(f"style: returned {len(text):,} characters for one turn (limit {self._longest:,})")
             self._turns.popleft()
 
 

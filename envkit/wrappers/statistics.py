@@ -1,4 +1,4 @@
-"""Statistics: what an episode came to, told with its last step."""
+"""Statistics of an episode in the info of its last step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper
 
 
 class EpisodeStatistics(TextWrapper):
-    """The last step's ``info["episode"]`` tells of the whole episode.
+    """Adds ``info["episode"]`` to the last step: statistics of the whole episode.
 
-    It holds ``r`` (sum of the rewards), ``l`` (steps) and every metric that the world names, folded as the world says:
-    mean, last or sum. The keys are those of Gymnasium's ``RecordEpisodeStatistics``, which adds the time; that one goes
-    inside this one.
+    It contains ``r`` (sum of the rewards), ``l`` (number of steps) and each metric of the environment, aggregated as
+    declared: mean, last or sum. The keys are those of Gymnasium's ``RecordEpisodeStatistics``, which adds the time; put
+    that one inside this one.
     """
 
     def __init__(self, env: TextEnv) -> None:

@@ -1,4 +1,4 @@
-"""Tools: replies that go to a calculator, a search or a sandbox instead of the world, as long as a budget lasts."""
+"""Tools: replies that call a calculator, a search or a sandbox instead of the environment, within a budget."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ROOM_FOR_NOTES = 200
 
 
 class ToolResult(NamedTuple):
-    """What a tool did.
+    """Result of a tool call.
 
     Attributes:
-        output: What the policy observes.
-        used: The part of the reply that counts: up to the end of the call. What follows it was written before its
-            result was known, and does not belong into a history.
+        output: The observation for the policy.
+        used: The used part of the reply: up to the end of the call. Text after the call was written without its result,
+            and does not belong in a history.
         is_error: Whether it failed.
     """
 
@@ -30,40 +30,40 @@ class ToolResult(NamedTuple):
 
 
 class Tool(Protocol):
-    """Something that a reply can call.
+    """A tool that a reply can call.
 
     Attributes:
         name: Its name in ``info``.
-        instructions: What the policy is told about it.
+        instructions: Its instructions for the policy.
     """
 
     name: str
     instructions: str
 
     def run(self, reply: str) -> ToolResult | None:
-        """Run the call in `reply`; None when it holds none. Whatever can hang in it needs a deadline of its own."""
+        """Run the call in `reply`; None if there is none. The tool must set its own timeouts."""
         ...
 
 
 class ToolUse(TextWrapper):
-    """A reply that calls a tool is a turn of its own: the world does not move, and the tool's output is observed.
+    """Runs the tool that a reply calls, in a turn of its own: the observation is the tool's output.
 
-    Every other reply goes to the world, as do all when the budget is spent; each output says what is left of it. A tool
-    that raises is an observation, too. ``info`` counts ``tool_uses`` and ``tool_errors`` of the episode, and
-    ``tool_uses_NAME`` for each tool; all are metrics (last).
+    All other replies go to the environment, as do all replies once the budget is spent; each output states the rest of
+    the budget. An exception of a tool is an observation, too. ``info`` counts ``tool_uses`` and ``tool_errors`` of the
+    episode, and ``tool_uses_NAME`` for each tool; all are metrics (last).
 
     Args:
-        env: A world of text.
-        tools: Asked in this order; the first whose call a reply holds is run.
-        max_uses: Budget of an episode, at least 1.
-        reward: Of a turn with a tool that worked.
-        error_reward: Of a turn with a tool that failed.
-        instructions: Whether the first observation ends with what the tools say about themselves.
-        max_output: Characters of an output after which it is cut.
+        env: A text environment.
+        tools: The tools, tried in this order; the first one that the reply calls is run.
+        max_uses: Budget per episode, at least 1.
+        reward: Reward of a turn with a successful tool call.
+        error_reward: Reward of a turn with a failed tool call.
+        instructions: Whether to append the tools' instructions to the first observation.
+        max_output: Maximum characters of an output, which is cut.
 
     Raises:
-        UsageError: There is no tool, one lacks something, two have one name, or a bound is below 1; or, at a step, a
-            tool returns something else than a `ToolResult` of text.
+        UsageError: No tools, an incomplete tool, a duplicate name, or a limit below 1; or, at a step, a tool returns
+            anything but a `ToolResult` of text or None.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class ToolUse(TextWrapper):
             max_output=max_output,
         )
         if not tools or len(set(names)) < len(names):
-            raise UsageError(f"tools: must be at least one, each with a name of its own, got {[t.name for t in tools]}")
+            raise UsageError(f"tools: must be at least one, with unique names, got {[t.name for t in tools]}")
         if min(max_uses, max_output) < 1:
             raise UsageError(f"max_uses and max_output: must be at least 1, got {max_uses} and {max_output}")
         self._tools = tuple(tools)
         self._max_uses = max_uses
         self._reward, self._error_reward = reward, error_reward
         self._max_output = max_output
-        told = [tool.instructions for tool in tools]
-        told.append(f"You can use {'it' if len(tools) == 1 else 'them'} {max_uses} times in all.")
-        self._instructions = "\n\n" + "\n".join(told) if instructions else ""
+        lines = [tool.instructions for tool in tools]
+        lines.append(f"You can use {'it' if len(tools) == 1 else 'them'} {max_uses} times in all.")
+        self._instructions = "\n\n" + "\n".join(lines) if instructions else ""
         self._counts = dict.fromkeys(["tool_uses", "tool_errors", *names], 0)
         self._moves: Any = None
         longest = longest_text(env) + len(self._instructions)
@@ -139,7 +139,7 @@ class ToolUse(TextWrapper):
 def _run(tool: Tool, reply: str) -> ToolResult | None:
     try:
         result: object = tool.run(reply)
-    except Exception as error:  # whatever a stranger's tool raises, the episode goes on
+    except Exception as error:  # the episode continues whatever a tool raises
         return ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", reply, is_error=True)
     if result is None:
         return None
@@ -153,4 +153,4 @@ def _check_tool(tool: object) -> None:
     is_tool = isinstance(name, str) and isinstance(instructions, str) and callable(getattr(tool, "run", None))
     if not is_tool or isinstance(tool, type):
         hint = f"; make one: {tool.__name__}()" if isinstance(tool, type) else ""
-        raise UsageError(f"tools: a tool has a name, instructions and run, got {tool!r}{hint}")
+        raise UsageError(f"tools: a tool needs name, instructions and run, got {tool!r}{hint}")

@@ -1,4 +1,4 @@
-"""What every wrapper here does: it knows whether an episode is running, and tells what it measures."""
+"""Base of the wrappers: tracks whether an episode is running, and declares metrics."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ TextStep: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """A wrapper of a world of text.
+    """A wrapper of a text environment.
 
     Args:
-        env: The world, or what is wrapped around it.
-        metrics: What this wrapper adds to ``info``, and how each is folded over an episode.
-        arguments: The wrapper's own arguments, so that Gymnasium can make it again from a spec.
+        env: The environment, or a wrapper of it.
+        metrics: Metrics that this wrapper adds to ``info``, and how each is aggregated over an episode.
+        arguments: The wrapper's own arguments, so that Gymnasium can recreate it from a spec.
 
     Raises:
-        TypeError: The world is not read and answered in text.
+        TypeError: The observation or action space is not text.
     """
 
     def __init__(self, env: TextEnv, *, metrics: Mapping[str, Fold] | None = None, **arguments: Any) -> None:
         RecordConstructorArgs.__init__(self, **arguments)
         gymnasium.Wrapper.__init__(self, env)
-        for space, way in ((env.observation_space, "observed"), (env.action_space, "answered")):
+        for space, kind in ((env.observation_space, "observation"), (env.action_space, "action")):
             if not isinstance(space, (Utf8Text, gymnasium.spaces.Text)):
-                raise TypeError(f"{type(self).__name__} goes around worlds of text; this one is {way} in {space}")
+                raise TypeError(
+                    f"{type(self).__name__} needs a text environment; this one has the {kind} space {space}"
+                )
         if metrics:
             self.metadata = {**env.metadata, "metrics": {**env.metadata.get("metrics", {}), **metrics}}
         self._is_running = False
@@ -52,16 +54,16 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return step
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return what `reset` returns, given what the world returned."""
+        """Return the result of `reset`, from that of the environment."""
         return observation, info
 
     def _played(self, action: str) -> TextStep:
-        """Return what `step` returns."""
+        """Return the result of `step`."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward), terminated, truncated, info
 
 
 def longest_text(env: TextEnv) -> int:
-    """Return the characters of the longest observation of `env`, which a `TextWrapper` goes around."""
+    """Return the maximum length in characters of an observation of `env`, a text environment."""
     assert isinstance(env.observation_space, (Utf8Text, gymnasium.spaces.Text))
     return env.observation_space.max_length

@@ -149,7 +149,7 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
         ("env.options={slop: 1}", "env.options.slop: no such option; did you mean 'slip'?"),
         ("algorithm.preset=grp", "algorithm.preset: no algorithm is called 'grp'; did you mean 'grpo'?"),
         ("trainer.stps=3", "trainer.stps: no such key; did you mean 'steps'?"),
-        ("trainer", "trainer: must read section.key=value"),
+        ("trainer", "trainer: must have the form section.key=value"),
     ],
 )
 def test_a_problem_that_comes_with_set_is_told_likewise(call: Call, tmp_path: Path, override: str, line: str) -> None:

@@ -70,14 +70,14 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> Non
         ("env:\n\tid: x", "line 2, column 1: not YAML: a tab; indent with spaces"),
         (
             "a: b: c",
-            "line 1, column 5: not YAML: a ': ' after what is no key; quote the value",
+            "line 1, column 5: not YAML: unexpected ': '; quote the value",
         ),
         ("env: 'x", "line 1, column 8: not YAML: the quote of line 1, column 6 is not closed"),
         ("env:\n  id: x\n trainer: 3", "line 3, column 2: not YAML: not indented like the lines above it"),
         ("env: {id: x}\nseed 3\ntrainer: {}", "line 3, column 1: not YAML: line 2 has no ': ' after its key"),
         ("env: *nobody", "line 1, column 6: not YAML: found undefined alias 'nobody'"),
         ("env: !!python/none x", "line 1, column 6: not YAML: "),
-        ("env: \x01", "not YAML: a character that no text has"),
+        ("env: \x01", "not YAML: it contains a control character"),
     ],
 )
 def test_what_is_not_yaml_is_named_with_its_place_in_one_line(text: str, said: str, tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_keys_that_stand_twice_in_one_place_are_all_named_with_their_lines(tmp_p
     text = "env: {id: FrozenLake-v0, options: {size: 4, size: 8}}\nseed: 1\nrollout:\n  group_size: 4\nseed: 2\n"
     file = tmp_path / "run.yaml"
     assert problems(tmp_path, text) == [
-        f"{file}: line 1: the key size is there already, in line 1; remove one of the two",
-        f"{file}: line 5: the key seed is there already, in line 2; remove one of the two",
+        f"{file}: line 1: duplicate key size (first in line 1); remove one of the two",
+        f"{file}: line 5: duplicate key seed (first in line 2); remove one of the two",
     ]
     assert problems(tmp_path, MINIMAL, "rollout={group_size: 4, group_size: 8}") == [
         "rollout: '{group_size: 4, group_size: 8}' has the key group_size twice"
@@ -104,9 +104,7 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     path.write_text("node:\n  max_sandboxes: 4\n  max_sandboxes: 400\n")
     with pytest.raises(ConfigError) as caught:
         serving.read(path, [], {})
-    assert caught.value.problems == (
-        f"{path}: line 3: the key max_sandboxes is there already, in line 2; remove one of the two",
-    )
+    assert caught.value.problems == (f"{path}: line 3: duplicate key boxes (first in line 2); remove one of the two",)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +245,8 @@ def test_an_override_can_name_the_environment_of_a_file_that_does_not(tmp_path: 
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("trainer.steps", "trainer.steps: must read section.key=value"),
-        ("=3", "=3: must read section.key=value"),
+        ("trainer.steps", "trainer.steps: must have the form section.key=value"),
+        ("=3", "=3: must have the form section.key=value"),
         ("seed.x=3", "seed.x: seed is a value and has no keys"),
         ("env.id.x.y=3", "env.id.x.y: id is a value and has no keys"),
         ("trainer.steps=[1", "trainer.steps: '[1' is not YAML"),
@@ -264,7 +262,7 @@ def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path
 @pytest.mark.parametrize("name", ["tokenize", "chat_template", "add_generation_prompt", "tools", "conversation"])
 def test_an_argument_of_the_template_that_envkit_sets_is_refused_by_name(name: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, MINIMAL, "renderer.template.enable_thinking=false", f"renderer.template.{name}=1")
-    assert found == f"renderer.template: {name} is reserved: envkit sets it; remove it"
+    assert found == f"renderer.template: {name} is not an argument of the template; envkit sets it"
 
 
 @pytest.mark.parametrize("history", [0, -1, 1.5, True, "some", None])

@@ -38,7 +38,7 @@ WRONG = [
     ("train good.yaml --output run", 2, "run: holds config.yaml, which no run made; choose another folder"),
     # Keys and values of a training file.
     ("train good.yaml --set trainer.step=3", 2, "trainer.step: no such key; did you mean 'steps'?"),
-    ("train good.yaml --set trainer.steps", 2, "trainer.steps: must read section.key=value"),
+    ("train good.yaml --set trainer.steps", 2, "trainer.steps: must have the form section.key=value"),
     ("check good.yaml --set trainer.steps=many", 2, "trainer.steps: must be a whole number, got 'many'"),
     ("check good.yaml --set trainer.learning_rate=fast", 2, "must be a number, got 'fast'"),
     ("check good.yaml --set trainer.learning_rate=-1", 2, "trainer.learning_rate: must be above 0, got -1"),
@@ -90,7 +90,7 @@ WRONG = [
     ("serve --backend none --state state --port PORT", 2, "is in use; choose another one, or 0 for any free port"),
     ("serve --config nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
     ("serve --config fleet.yaml", 2, "listen.port: must be at most 65535, got 70000"),
-    ("serve --config webhook.yaml", 2, "alerts.webhook: must be the address of a page, such as https://"),
+    ("serve --config webhook.yaml", 2, "alerts.webhook: must be an http or https URL, such as https://"),
     ("serve --set listen.prot=1", 2, "listen.prot: no such key; did you mean 'port'?"),
     ("serve --set limits.calls_per_s=0", 2, "limits.calls_per_s: must be above 0, got 0"),
     ("serve --host 0.0.0.0 --port 0 --state state", 2, "there are no tokens; create one with"),

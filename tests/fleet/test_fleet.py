@@ -94,7 +94,7 @@ def test_a_call_that_does_not_get_through_raises_what_the_sandbox_died_of() -> N
 
         async with yard.fleet(boxes=1, slots_per_sandbox=1) as host, host.lease(TASK) as episode:
             await die_later(yard.boxes[0])
-            with pytest.raises(SandboxLostError, match="box-0 lost: cannot be reached: connection refused"):
+            with pytest.raises(SandboxLostError, match="box-0 lost: unreachable: connection refused"):
                 await episode.reset()
             assert clock.now() == pytest.approx(0.5 + 1.0)
             with pytest.raises(SandboxLostError, match="cannot be reached"):
@@ -251,7 +251,7 @@ def test_leases_do_not_wait_for_ever_for_a_box_that_never_answers() -> None:
         async with yard.fleet(boxes=1, slots_per_sandbox=1, restarts=RestartBudget(restarts=100)) as host:
             yard.boxes[0].die("killed")
             await anyio.sleep(1)
-            with pytest.raises(SandboxStartError, match=r"since 30 s; last: sandbox box-\d did not .* within 10 s"):
+            with pytest.raises(SandboxStartError, match=r"for 30 s; last: sandbox box-\d did not .* within 10 s"):
                 async with host.lease(TASK):
                     pytest.fail("no box is healthy")
             assert clock.now() == pytest.approx(0.5 + 30)
@@ -394,5 +394,5 @@ def test_only_a_box_that_was_ready_can_be_lost() -> None:
 
 
 def test_a_box_that_is_gone_does_not_come_back() -> None:
-    with pytest.raises(ValueError, match="a box that is lost cannot have answered"):
+    with pytest.raises(ValueError, match="invalid event answered for a worker that is lost"):
         after(SandboxState.LOST, WorkerEvent.ANSWERED)

@@ -243,7 +243,7 @@ def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, 
     if statement.startswith("drop"):
         assert kept_in(path) == []  # it is made anew
         return
-    with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away: "):
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away\. "):
         kept_in(path)
 
 
@@ -258,14 +258,14 @@ def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:] = bytes(len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"fleet\.sqlite is (damaged|no ledger)"):
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is (damaged|not an envkit ledger)"):
         kept_in(path)
 
 
 def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "pragma user_version = 9")
-    with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 2\); start that version"):
+    with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 3\); start that version"):
         kept_in(path)
     for place in (tmp_path, path / "deeper.sqlite"):
         with pytest.raises(UsageError, match=r"cannot persist leases in .*; choose another folder \(--state\)"):
@@ -275,7 +275,7 @@ def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_p
 def test_a_file_with_tables_and_no_number_is_older_and_refused(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "create table sandboxes (id text)")
-    with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 2\); start that version"):
+    with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 3\); start that version"):
         kept_in(path)
 
 

@@ -71,14 +71,14 @@ def test_a_limit_keeps_the_rules_and_the_newest_turns_and_says_what_is_missing()
     ],
 )
 def test_what_is_no_style_is_refused_at_once(style: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=f"style: must be a function of a Past, .*{told}"):
+    with pytest.raises(UsageError, match=f"style: must be a function of a PastTurn, .*{told}"):
         History(Echo(), style)
 
 
 def test_a_style_that_writes_tokens_is_refused() -> None:
     tokens: Any = list(range(1000))
     env = History(Echo(), chat(lambda messages: tokens))
-    with pytest.raises(UsageError, match=r"style: must write text, got \[0, 1, 2, 3, 4, 5, \.\.\.\]"):
+    with pytest.raises(UsageError, match=r"style: must return text, got \[0, 1, 2, 3, 4, 5, \.\.\.\]"):
         env.reset()
 
 

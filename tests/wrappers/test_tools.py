@@ -122,7 +122,7 @@ def test_a_tool_that_returns_something_else_is_a_mistake_of_its_maker(result: An
     ("tool", "told"), [(Adder, r"Adder'>; make one: Adder\(\)"), ("adder", "'adder'"), (len, "len")]
 )
 def test_what_is_no_tool_is_refused(tool: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=f"tools: a tool has a name, instructions and run, got .*{told}"):
+    with pytest.raises(UsageError, match=f"tools: a tool needs name, instructions and run, got .*{told}"):
         ToolUse(Echo(), [tool])
 
 

@@ -105,9 +105,9 @@ def test_gymnasium_makes_a_wrapped_world_again_from_its_spec() -> None:
 
 @EVERY
 def test_worlds_that_are_not_text_are_refused(wrap: Callable[[Any], gymnasium.Env[str, str]]) -> None:
-    with pytest.raises(TypeError, match=r"goes around worlds of text; this one is observed in Box\("):
+    with pytest.raises(TypeError, match=r"needs a text environment; this one has the observation space Box\("):
         wrap(envkit.make("FrozenLake-v0", observation="grid"))
-    with pytest.raises(TypeError, match=r"goes around worlds of text; this one is answered in Discrete\(4\)"):
+    with pytest.raises(TypeError, match=r"needs a text environment; this one has the action space Discrete\(4\)"):
         wrap(envkit.make("FrozenLake-v0", action="index"))
 
 

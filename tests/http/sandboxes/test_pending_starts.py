@@ -56,7 +56,7 @@ def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing(
         for host in ("http://example.org", "not a host", "*"):
             refused = await client.put(A, json={"network": ["example.org", host]})
             assert (refused.status_code, refused.json()["type"]) == (422, "bad_option")
-            assert refused.json()["detail"].startswith(f"network: {host!r} is no name of a host, such as example.org")
+            assert refused.json()["detail"].startswith(f"network: {host!r} is not a host name, such as example.org")
         assert (await client.get("/v1/sandboxes")).json()["sandboxes"] == []
         assert (await client.put(A, json={"network": ["example.org", "*.example.org"]})).status_code == 200
 

@@ -172,7 +172,7 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
         (SandboxSpec(runtime="runsc"), "runtime 'runsc' is for docker"),
         (SandboxSpec(network="open", untrusted=True), "the host's own"),
         (SandboxSpec(network="closed"), "'none', 'open' or a tuple of hosts"),
-        (SandboxSpec(network=("not a host",)), "'not a host' is no name of a host"),
+        (SandboxSpec(network=("not a host",)), "'not a host' is not a host name"),
     ],
 )
 def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) -> None:

@@ -241,9 +241,9 @@ def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
         (SandboxSpec(network="open"), None),
         (SandboxSpec(network=("example.org", "*.example.org", "10.0.0.1")), None),
         (SandboxSpec(network="example.org"), "network='example.org' is refused"),
-        (SandboxSpec(network=("http://example.org",)), "'http://example.org' is no name of a host"),
-        (SandboxSpec(network=("*",)), "'*' is no name of a host"),
-        (SandboxSpec(network=("a*.example.org",)), "is no name of a host"),
+        (SandboxSpec(network=("http://example.org",)), "'http://example.org' is not a host name"),
+        (SandboxSpec(network=("*",)), "'*' is not a host name"),
+        (SandboxSpec(network=("a*.example.org",)), "is not a host name"),
         (SandboxSpec(network=("example.org",), detached=True), "a box that stays has no proxy"),
     ],
 )

@@ -217,5 +217,5 @@ def test_a_box_whose_network_cannot_be_does_not_start() -> None:
         async with LocalBackend() as backend:
             await backend.start(SandboxSpec(network=("http://example.org",)))
 
-    with pytest.raises(SandboxStartError, match="is no name of a host"):
+    with pytest.raises(SandboxStartError, match="is not a host name"):
         clock.run(main)
