@@ -191,7 +191,7 @@ def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
             await (await backend.attach(box.id)).release()
             assert open_files() == held
             await again.stop()
-            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
                 await backend.attach(box.id)
         assert containers_of(box.id) == []
 

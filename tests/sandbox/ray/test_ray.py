@@ -261,7 +261,7 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
             assert await again.read("kept") == b"x"
             await again.stop()
             assert sleepers(marker) == []
-            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
                 await backends[name].attach(box.id)
 
     run(main)
