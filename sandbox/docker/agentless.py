@@ -149,7 +149,7 @@ class AgentlessSandbox:
         if result.truncated_bytes:
             raise TooLargeError(f"{path} has more than {max_bytes} bytes")
         if result.exit_code != 0:
-            raise MissingFileError(f"{path}: {result.stderr.strip() or 'no such file'}")
+            raise MissingFileError(f"{path}: {result.stderr.strip() or 'there is no such file'}")
         return result.stdout_bytes
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:

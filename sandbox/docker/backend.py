@@ -186,7 +186,7 @@ class DockerBackend:
         await sandbox.reached(_ATTACH_S, observes=observes)
         return sandbox
 
-    async def dial(self, sandbox_id: str) -> socket.socket:
+    async def open_channel(self, sandbox_id: str) -> socket.socket:
         """Return a connected, non-blocking stream to a detached sandbox, which speaks the `AgentChannel` protocol.
 
         The caller closes it; the orphan timeout does not run while it is open. Raises as `attach`.

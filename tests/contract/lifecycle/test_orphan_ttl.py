@@ -152,7 +152,7 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         async with opened(lasting) as backend:
-            with closing(await backend.dial(stay.sandbox_id)) as door:
+            with closing(await backend.open_channel(stay.sandbox_id)) as door:
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
@@ -162,7 +162,7 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))
             with pytest.raises(SandboxError, match="there is no detached sandbox 'bwrap-nothere1' on this machine"):
-                await backend.dial("bwrap-nothere1")
+                await backend.open_channel("bwrap-nothere1")
 
     run(main)
 
