@@ -194,14 +194,14 @@ class NodeActor:
                     name, _, run = snapshot.rpartition("@")
                     if run != self._run:
                         raise SandboxRefusedError(
-                            f"sandbox {request_id}", f"there is no snapshot {snapshot!r} on this node"
+                            f"#{request_id}", f"there is no snapshot {snapshot!r} on this node"
                         )
                     sandbox = await self._backend.restore(name, seen)
             finally:
                 del self._starting[request_id]
             assert isinstance(sandbox, AgentSandbox)  # others cannot be detached
             return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, spec.detached, clock.now()))
-        raise SandboxStartError(f"sandbox {request_id}", "the start was cancelled")
+        raise SandboxStartError(f"#{request_id}", "the start was cancelled")
 
     async def _attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
         sandbox = await self._backend.attach(sandbox_id)
