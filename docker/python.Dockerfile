@@ -1,5 +1,5 @@
-# envkit/python: Python and the packages that are named, for programs that need no envkit inside.
-# `envkit image build python --with PACKAGE` makes the folder that this is built in: packages as wheels.
+# envkit/python: Python and the named packages, for programs that need no envkit inside.
+# `envkit image build python --with PACKAGE` makes the build context: packages as wheels.
 ARG BASE
 FROM ${BASE} AS install
 ARG BUILD

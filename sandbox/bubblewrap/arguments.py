@@ -67,19 +67,19 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
     """Return why bubblewrap cannot run on this machine, in one line; None if it can. Blocks for milliseconds.
 
     Args:
-        user_namespace: File descriptor of the user namespace to use; None for the default of `options`.
+        user_namespace: File descriptor of the user namespace to use; None for the default.
     """
     if sys.platform != "linux":
         return "bubblewrap exists only on Linux"
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (apt install bubblewrap)"
-    look = [*_namespaces(BwrapOptions(Path("/"), 1)), *_host_system(), *_kernel(), "--size", "4096", "--tmpfs", "/tmp"]
+    probe = [*_namespaces(BwrapOptions(Path("/"), 1)), *_host_system(), *_kernel(), "--size", "4096", "--tmpfs", "/tmp"]
     if user_namespace is not None:
-        look += ["--userns", str(user_namespace)]
+        probe += ["--userns", str(user_namespace)]
     try:
         done = subprocess.run(
-            [program, *look, "--", "/bin/sh", "-c", "exit 0"],
+            [program, *probe, "--", "/bin/sh", "-c", "exit 0"],
             env={},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -113,12 +113,12 @@ def why_refused(spec: SandboxSpec) -> str | None:
     return None
 
 
-def python_in(look: BwrapOptions) -> str | None:
+def python_in(options: BwrapOptions) -> str | None:
     """Return the path of a Python that is visible in the sandbox; None if there is none."""
-    if look.image is not None:
-        return next((f"/{name}" for name in _PYTHONS if os.path.lexists(look.image / name)), None)
+    if options.image is not None:
+        return next((f"/{name}" for name in _PYTHONS if os.path.lexists(options.image / name)), None)
     ours = Path(sys.executable).resolve()
-    if any(ours.is_relative_to(shown) for shown in (*look.readable, "/usr")):
+    if any(ours.is_relative_to(shown) for shown in (*options.readable, "/usr")):
         return str(ours)
     return next((f"/{name}" for name in _PYTHONS if Path("/", name).exists()), None)
 
@@ -151,41 +151,41 @@ def writable_mib(disk_mib: int) -> dict[str, int]:
     }
 
 
-def options(look: BwrapOptions) -> list[str]:
+def bwrap_arguments(options: BwrapOptions) -> list[str]:
     """Return bubblewrap's options for a sandbox; the program follows them."""
-    parts = [*_namespaces(look)]
-    if look.image is None:
-        parts += [*_host_system(), "--ro-bind", str(look.etc), "/etc"]
+    parts = [*_namespaces(options)]
+    if options.image is None:
+        parts += [*_host_system(), "--ro-bind", str(options.etc), "/etc"]
         parts += [part for name in _ETC_FOLDERS for part in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
     else:
-        parts += _image_system(look.image)
+        parts += _image_system(options.image)
         for name in ("passwd", "group"):
-            if (look.image / "etc" / name).is_file():
-                parts += ["--ro-bind", str(look.etc / name), f"/etc/{name}"]
-    if look.is_online:
+            if (options.image / "etc" / name).is_file():
+                parts += ["--ro-bind", str(options.etc / name), f"/etc/{name}"]
+    if options.is_online:
         parts += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf"]
     parts += _kernel()
-    sizes = places_mib(look.disk_mib)
+    sizes = writable_mib(options.disk_mib)
     parts += [*_memory_folder("/dev/shm", sizes["/dev/shm"] << 20), "--remount-ro", "/dev"]
     parts += _memory_folder("/tmp", sizes["/tmp"] << 20)
-    for place in (WORK, SOCKETS):
-        parts += _memory_folder(place, sizes[place] << 20, mode="0755")  # to be given to the agent's user
+    for path in (WORK, SOCKETS):
+        parts += _memory_folder(path, sizes[path] << 20, mode="0755")  # chowned to the agent's user later
     parts += _memory_folder(GRADER_HOME, sizes[GRADER_HOME] << 20, mode="0700")
-    if look.stays:
+    if options.is_detached:
         parts += _memory_folder(CONTROL_DIR, _CONTROL_BYTES, mode="0700")
     # After /tmp, since they may be below it. Parent folders that bubblewrap creates by itself are for root only.
-    seen = [*((Path(shown), shown) for shown in look.readable), *look.views]
-    parts += [part for folder in _folders_above(tuple(place for _, place in seen)) for part in ("--dir", folder)]
-    for source, place in seen:
-        parts += ["--ro-bind", str(source), place]
+    seen = [*((Path(shown), shown) for shown in options.readable), *options.views]
+    parts += [part for folder in _folders_above(tuple(path for _, path in seen)) for part in ("--dir", folder)]
+    for source, path in seen:
+        parts += ["--ro-bind", str(source), path]
     return [*parts, "--remount-ro", "/", "--chdir", "/"]
 
 
-def _namespaces(look: BwrapOptions) -> list[str]:
+def _namespaces(options: BwrapOptions) -> list[str]:
     parts = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
-    if not look.is_online:
+    if not options.is_online:
         parts.append("--unshare-net")
-    if not look.stays:
+    if not options.is_detached:
         parts.append("--die-with-parent")
     parts += ["--new-session", "--as-pid-1", "--cap-drop", "ALL"]
     if os.geteuid() != 0:
@@ -194,9 +194,9 @@ def _namespaces(look: BwrapOptions) -> list[str]:
 
 
 @lru_cache(maxsize=32)
-def _folders_above(places: tuple[str, ...]) -> Sequence[str]:
+def _folders_above(paths: tuple[str, ...]) -> Sequence[str]:
     """Return the parent folders of `paths`, outermost first, except those that a sandbox has anyway."""
-    folders = dict.fromkeys(parent for place in places for parent in reversed(Path(place).parents))
+    folders = dict.fromkeys(parent for path in paths for parent in reversed(Path(path).parents))
     return [str(one) for one in folders if str(one) not in ("/", "/tmp") and not one.is_relative_to("/usr")]
 
 
@@ -213,22 +213,22 @@ def _image_system(image: Path) -> Iterator[str]:
             yield from _shown(entry, f"/{entry.name}")
 
 
-def _shown(path: Path, place: str) -> Iterator[str]:
+def _shown(path: Path, inside: str) -> Iterator[str]:
     if path.is_symlink():
-        yield from ("--symlink", str(path.readlink()), place)
+        yield from ("--symlink", str(path.readlink()), inside)
     elif path.exists():
-        yield from ("--ro-bind", str(path), place)
+        yield from ("--ro-bind", str(path), inside)
 
 
 def _kernel() -> Iterator[str]:
     yield from ("--proc", "/proc")
-    for name in _TELLS_OF_THE_HOST:
+    for name in _HIDDEN_PROC:
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
     # As root, /proc/sys would be writable and belongs to the host; no program needs to write below /proc.
     yield from ("--remount-ro", "/proc", "--dev", "/dev")
 
 
-def _memory_folder(place: str, size: int, *, mode: str = "1777") -> list[str]:
+def _memory_folder(path: str, size: int, *, mode: str = "1777") -> list[str]:
     """Return the options for a writable tmpfs of `size` bytes."""
-    return ["--perms", mode, "--size", str(size), "--tmpfs", place]
+    return ["--perms", mode, "--size", str(size), "--tmpfs", path]

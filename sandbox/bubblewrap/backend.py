@@ -68,9 +68,9 @@ class LocalBackend:
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
-        self._boxes = LiveSandboxes("bwrap")
+        self._sandboxes = LiveSandboxes("bwrap")
         self._readable = None if readable is None else list(readable)
-        self._places = (
+        self._cgroup_parents = (
             cgroups.find() if sys.platform == "linux" else cgroups.CgroupFolders(is_unified=False, parents={})
         )
         self._modules: Sequence[str] = ()
@@ -91,7 +91,7 @@ class LocalBackend:
         return {
             "isolation": True,
             "network": True,
-            **{name: name in self._places.parents for name in cgroups.CONTROLLERS},
+            **{name: name in self._cgroup_parents.parents for name in cgroups.CONTROLLERS},
             "disk": True,
             "uid": os.geteuid() == 0,
             "seccomp": self._filter is not None,
@@ -99,32 +99,32 @@ class LocalBackend:
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
         """Return the disks that sandboxes and snapshots need: MiB free, and MiB that must stay free."""
-        return self._boxes.disks()
+        return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Its image is a folder with a root file system."""
-        return await self._start(self._boxes.new_id(), spec, spec.command)
+        return await self._start(self._sandboxes.new_id(), spec, spec.command)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, taken by this backend; the command starts after they are restored."""
-        sandbox_id = self._boxes.new_id()
-        file = store.find(self._boxes.folder / "snapshots", snapshot)
+        """Start `spec` with the files of `snapshot`, taken by this backend; its command waits for the files."""
+        sandbox_id = self._sandboxes.new_id()
+        file = store.find(self._sandboxes.folder / "snapshots", snapshot)
         if file is None:
             raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
-        box = await self._start(sandbox_id, spec, store.waiting(spec.command))
-        await store.put_back(box, file, spec, _files_uid())
-        return box
+        sandbox = await self._start(sandbox_id, spec, store.waiting(spec.command))
+        await store.put_back(sandbox, file, spec, _files_uid())
+        return sandbox
 
     async def snapshot_bytes(self, snapshot: str) -> int:
         """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
-        return await clock.to_thread(store.size, self._boxes.folder / "snapshots", snapshot)
+        return await clock.to_thread(store.size, self._sandboxes.folder / "snapshots", snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
-        await clock.to_thread(store.remove, self._boxes.folder / "snapshots", snapshot)
+        await clock.to_thread(store.remove, self._sandboxes.folder / "snapshots", snapshot)
 
     async def staying(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of this machine's detached sandboxes, optionally of one ledger; "" selects no ledger."""
+        """Return the sorted ids of detached sandboxes here, optionally of one ledger; "" means without a ledger."""
         return await clock.to_thread(detached.ids, ledger)
 
     async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
@@ -136,47 +136,47 @@ class LocalBackend:
             SandboxError: No detached sandbox on this machine has this id.
             UnreachableError: It refuses the connection.
         """
-        held, first = _staying(sandbox_id, self._places)
+        supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
             ours = run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
         except OSError:
-            held.release()
+            supervised.release()
             raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
         except BaseException:
-            held.release()
+            supervised.release()
             raise
-        box = self._box(sandbox_id, ours, held, sockets, SandboxSpec(detached=True), disk_mib)
-        await box.reached(_ATTACH_S, observes=observes)
-        return box
+        sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, SandboxSpec(detached=True), disk_mib)
+        await sandbox.reached(_ATTACH_S, observes=observes)
+        return sandbox
 
-    async def dial(self, sandbox_id: str) -> socket.socket:
+    async def open_channel(self, sandbox_id: str) -> socket.socket:
         """Return a connected, non-blocking stream to a detached sandbox, which speaks the `AgentChannel` protocol.
 
         The caller closes it; the orphan timeout does not run while it is open. Raises as `attach`.
         """
-        held, first = _staying(sandbox_id, self._places)
+        supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
             return run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
         except OSError:
             raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
         finally:
-            held.release()
+            supervised.release()
 
     async def remove(self, sandbox_id: str) -> None:
         """End a detached sandbox, even an unresponsive one; raises `SandboxError` as `attach`."""
-        held, _ = _staying(sandbox_id, self._places)
-        await held.kill()
+        supervised, _ = _find_detached(sandbox_id, self._cgroup_parents)
+        await supervised.kill()
 
     async def _start(self, sandbox_id: str, spec: SandboxSpec, command: Sequence[str]) -> AgentSandbox:
-        look = self._look(spec)
-        refuse(sandbox_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=look.readable)
+        options = self._options(spec)
+        refuse(sandbox_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=options.readable)
         if (why := arguments.why_refused(spec)) is not None:
             raise SandboxRefusedError(sandbox_id, why)
-        if (why := self._hindrance()) is not None:
+        if (why := self._why_not_now()) is not None:
             raise SandboxStartError(sandbox_id, why)
-        python = arguments.python_in(look)
+        python = arguments.python_in(options)
         if python is None:
             cause = Cause(CauseKind.IMAGE_UNUSABLE, "the image has no Python 3, which the agent needs")
             raise SandboxRefusedError(sandbox_id, cause)
@@ -189,12 +189,12 @@ class LocalBackend:
             try:
                 if (own := await clock.to_thread(self._ranges.take)) is not None:
                     undo.callback(own.close)
-                held = supervisor.launch(
-                    look,
+                supervised = supervisor.launch(
+                    options,
                     agent.command(python),
                     stream=theirs,
                     filter_program=self._filter,
-                    group=cgroups.Cgroup(self._places, f"{self._boxes.folder.name}-{sandbox_id}"),
+                    group=cgroups.Cgroup(self._cgroup_parents, f"{self._sandboxes.folder.name}-{sandbox_id}"),
                     limits=self._limits(spec),
                     uids=own,
                 )
@@ -203,35 +203,35 @@ class LocalBackend:
             undo.pop_all()
         try:
             if spec.detached:
-                held.group.transfer_to(held.pid)
-                sandbox_id, held.folder = detached.begin(held.pid)
+                supervised.group.transfer_to(supervised.pid)
+                sandbox_id, supervised.folder = detached.begin(supervised.pid)
             with anyio.move_on_after(spec.start_timeout_s) as limit:
-                await held.enclose()
+                await supervised.enclose()
                 await self._send_agent(ours)
             if limit.cancelled_caught:
                 raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
-            sockets, has_inode_limit = self._prepare(held, spec), _limit_inodes(held, look.disk_mib)
+            sockets, has_inode_limit = self._prepare(supervised, spec), _limit_inodes(supervised, options.disk_mib)
             if spec.untrusted and not has_inode_limit:
                 raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: not enforced here: inodes")
-            box = self._box(sandbox_id, ours, held, sockets, spec, look.disk_mib)
-            box.unenforced = (*box.unenforced, *(() if has_inode_limit else ("inodes",)))
+            sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, spec, options.disk_mib)
+            sandbox.unenforced = (*sandbox.unenforced, *(() if has_inode_limit else ("inodes",)))
         except OSError as error:
             ours.close()
-            cause = await held.cause(Survived())
-            if held.is_running:
+            cause = await supervised.cause(Survived())
+            if supervised.is_running:
                 cause = Cause(CauseKind.START_FAILED, f"the cgroup cannot be created: {error}")
-            await held.kill()
+            await supervised.kill()
             raise SandboxStartError(sandbox_id, cause) from None
         except BaseException:
             ours.close()
-            await held.kill()
+            await supervised.kill()
             raise
         is_root = os.geteuid() == 0
         env = {**_ENV, **proxy.variables(spec), **spec.env}
         config = layout.config(spec, env, proxy.waiting(spec, command), has_users=is_root, is_root=is_root)
-        await box.started(config, spec.start_timeout_s - (clock.now() - began))
-        await proxy.open_for(box, spec, python)
-        return box
+        await sandbox.started(config, spec.start_timeout_s - (clock.now() - began))
+        await proxy.open_for(sandbox, spec, python)
+        return sandbox
 
     async def _send_agent(self, stream: socket.socket) -> None:
         """Send the agent's code, and wait until it answers or ends."""
@@ -239,13 +239,13 @@ class LocalBackend:
             await asyncio.get_running_loop().sock_sendall(stream, self._opening)
         await anyio.wait_readable(stream)
 
-    def _prepare(self, held: Supervisor, spec: SandboxSpec) -> Path:
+    def _prepare(self, supervised: Supervisor, spec: SandboxSpec) -> Path:
         """Give the sandbox's users their folders, before any of its programs runs; return the folder of its sockets.
 
         Raises:
             OSError: The sandbox has ended.
         """
-        first = held.first()
+        first = supervised.first()
         if first is None:
             raise ProcessLookupError
         sockets = first.folder(SOCKETS)
@@ -255,44 +255,50 @@ class LocalBackend:
             first.chown(GRADER_HOME, GRADER_UID)
             with suppress(OSError):  # if the process has exited, the next call to it fails
                 first.limit_terminals()
-        if held.folder is not None:
-            detached.record(held.folder, first.pid, held.group.name, spec.ledger)
+        if supervised.folder is not None:
+            detached.record(supervised.folder, first.pid, supervised.group.name, spec.ledger)
         return sockets
 
-    def _box(
-        self, sandbox_id: str, stream: socket.socket, held: Supervisor, sockets: Path, spec: SandboxSpec, disk_mib: int
+    def _sandbox(
+        self,
+        sandbox_id: str,
+        stream: socket.socket,
+        supervised: Supervisor,
+        sockets: Path,
+        spec: SandboxSpec,
+        disk_mib: int,
     ) -> AgentSandbox:
         channel = AgentChannel(SocketStream(stream))
         is_unenforced = {
             "network": spec.network == "open",
             "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None,
-            "memory_reserve": not held.holds_reserve,
+            "memory_reserve": not supervised.holds_reserve,
         }
         resources = HostResources(
-            cause=held.cause,
-            kill=partial(self._end, held, spec.detached),
-            let_go=held.release,
+            cause=supervised.cause,
+            kill=partial(self._end, supervised, spec.detached),
+            let_go=supervised.release,
             sockets=sockets,
             snapshot=partial(self._keep, sandbox_id, channel, store.Extent(disk_mib, _files_uid())),
             unenforced=tuple(name for name, holds in is_unenforced.items() if holds),
-            look=held.look,
-            on_survived=held.group.survived,
+            look=supervised.diagnose,
+            on_survived=supervised.group.survived,
         )
-        box = AgentSandbox(sandbox_id, channel, resources, work=WORK, forget=self._boxes.forget)
-        self._boxes.add(box)
-        return box
+        sandbox = AgentSandbox(sandbox_id, channel, resources, work=WORK, forget=self._sandboxes.forget)
+        self._sandboxes.add(sandbox)
+        return sandbox
 
-    async def _end(self, held: Supervisor, detached: bool) -> None:
+    async def _end(self, supervised: Supervisor, detached: bool) -> None:
         if detached and self._is_leaving:
-            held.release()
+            supervised.release()
         else:
-            await held.kill()
+            await supervised.kill()
 
     async def _keep(self, sandbox_id: str, channel: AgentChannel, extent: store.Extent) -> str:
         self._snapshots_taken += 1
         name = f"snapshot-{self._snapshots_taken}"
         try:
-            await store.keep(channel, self._boxes.folder / "snapshots" / name, extent)
+            await store.keep(channel, self._sandboxes.folder / "snapshots" / name, extent)
         except ChannelEndedError:
             raise SandboxLostError(
                 sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
@@ -307,17 +313,17 @@ class LocalBackend:
         elif shown is None:
             shown = self._modules if spec.untrusted else self._importable
         return arguments.BwrapOptions(
-            etc=self._boxes.folder / "etc",
+            etc=self._sandboxes.folder / "etc",
             disk_mib=self._disk_mib(spec),
             image=image,
             readable=shown,
-            views=[(Path(source), place) for source, place in spec.views],
+            views=[(Path(source), path) for source, path in spec.views],
             is_online=spec.network == "open",
             is_detached=spec.detached,
         )
 
     def _limits(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
-        available = self._places.parents
+        available = self._cgroup_parents.parents
         return cgroups.CgroupLimits(
             memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in available else None,
             pids=(spec.pids or _PIDS) if "pids" in available else None,
@@ -335,18 +341,18 @@ class LocalBackend:
         """Return why no sandbox can be started now, in one line; None if one can."""
         if shutil.which("bwrap") is None:
             return "bubblewrap is not installed (apt install bubblewrap)"
-        free_mib = shutil.disk_usage(self._boxes.folder).free >> 20
+        free_mib = shutil.disk_usage(self._sandboxes.folder).free >> 20
         if free_mib < run_dirs.LEAST_FREE_MIB:
-            folder = self._boxes.folder.parent
+            folder = self._sandboxes.folder.parent
             return f"only {free_mib} MiB are free in {folder} (minimum {run_dirs.LEAST_FREE_MIB}); free disk space"
         return None
 
     async def __aenter__(self) -> Self:
-        await self._boxes.open()
-        arguments.write_etc(self._boxes.folder / "etc")
+        await self._sandboxes.open()
+        arguments.write_etc(self._sandboxes.folder / "etc")
         self._opening = agent.opening()
         self._modules, self._importable = host_python.standard_library(), host_python.readable()
-        for group in cgroups.gone(self._places):
+        for group in cgroups.gone(self._cgroup_parents):
             await supervisor.empty(group)
         if sys.platform == "linux":
             orphans.reap()
@@ -358,7 +364,7 @@ class LocalBackend:
     ) -> None:
         self._is_leaving = True
         self._ranges.close()
-        await self._boxes.close()
+        await self._sandboxes.close()
 
 
 def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
@@ -377,9 +383,9 @@ def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Sup
     return Supervisor(None, cgroups.Cgroup(parents, note.group), first=first, folder=note.folder), first
 
 
-def _limit_inodes(held: Supervisor, disk_mib: int) -> bool:
+def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:
     """Limit the number of files, which bubblewrap has no option for; return whether that worked."""
-    first = held.first()
+    first = supervised.first()
     if first is None:
         return False
     try:

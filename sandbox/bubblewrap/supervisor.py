@@ -20,7 +20,7 @@ from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
 from ..host.child_process import Child, cause_of, signal_in
 from ..host.pid1 import FirstProcess
-from .arguments import BwrapOptions, options
+from .arguments import BwrapOptions, bwrap_arguments
 from .uid_ranges import UidRange
 
 _CAUSE_S = 2.0
@@ -125,13 +125,13 @@ class Supervisor:
             return found
         return cause_of(signal_in(code), self._child.last_line())
 
-    async def look(self) -> str:
+    async def diagnose(self) -> str:
         """Return ``"paused"`` if process 1 is stopped by a signal; empty otherwise."""
         first = self.first()
         return "paused" if first is not None and first.is_stopped else ""
 
     async def kill(self) -> None:
-        """Kill all processes of the sandbox and remove its cgroup and folder; safe to repeat, not cancelled, bounded."""
+        """Kill the sandbox and remove its cgroup and folder; safe to repeat, not cancelled, bounded."""
         with anyio.CancelScope(shield=True):
             if (first := self.first()) is not None:
                 first.kill()
@@ -204,7 +204,7 @@ async def empty(group: cgroups.Cgroup) -> bool:
 
 
 def launch(
-    look: BwrapOptions,
+    options: BwrapOptions,
     command: Sequence[str],
     *,
     stream: socket.socket,
@@ -216,7 +216,7 @@ def launch(
     """Create a cgroup and start bubblewrap, with its options passed where no other user can read them.
 
     Args:
-        look: Mount and namespace options; the views of the cgroup are added.
+        options: Mount and namespace options; the views of the cgroup are added.
         command: Command that it runs.
         stream: Becomes the command's standard input and output; closed here.
         filter_program: The seccomp filter.
@@ -227,12 +227,12 @@ def launch(
     Raises:
         OSError: There is no bubblewrap, or the kernel refuses the cgroup; the caller must then close `uids`.
     """
-    seen = replace(look, views=(*look.views, *group.views()))
+    seen = replace(options, views=(*options.views, *group.views()))
     with ExitStack() as undo, ExitStack() as lent:
         info, info_writer = os.pipe()
         undo.callback(os.close, info)
         lent.callback(os.close, info_writer)
-        arguments = _file_of(b"\0".join(os.fsencode(option) for option in options(seen)))
+        arguments = _file_of(b"\0".join(os.fsencode(option) for option in bwrap_arguments(seen)))
         lent.callback(os.close, arguments)
         filtering = _file_of(filter_program or b"")
         lent.callback(os.close, filtering)

@@ -1,9 +1,9 @@
-"""Boxes of images without Python, in which no agent can run: commands and single files, by Docker's own exec.
+"""Sandboxes of images without Python, so without an agent: commands and single files through Docker's exec.
 
-Process 1 is Docker's init above a shell that waits for its standard input to end, as it does when we die. A command is
-run by a shell which, once that has ended, kills every process of its user: all that it started, whatever they did to
-get away, since no process can leave its user behind. Hence commands of one user run one after another, and a command
-costs about 80 ms. There are no shells that stay, folders to copy, sockets or terminals: they raise `UnsupportedError`.
+Process 1 is Docker's init above a shell that reads standard input until it closes, which happens when this process
+exits. A command runs under a shell that afterwards kills every process of its user, including daemonized ones: a
+process cannot change its user. So commands of one user run one at a time, and a command takes about 80 ms. Persistent
+shells, folder copies, sockets and terminals raise `UnsupportedError`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .attach_stream import AttachStream
 from .container import AttachedContainer
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
-"""What the box's life hangs on."""
+"""Command of process 1; the sandbox ends with it."""
 
 _UIDS: Mapping[SandboxUser, int] = {"agent": AGENT_UID, "grader": GRADER_UID}
 _ENV_OF_GRADER = {"HOME": GRADER_HOME, "PYTHONNOUSERSITE": "1"}
@@ -57,40 +57,40 @@ _MISSING = "the image of sandbox {} has no Python, which {} needs"
 
 
 def why_refused(spec: SandboxSpec, *, has_snapshot: bool) -> str | None:
-    """Return why `spec` cannot be had without an agent, in one line; None where it can.
+    """Return why `spec` needs an agent, in one line; None if it does not.
 
     Args:
-        spec: What the box is to be.
-        has_snapshot: Whether it is to have files put back into it.
+        spec: Spec of the sandbox.
+        has_snapshot: Whether files of a snapshot must be restored.
     """
     wanted = {
         "a command": spec.command,
         "a snapshot": has_snapshot,
-        "a network of some hosts": not isinstance(spec.network, str),
+        "a network allow-list": not isinstance(spec.network, str),
         "profile system": spec.profile == "system",
         "detached": spec.detached,
         "ttl_s": spec.ttl_s,
     }
     needs = [name for name, value in wanted.items() if value]
-    return f"its image has no Python, which is needed for {', '.join(needs)}" if needs else None
+    return f"the image has no Python, which is needed for {', '.join(needs)}" if needs else None
 
 
 class AgentlessSandbox:
-    """One box without an agent; satisfies `envkit.protocols.Sandbox`.
+    """A sandbox without an agent; implements `envkit.protocols.Sandbox`.
 
     Args:
         sandbox_id: Its id.
         daemon: Runs its commands.
-        held: Its container, whose process 1 is `LIFE_LINE`.
-        env: Environment of everything in it.
-        forget: Called once it is stopped.
+        attached: Its container, with `LIFE_LINE` as process 1.
+        env: Environment variables of every program in it.
+        forget: Called after it is stopped.
     """
 
     def __init__(
         self,
         sandbox_id: str,
         daemon: Daemon,
-        held: AttachedContainer,
+        attached: AttachedContainer,
         *,
         env: Mapping[str, str],
         forget: Callable[[AgentlessSandbox], None],
@@ -99,8 +99,8 @@ class AgentlessSandbox:
         self.grader_home = GRADER_HOME
         self._id = sandbox_id
         self._daemon = daemon
-        self._held = held
-        self._life_line = held.stream
+        self._attached = attached
+        self._life_line = attached.stream
         self._env = dict(env)
         self._forget = forget
         self._turns = {uid: anyio.Lock() for uid in _UIDS.values()}
@@ -122,10 +122,10 @@ class AgentlessSandbox:
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a program to its end; see `envkit.protocols.Sandbox.exec`. There is no user ``"root"``."""
+        """Run a program to its end; see `envkit.protocols.Sandbox.exec`. User ``"root"`` is not supported."""
         uid = self._uid(user)
         if any("\0" in part for part in (*argv, *(env or {}).values())):
-            raise ValueError("a program's arguments and environment cannot hold NUL")
+            raise ValueError("an argument or a variable contains a NUL character")
         umask, folder = ("077", GRADER_HOME) if user == "grader" else ("022", WORK)
         wrapped = ["/bin/sh", "-c", _RUN, "sh", umask, cwd or folder, *argv]
         async with self._turns[uid]:
@@ -134,13 +134,13 @@ class AgentlessSandbox:
                 result = await self._run(wrapped, uid, timeout_s, max_output_bytes, env=env or {}, stdin=stdin)
                 is_over = not result.timed_out and result.exit_code != -signal.SIGKILL
             finally:
-                if not is_over:  # out of time, cancelled, or its shell was killed before it could end the others
+                if not is_over:  # timed out, cancelled, or its shell was killed before it could kill the others
                     with anyio.CancelScope(shield=True):
                         await self._run(["/bin/sh", "-c", _END], uid, _END_S, 0)
         return result
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
-        raise UnsupportedError(_MISSING.format(self._id, "a shell that stays"))
+        raise UnsupportedError(_MISSING.format(self._id, "a persistent shell"))
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         uid = self._uid(user)
@@ -160,7 +160,7 @@ class AgentlessSandbox:
         async with self._turns[uid]:
             result = await self._run(argv, uid, _FILE_S, 1 << 16, stdin=content)
         if result.exit_code != 0:
-            raise RefusedFileError(f"{path}: {result.stderr.strip() or 'it cannot be written'}")
+            raise RefusedFileError(f"{path}: {result.stderr.strip() or 'cannot be written'}")
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         raise UnsupportedError(_MISSING.format(self._id, "copying folders"))
@@ -189,12 +189,12 @@ class AgentlessSandbox:
         return await self._why_gone()
 
     async def stop(self) -> None:
-        """End everything in the box and remove it; safe to repeat, not cancelled."""
+        """Kill all processes and remove the sandbox; safe to repeat, not cancelled."""
         if self._cause is None and not self._life_line.is_over:
             self._cause = Cause(CauseKind.STOPPED, "stopped")
         with anyio.CancelScope(shield=True):
             await self._why_gone()
-            await self._held.kill()
+            await self._attached.kill()
             self._forget(self)
 
     def _uid(self, user: SandboxUser) -> int:
@@ -205,7 +205,7 @@ class AgentlessSandbox:
 
     async def _why_gone(self) -> Cause:
         if self._cause is None:
-            self._cause = await self._held.cause(self._survived)
+            self._cause = await self._attached.cause(self._survived)
         return self._cause
 
     async def _run(
@@ -221,7 +221,7 @@ class AgentlessSandbox:
         """Run `argv` as user `uid` and collect what it writes.
 
         Raises:
-            SandboxLostError: The box is gone.
+            SandboxLostError: The sandbox has ended.
         """
         if self._cause is not None or self._life_line.is_over:
             raise SandboxLostError(self._id, await self._why_gone())
@@ -232,7 +232,7 @@ class AgentlessSandbox:
         own = _ENV_OF_GRADER if uid == GRADER_UID else {}
         try:
             command = await self._daemon.new_command(
-                self._held.id, argv, user=f"{uid}:{uid}", env={**self._env, **own, **(env or {})}, cwd=WORK
+                self._attached.id, argv, user=f"{uid}:{uid}", env={**self._env, **own, **(env or {})}, cwd=WORK
             )
             with anyio.move_on_after(timeout_s) as limit:
                 stream = await self._daemon.run_command(command, keep_stderr_bytes=keep_bytes)
@@ -245,7 +245,7 @@ class AgentlessSandbox:
             if stream is not None:
                 stream.close()
         if code not in (None, 128 + signal.SIGKILL) and not self._life_line.is_over:
-            self._survived = Survived(1, clock.wall())  # whatever ran out of memory until now, process 1 is there
+            self._survived = Survived(1, clock.wall())  # process 1 survived any out-of-memory kill up to now
         return ExecResult(
             exit_code=128 - code if code is not None and 128 < code <= 192 else code,
             stdout_bytes=bytes(output.kept),
@@ -256,16 +256,16 @@ class AgentlessSandbox:
         )
 
     async def _exit_code(self, command: str) -> int:
-        """Return how a command ended whose output has."""
+        """Return the exit code of a command whose output has ended."""
         with anyio.move_on_after(_END_S):
-            while True:  # the daemon hears of the end a moment later than we
+            while True:  # the daemon records the exit slightly later
                 if (code := await self._daemon.exit_code(command)) is not None:
                     return code
                 await anyio.sleep(0.005)
-        raise DaemonError("it does not say how the command ended")
+        raise DaemonError(f"the daemon did not report the exit code within {_END_S:g} s")
 
     async def _lost(self, otherwise: Cause) -> SandboxLostError:
-        """Return the error that says why the box is gone, of which we may hear a moment later than of this."""
+        """Return the error with the cause of the sandbox's end, which we may notice after a failed call."""
         with anyio.move_on_after(_SAME_DEATH_S):
             await self._life_line.ended()
         return SandboxLostError(self._id, await self._why_gone() if self._life_line.is_over else otherwise)
@@ -275,8 +275,8 @@ class _LogTail:
     """The end of an output.
 
     Attributes:
-        kept: At most as many bytes as were asked for.
-        cut: Number of bytes that were dropped in front.
+        kept: The last bytes, up to the limit.
+        cut: Number of bytes dropped before them.
     """
 
     def __init__(self, limit: int) -> None:
@@ -292,10 +292,10 @@ class _LogTail:
 
 
 async def _converse(stream: AttachStream, stdin: bytes, output: _LogTail) -> None:
-    """Give a command its input while taking its output, until that ends."""
+    """Send a command its input while collecting its output, until the output ends."""
 
     async def feed() -> None:
-        with suppress(ConnectionError):  # it did not want all of it
+        with suppress(ConnectionError):  # it does not read all of its input
             for start in range(0, len(stdin), _PIECE_BYTES):
                 await stream.send(stdin[start : start + _PIECE_BYTES])
             stream.send_eof()

@@ -1,4 +1,4 @@
-"""The Docker daemon: the docker package's calls, which block, each in a thread."""
+"""The Docker daemon's API: the docker package's blocking calls, each in a thread."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
-"""For questions about what may be gone, the daemon included."""
+"""For queries about containers that may be gone, or when the daemon may be."""
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
 _KILLED = 128 + signal.SIGKILL
 LATE_EVENT_S = 0.5
-"""How long the daemon may take to say that memory ran out in what was killed for it."""
+"""Seconds by which the daemon may report an out-of-memory event late."""
 _LINES_SHOWN = 8
 _ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
-"""What a daemon that is ending says of a volume that it has made, but whose labels it has not written down."""
+"""Error of a daemon that is shutting down: it created a volume without recording its labels."""
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -44,7 +44,7 @@ class DaemonError(SandboxError):
     """The daemon refused, or does not answer.
 
     Attributes:
-        http_status: What it answered with; 0 for nothing.
+        http_status: HTTP status of its answer; 0 if there was none.
     """
 
     def __init__(self, detail: str, status: int = 0) -> None:
@@ -53,7 +53,7 @@ class DaemonError(SandboxError):
 
 
 class Daemon:
-    """One Docker daemon. Made by `connect`; `close` ends its connections."""
+    """One Docker daemon. Create it with `connect`; `close` ends its connections."""
 
     def __init__(self, api: Any, quick: Any, address: Address, info: Mapping[str, Any]) -> None:
         self._api = api
@@ -61,26 +61,26 @@ class Daemon:
         self._address = address
         self._orphans = set[str]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        self._questions = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # a question does not wait for starts and builds
+        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # queries do not wait for starts and builds
         self.info = info
-        """What the daemon says about itself."""
+        """The daemon's own description (``docker info``)."""
 
     @property
     def is_near(self) -> bool:
-        """Whether it is reached by a socket of this host, and so is probably on it."""
+        """Whether it is reached by a Unix socket, and so is probably on this host."""
         return isinstance(self._address, str)
 
     @property
     def tells_memory_limit(self) -> bool:
-        """Whether it tells a container's own memory limit from the host's memory: with cgroups of version 1 alone."""
+        """Whether it distinguishes a container's memory limit from the host's memory: only with cgroups version 1."""
         return str(self.info.get("CgroupVersion") or "1") == "1"
 
     @classmethod
     async def connect(cls) -> Daemon:
-        """Find the daemon as Docker's own program does, by ``DOCKER_HOST`` or at its usual socket.
+        """Find the daemon as the Docker CLI does, by ``DOCKER_HOST`` or at its usual socket.
 
         Raises:
-            DaemonError: There is none, or it does not answer; the message says what to do.
+            DaemonError: No daemon answers; the message says what to do.
             UsageError: The package docker is not installed.
         """
         return await clock.to_thread(_connect)
@@ -89,10 +89,10 @@ class Daemon:
         await self._call(self._close)
 
     async def create(self, options: Mapping[str, JSON], during: AbstractContextManager[None]) -> str:
-        """Make a container and return its id; it is being made for as long as `during` is entered."""
+        """Create a container and return its id; `during` is entered while the daemon creates it."""
 
         def create() -> Any:
-            with during:  # in the thread, which goes on when its caller is cancelled
+            with during:  # in the thread, which continues if its caller is cancelled
                 return self._api.create_container_from_config(options)
 
         try:
@@ -105,10 +105,10 @@ class Daemon:
         await self._call(self._api.start, container)
 
     async def remove(self, container: str) -> None:
-        """Kill a container, and remove it with its volumes; returns when it is gone, also by somebody else's hand.
+        """Kill a container and remove it with its volumes; returns once it is gone, whoever removed it.
 
         Raises:
-            DaemonError: It was not to be removed within 10 s.
+            DaemonError: It could not be removed within 10 s.
         """
         deadline = clock.now() + _REMOVAL_S
         while (refused := await self._refusal_to_remove(container)) is not None:
@@ -117,27 +117,28 @@ class Daemon:
             await anyio.sleep(_REMOVAL_PAUSE_S)
 
     async def attach(self, container: str, *, has_input: bool = True) -> AttachStream:
-        """Return the standard streams of a container, from now on.
+        """Return the standard streams of a container, starting now.
 
         Args:
             container: Its id.
-            has_input: Whether to attach standard input too. The daemon closes it for all when one such stream ends.
+            has_input: Whether to attach standard input. When one such stream closes, the daemon closes it for all.
         """
         return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
-        """Return what is known of a container, quickly; None when there is no such."""
+        """Return the daemon's record of a container, with a short timeout; None if there is no such container."""
         return cast(
-            "Mapping[str, Any] | None", await self._unless_missing(self._ask(self._quick.inspect_container, container))
+            "Mapping[str, Any] | None",
+            await self._unless_missing(self._query(self._quick.inspect_container, container)),
         )
 
     async def end_since(self, container: str, since: float) -> tuple[bool, int | None]:
-        """Say how a container has ended since a moment of Unix time, even if it is gone.
+        """Return how a container ended since a moment of Unix time, even if it is already removed.
 
         Returns:
-            Whether memory ran out in it, and its exit code; None if it has not ended.
+            Whether it ran out of memory, and its exit code; None if it has not ended.
         """
-        return cast("tuple[bool, int | None]", await self._ask(_end_since, self._quick, container, since))
+        return cast("tuple[bool, int | None]", await self._query(_end_since, self._quick, container, since))
 
     async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return every container with a label."""
@@ -151,13 +152,13 @@ class Daemon:
         return found["Volumes"] or ()
 
     async def remove_orphans(self) -> None:
-        """Remove the volumes that a daemon made while it was ending, and forgot whose they are."""
+        """Remove volumes that a daemon created while it was shutting down and lost track of."""
         while self._orphans:
             await self.remove_volume(name := next(iter(self._orphans)))
             self._orphans.discard(name)
 
     async def remove_volume(self, name: str) -> None:
-        """Remove a volume; one that is gone, or that a container has, is left."""
+        """Remove a volume; a missing one or one in use is ignored."""
         try:
             await self._call(self._api.remove_volume, name)
         except DaemonError as error:
@@ -186,12 +187,12 @@ class Daemon:
         )
 
     async def exit_code(self, command: str) -> int | None:
-        """Return how a command ended; None while it runs, or when its container is gone."""
-        found = await self._unless_missing(self._ask(self._quick.exec_inspect, command))
+        """Return the exit code of a command; None while it runs, or if its container is gone."""
+        found = await self._unless_missing(self._query(self._quick.exec_inspect, command))
         return None if found is None else cast("int | None", found["ExitCode"])
 
     async def image(self, name: str) -> Image | None:
-        """Return what is known of an image; None when the daemon has no such."""
+        """Return the properties of an image; None if the daemon does not have it."""
         found = await self._unless_missing(self._call(self._api.inspect_image, name))
         if found is None:
             return None
@@ -219,24 +220,24 @@ class Daemon:
         await self._call(self._api.pull, repository, tag=tag)
 
     async def commit(self, container: str) -> str:
-        """Make an image of a container's files, with its labels, and return its id; the container stands still then."""
+        """Pause a container, make an image of its files and labels, and return the image's id."""
         return str((await self._call(self._api.commit, container))["Id"])
 
     async def pause(self, container: str) -> None:
-        """Let nothing of a container run."""
+        """Pause all processes of a container."""
         await self._call(self._api.pause, container)
 
     async def unpause(self, container: str) -> None:
-        """Let a container run again."""
+        """Resume a paused container."""
         await self._call(self._api.unpause, container)
 
     async def written_bytes(self, container: str) -> int:
-        """Return the sizes of what a container has changed in its root file system, added up."""
+        """Return the total size of the files that a container changed in its root file system."""
         found = await self._call(self._api.containers, all=True, size=True, filters={"id": container})
         return int(found[0].get("SizeRw") or 0) if found else 0
 
     async def remove_image(self, image: str) -> None:
-        """Remove an image; one that is gone, or that a container uses, is left."""
+        """Remove an image; a missing one or one in use is ignored."""
         try:
             await self._call(self._api.remove_image, image, noprune=False)
         except DaemonError as error:
@@ -244,27 +245,27 @@ class Daemon:
                 raise
 
     async def build(
-        self, context: IO[bytes], *, tag: str, arguments: Mapping[str, str], say: Callable[[str], None]
+        self, context: IO[bytes], *, tag: str, arguments: Mapping[str, str], report: Callable[[str], None]
     ) -> None:
-        """Build an image, without a network, from a tar archive that holds a Dockerfile.
+        """Build an image, without a network, from a tar archive with a Dockerfile.
 
         Args:
             context: The archive.
-            tag: What to call the image.
-            arguments: Of the Dockerfile.
-            say: Told each step that begins.
+            tag: Tag of the image.
+            arguments: Build arguments of the Dockerfile.
+            report: Called with each step that begins.
 
         Raises:
             DaemonError: A step failed.
         """
 
-        def tell(line: str) -> None:
-            anyio.from_thread.run_sync(say, line)
+        def report_from_thread(line: str) -> None:
+            anyio.from_thread.run_sync(report, line)
 
-        await self._call(_build, self._api, context, tag, dict(arguments), tell)
+        await self._call(_build, self._api, context, tag, dict(arguments), report_from_thread)
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Remove a container; what is just starting, ending or being removed is refused, and may be gone soon."""
+        """Try to remove a container; return the refusal if it is just starting, ending or being removed."""
         try:
             await self._call(self._api.remove_container, container, v=True, force=True)
         except DaemonError as error:
@@ -295,9 +296,9 @@ class Daemon:
         async with self._limiter:
             return await clock.to_thread(_translated, call, args, kwargs)
 
-    async def _ask(self, question: Callable[..., Any], *args: object) -> Any:
-        async with self._questions:
-            return await clock.to_thread(_translated, question, args, {})
+    async def _query(self, query: Callable[..., Any], *args: object) -> Any:
+        async with self._queries:
+            return await clock.to_thread(_translated, query, args, {})
 
     def _close(self) -> None:
         self._api.close()
@@ -309,7 +310,7 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        _require_listener(address)  # the package leaves its sockets open when nobody does
+        _require_listener(address)  # the package leaks its sockets if nothing listens
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
@@ -318,20 +319,20 @@ def _connect() -> Daemon:
         raise DaemonError(f"no Docker daemon answers: {_innermost(error)}") from None
     if isinstance(address, str):
         for client in (api, quick):
-            api_patches.close_what_is_refused(client, address)
+            api_patches.close_refused_sockets(client, address)
     return Daemon(api, quick, address, _translated(api.info, (), {}))
 
 
 def _address(url: str | None, *, is_secured: bool) -> Address:
-    """Return where to open a connection of our own."""
+    """Return the address for raw connections to the daemon."""
     found = load("docker").utils.parse_host(url, tls=is_secured)
     if found.startswith("http+unix://"):
         return str(found.removeprefix("http+unix://"))
     parts = urlsplit(found)
     if parts.scheme != "http" or parts.hostname is None or parts.port is None:
         raise DaemonError(
-            f"DOCKER_HOST={url} is reached by {parts.scheme}, over which a container's streams are not supported;"
-            " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and name that"
+            f"DOCKER_HOST={url} uses {parts.scheme}, which does not support attaching to containers;"
+            " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and use that"
         )
     return parts.hostname, parts.port
 
@@ -346,7 +347,7 @@ def _require_listener(address: Address) -> None:
 
 
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
-    """Return what `call` returns, its errors as ours."""
+    """Return the result of `call`, translating its errors to `DaemonError`."""
     errors = load("docker").errors
     try:
         return call(*args, **kwargs)
@@ -360,7 +361,7 @@ def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[
 
 
 def _innermost(error: BaseException) -> str:
-    """Return what the error that began it says; the ones around it are long and say less."""
+    """Return the message of the root cause; the errors that wrap it are long and less specific."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
@@ -380,7 +381,7 @@ def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None
     return is_out_of_memory, code
 
 
-def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str], say: Callable[[str], None]) -> None:
+def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str], report: Callable[[str], None]) -> None:
     lines = api.build(
         fileobj=context,
         custom_context=True,
@@ -391,11 +392,11 @@ def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str],
         forcerm=True,
         decode=True,
     )
-    said: deque[str] = deque(maxlen=_LINES_SHOWN)
+    output: deque[str] = deque(maxlen=_LINES_SHOWN)
     for line in lines:
         if "error" in line:
-            raise DaemonError("\n".join((*said, str(line["error"]).strip())))
+            raise DaemonError("\n".join((*output, str(line["error"]).strip())))
         if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
-            said.append(text)
+            output.append(text)
             if text.startswith("Step "):
-                say(text)
+                report(text)

@@ -1,5 +1,5 @@
-"""What the docker package's client does otherwise than it should, done here: it leaves sockets open that nobody
-accepts, and waits for events without a bound.
+"""Patches for the docker package's client: it leaks sockets whose connection was refused, and waits for events without
+a timeout.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from envkit.installation import load
 
 
-def close_what_is_refused(api: Any, path: str) -> None:
-    """Have `api` close the sockets by which it does not reach the daemon at `path`, at once.
+def close_refused_sockets(api: Any, path: str) -> None:
+    """Make `api` close its sockets at once if the daemon at `path` refuses the connection.
 
-    The package leaves that to the garbage collector, which warns of it whenever it comes by.
+    The package leaves that to the garbage collector, which then warns about it.
     """
     package = load("docker.transport.unixconn")
     connection: Any = type("Connection", (package.UnixHTTPConnection,), {"connect": _connect})
@@ -35,17 +35,17 @@ def close_what_is_refused(api: Any, path: str) -> None:
 def events(
     api: Any, since: float, until: float, filters: Mapping[str, Sequence[str]]
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Give what has happened at the daemon between two moments, in seconds since 1970, of which one may be to come.
+    """Yield the daemon's events between two moments, in seconds since 1970; `until` may be in the future.
 
-    Of a daemon that ends meanwhile it is what came before.
+    If the daemon exits meanwhile, the events end early.
 
     Raises:
-        OSError: It says nothing for as long as `api` waits, or refuses.
+        OSError: It does not answer within the timeout of `api`, or refuses.
     """
     broken_off = load("requests.exceptions").ChunkedEncodingError
-    asked = {"since": f"{since:.3f}", "until": f"{until:.3f}", "filters": json.dumps(filters)}
+    query = {"since": f"{since:.3f}", "until": f"{until:.3f}", "filters": json.dumps(filters)}
     address = f"{api.base_url}/v{api.api_version}/events"
-    with api.get(address, params=asked, stream=True, timeout=api.timeout) as answer:
+    with api.get(address, params=query, stream=True, timeout=api.timeout) as answer:
         answer.raise_for_status()
         with suppress(broken_off):
             for line in answer.iter_lines():

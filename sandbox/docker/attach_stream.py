@@ -1,7 +1,7 @@
-"""Raw connections to a Docker daemon: the standard streams of a container or of a command in one, without a thread.
+"""Raw connections to a Docker daemon: the standard streams of a container, or of a command in one, without a thread.
 
-The daemon puts 8 bytes in front of each piece of output: 1 for standard output or 2 for standard error, three zeros and
-the piece's length, big-endian. Such frames may span what one receives at once.
+The daemon prefixes each chunk of output with 8 bytes: 1 for standard output or 2 for standard error, three zeros, and
+the chunk's length, big-endian. Such a frame may span several reads.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import anyio
 from envkit.types import JSON
 
 Address: TypeAlias = str | tuple[str, int]
-"""Where a daemon listens: the path of its Unix socket, or host and port."""
+"""Address of a daemon: the path of its Unix socket, or host and port."""
 
 _HEADER_BYTES = 8
 _STDERR = 2
 _FULL_BYTES = 1 << 20
-"""How much output may wait to be received before the daemon is told to wait."""
+"""Size of unread output above which reading from the daemon pauses."""
 _KEPT_STDERR_BYTES = 64 << 10
 _AT_ONCE_BYTES = 32 << 10
-"""How much input is not kept for what else is sent at the same turn of the loop."""
+"""Size of input above which it is written at once, not batched with other input of the same loop iteration."""
 _MAX_HEAD_BYTES = 64 << 10
 
 
 class AttachStream(asyncio.Protocol):
-    """The standard streams of a container; satisfies `envkit.sandbox.agent_client.channel.Stream`. Made by `attach`.
+    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`. See `attach`.
 
     Args:
         keep_stderr_bytes: How much of the end of standard error is kept.
 
     Attributes:
-        stderr_cut: Number of bytes of standard error that were dropped in front.
+        stderr_cut: Number of bytes of standard error dropped before `stderr`.
     """
 
     def __init__(self, keep_stderr_bytes: int = _KEPT_STDERR_BYTES) -> None:
@@ -65,7 +65,7 @@ class AttachStream(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection has ended; what came before may still be received."""
+        """Whether the connection has ended; earlier output may still be received."""
         return self._end.is_set()
 
     async def ended(self) -> None:
@@ -73,13 +73,12 @@ class AttachStream(asyncio.Protocol):
         await self._end.wait()
 
     async def send(self, data: bytes) -> None:
-        """Write `data` to standard input; return once the next may be sent.
+        """Write `data` to standard input; return when more may be sent.
 
-        What many send at one turn of the loop is written at once: on its way to the container each piece costs the
-        daemon more than us.
+        Data sent in one iteration of the loop is written at once, since each write costs the daemon more than us.
 
         Raises:
-            ConnectionError: The connection is gone.
+            ConnectionError: The connection has ended.
         """
         if self._transport is None or self.is_over or self._transport.is_closing():
             raise ConnectionError("the connection to the container has ended")
@@ -92,7 +91,7 @@ class AttachStream(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def start_sending(self, data: bytes) -> None:
-        """Write `data` to standard input of a container that does not run yet, and so takes nothing."""
+        """Write `data` to standard input of a container that does not run yet, and so does not read."""
         if self._transport is not None:
             self._transport.write(data)
 
@@ -103,7 +102,7 @@ class AttachStream(asyncio.Protocol):
             self._transport.write_eof()
 
     async def receive(self) -> bytes:
-        """Return what was written to standard output since the last call, waiting for some; empty at the end."""
+        """Return the output since the last call, waiting for some; empty at the end."""
         while not self._output:
             if self.is_over:
                 return b""
@@ -128,14 +127,14 @@ class AttachStream(asyncio.Protocol):
         """Send the request that turns this connection into a container's streams.
 
         Raises:
-            ConnectionError: The daemon refused, or hung up.
+            ConnectionError: The daemon refused, or closed the connection.
         """
         assert self._transport is not None
         self._transport.write(request)
         await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
@@ -172,7 +171,7 @@ class AttachStream(asyncio.Protocol):
             self._input = bytearray()
 
     def _take_head(self) -> bytes:
-        """Judge the daemon's answer once it is whole; return what follows it."""
+        """Check the daemon's response head once it is complete; return the bytes after it."""
         head, end, rest = bytes(self._head or b"").partition(b"\r\n\r\n")
         if end and head.split(b" ", 2)[1:2] in ([b"101"], [b"200"]) and not self._answered.done():
             self._head = None
@@ -181,7 +180,7 @@ class AttachStream(asyncio.Protocol):
         is_whole = end and len(rest) >= _content_length(head)
         if (is_whole or self.is_over or len(head) > _MAX_HEAD_BYTES) and not self._answered.done():
             self._answered.set_exception(ConnectionError(_refusal(head, rest)))
-            self._answered.exception()  # whoever asked may have been cancelled
+            self._answered.exception()  # mark as retrieved: the caller may have been cancelled
         return b""
 
     def _take_pieces(self) -> None:
@@ -203,7 +202,7 @@ class AttachStream(asyncio.Protocol):
 async def attach(
     address: Address, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = _KEPT_STDERR_BYTES
 ) -> AttachStream:
-    """Ask the daemon at `address` for the streams that ``POST path`` gives.
+    """Return the streams that ``POST path`` to the daemon at `address` opens.
 
     Raises:
         ConnectionError: The daemon does not answer, or refuses; the message says why.
@@ -231,7 +230,7 @@ async def attach(
 
 
 def _content_length(head: bytes) -> int:
-    """How long the answer's body is; beyond any bound where only the connection's end tells."""
+    """Return the length of the response body; `sys.maxsize` if it ends with the connection."""
     found = re.search(rb"\r\ncontent-length: *(\d+)", head.lower())
     return int(found[1]) if found else sys.maxsize
 
@@ -240,4 +239,4 @@ def _refusal(head: bytes, body: bytes) -> str:
     text = body.decode(errors="replace").strip()
     with suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["message"])
-    return text or head.split(b"\r\n", 1)[0].decode(errors="replace") or "the Docker daemon hung up"
+    return text or head.split(b"\r\n", 1)[0].decode(errors="replace") or "the Docker daemon closed the connection"

@@ -1,4 +1,4 @@
-"""A container whose standard streams are attached to us, on which its life hangs."""
+"""A container attached by its standard streams, which ends when they close."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
 from ..host.agent_cgroup import AgentCgroup
-from ..host.layout import SHARED_PER_UID, CONTROL_DIR, CONTROL_SOCKET, SOCKETS
+from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
 from ..host.pid1 import FirstProcess
 from . import container_config, orphans
 from .api import LATE_EVENT_S, Daemon, DaemonError
@@ -28,8 +28,8 @@ from .attach_stream import AttachStream
 _CAUSE_S = 2.0
 _LINE_CHARACTERS = 300
 _TTY_GROUP = "5"
-"""The group that Docker gives terminals to."""
-NO_WAY_BACK = "only root on the daemon's machine can come back to a box that stays"
+"""Group id that Docker assigns to terminals."""
+NOT_REACHABLE = "detached sandboxes need root on the daemon's machine"
 
 
 class MissingProgramError(Exception):
@@ -37,31 +37,31 @@ class MissingProgramError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What a container writes to the disk of this host.
+class DiskPaths:
+    """Paths on this host's disk that a container writes to.
 
     Attributes:
-        places: Folders that hold what differs from its image.
-        first_pid: Its process 1, as this host counts.
+        folders: Folders with the changes to its image, and its other files.
+        first_pid: Host pid of its process 1.
     """
 
-    places: tuple[Path, ...]
+    folders: tuple[Path, ...]
     first_pid: int
 
 
 class AttachedContainer:
-    """A container, running or about to.
+    """A container that runs or is being started.
 
     Args:
-        daemon: Whose it is.
-        container_id: The daemon's name for it.
+        daemon: Its daemon.
+        container_id: The daemon's id of it.
         stream: Its standard streams.
-        removes_itself: Whether the daemon removes it as soon as it has ended.
+        removes_itself: Whether the daemon removes it as soon as it has exited.
 
     Attributes:
-        id: The daemon's name for it.
+        id: The daemon's id of it.
         stream: Its standard streams.
-        agent_group: The memory cgroup of the agent's programs; None where they have none of their own.
+        agent_group: The memory cgroup of the agent's programs; None if they have none of their own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AttachedContainer:
         self._began_s = int(clock.wall())
 
     async def kill(self) -> None:
-        """End everything in it and remove it; safe to repeat.
+        """Kill and remove it; safe to repeat.
 
         Raises:
             DaemonError: The daemon does not answer.
@@ -84,11 +84,11 @@ class AttachedContainer:
         await self._daemon.remove(self.id)
 
     async def volumes(self) -> Mapping[str, Path]:
-        """Return where on this host its volumes are, by their names inside; none where we cannot see that."""
+        """Return the host paths of its volumes by their paths inside; empty if we cannot access them."""
         return await volumes(self._daemon, self.id)
 
-    async def restricted(self, spec: SandboxSpec) -> Mapping[str, Path]:
-        """Set from this host, if we can, the limits that the daemon has no options for; return `volumes`."""
+    async def apply_limits(self, spec: SandboxSpec) -> Mapping[str, Path]:
+        """Set the limits that the daemon has no options for, if this host can; return `volumes`."""
         volumes = await self.volumes()
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
@@ -99,7 +99,7 @@ class AttachedContainer:
         return volumes
 
     def _lend(self, first: FirstProcess, memory_mib: int) -> None:
-        """Let process 1 set OOM scores, and put the agent's programs into a memory cgroup of their own."""
+        """Let process 1 set OOM scores, and make a memory cgroup for the agent's programs."""
         lent: dict[str, str] = {}
         group = agent_cgroup.of_container(self.id, first.pid)
         if group is not None:
@@ -115,14 +115,14 @@ class AttachedContainer:
             self.agent_group = group if lent else None
 
     async def find_agent_group(self, volumes: Mapping[str, Path]) -> None:
-        """Set `agent_group` of a container that was started before."""
+        """Set `agent_group` of a container that is already running."""
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
                 group = agent_cgroup.of_container(self.id, first.pid)
                 self.agent_group = group if group is not None and group.exists else None
 
     async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
-        """Return its process 1 on this host, known by what is mounted there; None where we cannot see it."""
+        """Return its process 1 on this host, verified by its mounts; None if it is not visible here."""
         if SOCKETS not in volumes:
             return None
         found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
@@ -136,8 +136,8 @@ class AttachedContainer:
         first.close()
         return None
 
-    async def written(self, spec: SandboxSpec) -> Written | None:
-        """Return what it, made as `spec`, writes to the disk of this host; None for nothing, or where we cannot see."""
+    async def disk_paths(self, spec: SandboxSpec) -> DiskPaths | None:
+        """Return the host paths that it writes to; None if there are none or they are not readable."""
         if spec.profile != "system" or not _is_open(self._daemon):
             return None
         found = await self._daemon.inspect(self.id) or {}
@@ -146,11 +146,11 @@ class AttachedContainer:
             return None
         volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
         on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
-        own = Path(found["HostsPath"]).parent  # /etc/hosts and the like are files apart
-        return Written((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
+        own = Path(found["HostsPath"]).parent  # /etc/hosts and other files are stored separately
+        return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
-    async def look(self) -> str:
-        """Return ``"paused"`` if it is; empty otherwise.
+    async def diagnose(self) -> str:
+        """Return ``"paused"`` if it is paused; empty otherwise.
 
         Raises:
             DaemonError: The daemon does not answer.
@@ -159,7 +159,7 @@ class AttachedContainer:
         return "paused" if found is not None and found["State"].get("Paused") else ""
 
     async def cause(self, survived: Survived) -> Cause:
-        """Say why it is gone; takes at most 2 s."""
+        """Return why it ended; takes at most 2 s."""
         lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
         with anyio.move_on_after(_CAUSE_S):
             while True:
@@ -169,7 +169,7 @@ class AttachedContainer:
                     return Cause(CauseKind.BACKEND_LOST, str(error))
                 if why is not None:
                     return why
-                await anyio.sleep(0.02)  # the daemon writes it down a moment after the streams end
+                await anyio.sleep(0.02)  # the daemon records the exit slightly after the streams end
         return Cause(CauseKind.BACKEND_LOST, "its streams ended")
 
     async def _cause(self, last_line: str, survived: Survived) -> Cause | None:
@@ -177,8 +177,8 @@ class AttachedContainer:
         out_of_memory = Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=self._daemon.tells_memory_limit)
         why: Cause | None = Cause(CauseKind.BACKEND_LOST, "removed")
         if found is not None:
-            suspected = None if survived.oom_kills else out_of_memory
-            why = container_config.cause(found["State"], last_line, out_of_memory=suspected)
+            assumed = None if survived.oom_kills else out_of_memory
+            why = container_config.cause(found["State"], last_line, out_of_memory=assumed)
             if why is None or why.kind is not CauseKind.KILLED:
                 return why
         since_s = survived.at_s + LATE_EVENT_S if survived.oom_kills else self._began_s
@@ -191,58 +191,58 @@ class AttachedContainer:
 
 
 def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
-    """Whether only process 1 is to change OOM scores, which needs us to be root on the daemon's machine."""
+    """Whether process 1 alone may change OOM scores, which needs root on the daemon's machine."""
     return _is_open(daemon) and spec.profile == "strict" and spec.runtime is None
 
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
-    """Return which kernel resources a daemon's sandboxes share, with each other and its users 1000 and 1001."""
+    """Return the kernel resources that a daemon's sandboxes share with each other and with host uids 1000 and 1001."""
     return SHARED_PER_UID if _is_open(daemon) else (*SHARED_PER_UID, "terminals")
 
 
 def _is_open(daemon: Daemon) -> bool:
-    """Whether we are root on what is probably the daemon's machine."""
+    """Whether we are root on (probably) the daemon's machine."""
     return daemon.is_near and os.geteuid() == 0
 
 
 async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
-    """Return where on this host a container's volumes are, by their names inside; none where we cannot see that."""
+    """Return the host paths of a container's volumes by their paths inside; empty if we cannot access them."""
     if not _is_open(daemon):
         return {}
     found = await daemon.inspect(container_id) or {}
     return {
         mount["Destination"]: Path(mount["Source"])
         for mount in found.get("Mounts", ())
-        if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
+        if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - does not block
     }
 
 
-def knock(volumes: Mapping[str, Path]) -> socket.socket:
-    """Return a connected, non-blocking stream to the box that stays whose volumes are these.
+def connect(volumes: Mapping[str, Path]) -> socket.socket:
+    """Return a connected, non-blocking stream to the detached sandbox with these volumes.
 
     Raises:
-        SandboxError: They cannot be seen from here.
-        UnreachableError: Nobody opens.
+        SandboxError: Its volumes are not accessible from here.
+        UnreachableError: Nothing listens.
     """
     if CONTROL_DIR not in volumes:
-        raise SandboxError(NO_WAY_BACK)
+        raise SandboxError(NOT_REACHABLE)
     return run_dirs.connect(volumes[CONTROL_DIR], CONTROL_SOCKET)
 
 
 async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:
-    """Make, attach to and start a container, and write `opening` to its process 1.
+    """Create, attach to and start a container, and write `opening` to its process 1.
 
     Raises:
         MissingProgramError: The image has no such program.
-        DaemonError: It cannot be made or started for another reason.
+        DaemonError: It cannot be created or started for another reason.
     """
     made = cast("dict[str, str]", options["Labels"])
-    container_id = await daemon.create(options, orphans.underway(made))
+    container_id = await daemon.create(options, orphans.pending_creation(made))
     stream: AttachStream | None = None
     try:
         stream = await daemon.attach(container_id)
         removes_itself = bool(cast("Mapping[str, JSON]", options["HostConfig"])["AutoRemove"])
-        held = AttachedContainer(daemon, container_id, stream, removes_itself=removes_itself)
+        attached = AttachedContainer(daemon, container_id, stream, removes_itself=removes_itself)
         stream.start_sending(opening)
         await daemon.start(container_id)
     except BaseException as error:
@@ -255,4 +255,4 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
         if isinstance(error, DaemonError) and missing in str(error):  # library's message: docker
             raise MissingProgramError from None
         raise
-    return held
+    return attached

@@ -1,12 +1,12 @@
-"""What a container is made of: the options that the Docker daemon is given, and what its state says about its end.
+"""Options of a sandbox's container, and the cause of its end from the daemon's record of its state.
 
-The strict profile: a read-only root file system; what can be written (``/tmp``, ``/workspace``, the folder for sockets,
-a grader's, ``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
-capabilities, and nobody can gain any; no network; a filter of system calls (`envkit.sandbox.docker.seccomp_profile`).
+The strict profile: the root file system is read-only. Writable paths (``/tmp``, ``/workspace``, the folder for sockets,
+the grader's home, ``/dev/shm``) are tmpfs mounts of limited size, charged to the sandbox's memory. Process 1 is root
+with four capabilities; no process can gain any. There is no network. A seccomp filter applies
+(`envkit.sandbox.docker.seccomp_profile`).
 
-The system profile differs in that the root file system can be written, everything runs as root with the capabilities
-that package managers and servers need, and what is written lies on the daemon's disk. `unenforced` names what is not
-held.
+In the system profile the root file system is writable, all programs run as root with the capabilities that package
+managers and servers need, and files are on the daemon's disk. `unenforced` names the limits that are not enforced.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, PATH, SOCKETS, WOR
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
 FORMAT_LABEL = "envkit.format"
-"""Of an image: the format that `envkit image build` made."""
+"""Label of an image with the format that `envkit image build` made."""
 
 _MEMORY_MIB = 1024
 _PIDS = 256
 _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
-_LARGEST_GRADER_HOME_MIB = 64
+_MAX_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
-"""As many as a daemon can grant that was itself given few."""
+"""Low enough for a daemon that itself has a low limit."""
 _ULIMITS: Sequence[JSON] = (
     {"Name": "core", "Soft": 0, "Hard": 0},
     {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
 )
 _READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-"""Docker's own, and the whole of /proc."""
+"""Docker's default, and all of /proc."""
 _CONTROL_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
 _SHM_OPTIONS = f"size=16m,nr_inodes={max_inodes(16)},mode=1777,noexec,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
@@ -51,17 +51,17 @@ _SYSTEM_CAPABILITIES = (
     "NET_BIND_SERVICE",
     "SETPCAP",
 )
-"""Docker's own, less NET_RAW, MKNOD, AUDIT_WRITE, SETFCAP and, whose call is refused, SYS_CHROOT."""
+"""Docker's default without NET_RAW, MKNOD, AUDIT_WRITE, SETFCAP and SYS_CHROOT (its system call is denied)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the daemon knows of an image.
+    """Properties of an image.
 
     Attributes:
-        id: Its content's digest.
+        id: Digest of its content.
         env: Environment variables that it sets.
-        volumes: Folders that it declares as places to write to.
+        volumes: Folders that it declares as volumes.
         format: Its format number, as labelled; None for an image that envkit did not build.
     """
 
@@ -73,7 +73,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLimits:
-    """What a container may use. Sizes in MiB; `cpus` of None is without bound."""
+    """Limits of a container. Sizes in MiB; `cpus=None` means unlimited."""
 
     memory_mib: int
     pids: int
@@ -82,7 +82,7 @@ class ContainerLimits:
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> ContainerLimits:
-        """Fill in what `spec` leaves open; places in memory are together no larger than half of it."""
+        """Fill in defaults for `spec`; tmpfs mounts default to at most half of the memory in total."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
         default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
         disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
@@ -95,32 +95,32 @@ def options(
     argv: Sequence[str],
     labels: Mapping[str, str],
     *,
-    system_calls: str | None = None,
-    bounds_disk: bool = False,
+    seccomp_profile: str | None = None,
+    limits_disk: bool = False,
     has_agent: bool = True,
     agent_sets_scores: bool = False,
 ) -> dict[str, JSON]:
-    """Return what makes the container of a box whose process 1 is `argv`, reached by its standard streams.
+    """Return the daemon's options for a sandbox's container with process 1 `argv`, attached by its standard streams.
 
     Args:
-        spec: What the box is to be.
-        image: Its files.
+        spec: Spec of the sandbox.
+        image: Its image.
         argv: Program and arguments of process 1.
-        labels: What to find it by.
-        system_calls: Filter of what its programs may ask of the kernel; None leaves that to the daemon.
-        bounds_disk: Whether the daemon can bound the root file system's size.
-        has_agent: Whether process 1 looks after the others, and needs capabilities for it.
-        agent_sets_scores: Whether that process, and nobody else inside, will be able to write to /proc.
+        labels: Labels of the container and its volumes.
+        seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
+        limits_disk: Whether the daemon can limit the root file system's size.
+        has_agent: Whether process 1 is our agent, which needs capabilities to manage the others.
+        agent_sets_scores: Whether /proc will be writable for that process only.
     """
-    bounds = ContainerLimits.of(spec)
+    limits = ContainerLimits.of(spec)
     host = {
-        **_host(spec, bounds, labels),
-        **(_system(bounds, bounds_disk) if spec.profile == "system" else _strict(image, bounds)),
+        **_host(spec, limits, labels),
+        **(_system(limits, limits_disk) if spec.profile == "system" else _strict(image, limits)),
     }
     if spec.runtime is not None:
         host["Runtime"] = spec.runtime
-    if system_calls is not None:
-        host["SecurityOpt"] = ["no-new-privileges", f"seccomp={system_calls}"]
+    if seccomp_profile is not None:
+        host["SecurityOpt"] = ["no-new-privileges", f"seccomp={seccomp_profile}"]
     if not has_agent:
         host |= {"Init": True, "CapAdd": []}
     elif agent_sets_scores:
@@ -138,17 +138,17 @@ def options(
         "AttachStderr": True,
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},
-        "Labels": {**labels, DISK_LABEL: str(bounds.disk_mib), PROFILE_LABEL: spec.profile},
+        "Labels": {**labels, DISK_LABEL: str(limits.disk_mib), PROFILE_LABEL: spec.profile},
         "HostConfig": host,
     }
 
 
 def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
-    """Return why `spec` cannot be had of a daemon that has these runtimes, in one line; None where it can."""
-    lost = unenforced(spec)
-    if spec.untrusted and lost:
-        what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
-        return f"untrusted programs are refused: {what} does not hold {', '.join(lost)}"
+    """Return why a daemon with these runtimes cannot run `spec`, in one line; None if it can."""
+    missing = unenforced(spec)
+    if spec.untrusted and missing:
+        reason = "an open network" if "network" in missing else f"profile {spec.profile!r}"
+        return f"untrusted programs are refused: {reason} does not enforce {', '.join(missing)}"
     if (why := allowlist.why_refused(spec)) is not None:
         return why
     if spec.runtime is not None and spec.runtime not in (names := sorted(runtimes)):
@@ -156,30 +156,30 @@ def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
     return None
 
 
-def unenforced(spec: SandboxSpec, *, bounds_disk: bool = False) -> tuple[str, ...]:
-    """Name what `spec` leaves unheld, in the words of `capabilities`."""
-    lost = []
+def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ...]:
+    """Return the capabilities that are not enforced for `spec`, by their names in `capabilities`."""
+    missing = []
     if spec.network == "open":
-        lost.append("network")
+        missing.append("network")
     if spec.profile == "system":
-        lost += ["uid"] if bounds_disk else ["disk", "uid"]
-    return tuple(lost)
+        missing += ["uid"] if limits_disk else ["disk", "uid"]
+    return tuple(missing)
 
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """Return the environment of everything in the box: the image's, ours and the spec's, the later over the earlier."""
+    """Return the environment of all programs: the image's, ours and the spec's; later ones take precedence."""
     ours = {"HOME": "/root"} if spec.profile == "system" else {"HOME": WORK}
     return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **ours, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
 
 
 def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | None = None) -> Cause | None:
-    """Return why a container is gone, from the daemon's record of its state; None while it runs.
+    """Return why a container ended, from the daemon's record of its state; None while it runs.
 
     Args:
         state: ``State`` of the container.
-        last_line: What its process 1 wrote last.
-        out_of_memory: What to return where something in it was killed for want of memory, and so perhaps process 1;
-            None where that is known to have survived it.
+        last_line: Last line of its process 1's standard error.
+        out_of_memory: Result if a process in it was killed for lack of memory, and so perhaps process 1; None if
+            process 1 is known to have survived that.
     """
     if state.get("Running") or state.get("Status") in ("created", "removing"):
         return None
@@ -191,31 +191,31 @@ def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | N
     return cause_of(128 - code if 128 < code <= 192 else code, last_line)
 
 
-def _host(spec: SandboxSpec, bounds: ContainerLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
+def _host(spec: SandboxSpec, limits: ContainerLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "NetworkMode": "bridge" if spec.network == "open" else "none",
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        "PidsLimit": bounds.pids,
-        "Memory": bounds.memory_mib << 20,
-        "MemorySwap": bounds.memory_mib << 20,
+        "PidsLimit": limits.pids,
+        "Memory": limits.memory_mib << 20,
+        "MemorySwap": limits.memory_mib << 20,
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Init": False,
-        # Who outlives us has nobody to remove it; of the others we want to know how they ended.
+        # Nobody would remove a detached container; of others we need the exit state.
         "AutoRemove": spec.detached,
-        # Every frame of the channel would be written to the daemon's disk.
+        # Otherwise the daemon would log every frame of the channel to its disk.
         "LogConfig": {"Type": "none"},
         "Ulimits": [*_ULIMITS],
-        # Volumes without names are removed with their container, and lie where this host sees what is in them.
+        # Anonymous volumes are removed with their container, and this host can access their files.
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
             *([_volume(CONTROL_DIR, _CONTROL_OPTIONS, labels)] if spec.detached else ()),
-            *(_view(source, place) for source, place in spec.views),
+            *(_view(source, path) for source, path in spec.views),
         ],
     }
-    if bounds.cpus is not None:
-        host["NanoCpus"] = round(bounds.cpus * 1e9)
+    if limits.cpus is not None:
+        host["NanoCpus"] = round(limits.cpus * 1e9)
     return host
 
 
@@ -229,36 +229,36 @@ def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[
 
 
 def _view(source: str, target: str) -> dict[str, JSON]:
-    # What is mounted below it would be writable before Docker 25, and so is left out.
+    # Submounts would be writable before Docker 25, so they are left out.
     alone: dict[str, JSON] = {"NonRecursive": True}
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": alone}
 
 
-def _strict(image: Image, bounds: ContainerLimits) -> dict[str, JSON]:
-    size = _tmpfs(bounds.disk_mib)
-    # What an image declares as a volume would be a folder on the daemon's disk.
-    places: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
-    places["/tmp"] = f"{size},mode=1777"
-    places[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
-    places |= {GRADER_HOME: _grader_home(bounds, GRADER_UID), "/dev/shm": _SHM_OPTIONS}
-    return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
+def _strict(image: Image, limits: ContainerLimits) -> dict[str, JSON]:
+    size = _tmpfs(limits.disk_mib)
+    # An image's volume would otherwise be a folder on the daemon's disk.
+    mounts: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
+    mounts["/tmp"] = f"{size},mode=1777"
+    mounts[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
+    mounts |= {GRADER_HOME: _grader_home(limits, GRADER_UID), "/dev/shm": _SHM_OPTIONS}
+    return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": mounts}
 
 
-def _system(bounds: ContainerLimits, bounds_disk: bool) -> dict[str, JSON]:
-    most = bounds.disk_mib << 20
+def _system(limits: ContainerLimits, limits_disk: bool) -> dict[str, JSON]:
+    most = limits.disk_mib << 20
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
         "ReadonlyRootfs": False,
-        "Tmpfs": {GRADER_HOME: _grader_home(bounds, 0), "/dev/shm": _SHM_OPTIONS},
+        "Tmpfs": {GRADER_HOME: _grader_home(limits, 0), "/dev/shm": _SHM_OPTIONS},
         "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": most, "Hard": most}],
     }
-    if bounds_disk:
-        host["StorageOpt"] = {"size": f"{bounds.disk_mib}m"}
+    if limits_disk:
+        host["StorageOpt"] = {"size": f"{limits.disk_mib}m"}
     return host
 
 
-def _grader_home(bounds: ContainerLimits, uid: int) -> str:
-    size_mib = min(bounds.disk_mib, _LARGEST_GRADER_HOME_MIB)
+def _grader_home(limits: ContainerLimits, uid: int) -> str:
+    size_mib = min(limits.disk_mib, _MAX_GRADER_HOME_MIB)
     return f"{_tmpfs(size_mib)},mode=0700,uid={uid},gid={uid}"
 
 

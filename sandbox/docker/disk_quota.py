@@ -1,9 +1,9 @@
-"""The disk that Docker writes to, and what boxes whose root file system can be written take of it.
+"""Disk quota of sandboxes with a writable root file system, and the free space of Docker's disk.
 
-Docker cannot bound a root file system on most disks, so such a box is watched. To add up its files takes a while, to
-ask the disk how much is free takes microseconds: since the box cannot have taken more than what has gone from the disk,
-its files are added up only when that could be too much, and from time to time, since others also give space back. The
-less the box has left, the sooner the disk is asked again. One file cannot be larger than the bound, by the kernel.
+Docker cannot limit a root file system on most disks, so such a sandbox is monitored. Summing its files (`du`) is slow;
+reading the disk's free space takes microseconds. A sandbox cannot have taken more than the disk has lost, so its files
+are summed only when the lost space could exceed the quota, and from time to time, since other users free space too. The
+less quota is left, the more often the disk is checked. The kernel limits a single file to the quota.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from envkit.types import Cause, CauseKind, SandboxSpec
 
 from ..agent_client.channel import AgentChannel
 from .api import Daemon, DaemonError
-from .container import Written
+from .container import DiskPaths
 
 LEAST_FREE_MIB = 1024
-"""What must be free on it."""
+"""Space that must stay free on Docker's disk."""
 
 _FASTEST_BYTES_S = 4 << 30
-"""What a box may write in a second."""
+"""Assumed maximum write speed of a sandbox."""
 _SOONEST_S = 0.05
 _LATEST_S = 0.5
 _STALE_S = 5.0
-"""Seconds after which files are added up again although little has gone."""
+"""Seconds after which files are summed again even if little space was lost."""
 _REST = 20
-"""How many times as long as adding up took there is none without need."""
+"""Least pause between two optional sums, in multiples of the time that summing took."""
 _COUNT_S = 30.0
 _COUNTS = 4
 _FILES_PER_MIB = 256
-"""So many as a MiB has blocks."""
+"""One per 4 KiB block."""
 
 Deleted: TypeAlias = Mapping[tuple[int, int], int]
-"""Files without a name that programs still hold, by device and inode, with the bytes that each takes."""
+"""Deleted files that processes still hold, by device and inode, with their sizes in bytes."""
 
 
 class DaemonDisk:
-    """What a daemon writes to.
+    """The disk of a Docker daemon.
 
     Args:
         daemon: The daemon.
@@ -60,15 +60,15 @@ class DaemonDisk:
         self._root = str(daemon.info.get("DockerRootDir") or "")
 
     def free_mib(self) -> int | None:
-        """Return what is free; None where we cannot see that."""
-        found = self._look()
+        """Return the free space; None if it is not readable here."""
+        found = self._statvfs()
         return None if found is None else found.f_bavail * found.f_frsize >> 20
 
     def require_room(self, sandbox_id: str, spec: SandboxSpec) -> None:
-        """Raise where there is too little room for a box.
+        """Raise if there is too little space for a sandbox.
 
         Raises:
-            SandboxRefusedError: Less is free than its root file system may take.
+            SandboxRefusedError: Less is free than its disk quota.
             SandboxStartError: The disk is nearly full.
         """
         free_mib = self.free_mib()
@@ -80,65 +80,65 @@ class DaemonDisk:
         if free_mib < LEAST_FREE_MIB:
             raise SandboxStartError(
                 sandbox_id,
-                f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune",
+                f"Docker's disk has {free_mib} MiB free (minimum {LEAST_FREE_MIB}); try docker system prune",
             )
 
     async def commit(self, container: str, disk_mib: int) -> tuple[str, int]:
-        """Make an image of a container's files, which stands still then; return its id, and the bytes that it adds.
+        """Pause a container and make an image of its files; return the image's id and the bytes that it adds.
 
         Raises:
-            SandboxError: It has written more than `disk_mib`, or the disk is nearly full.
+            SandboxError: It exceeds its quota `disk_mib`, or the disk is nearly full.
         """
         await self._daemon.pause(container)
         try:
-            # With the holes of its files, which are none in an image.
+            # Sparse files count with their holes, which an image fills.
             bytes_ = await self._daemon.written_bytes(container)
             if bytes_ > disk_mib << 20:
-                raise SandboxError(f"no snapshot: its files have {bytes_ >> 20} MiB, more than {disk_mib}")
+                raise SandboxError(f"no snapshot: its files take {bytes_ >> 20} MiB (limit {disk_mib} MiB)")
             free_mib = self.free_mib()
             if free_mib is not None and free_mib - (bytes_ >> 20) < LEAST_FREE_MIB:
                 raise SandboxError(
-                    f"no snapshot: it has {bytes_ >> 20} MiB, Docker's disk has {free_mib} MiB free, and"
-                    f" {LEAST_FREE_MIB} are left to others"
+                    f"no snapshot: it needs {bytes_ >> 20} MiB, and Docker's disk has {free_mib} MiB free (minimum"
+                    f" {LEAST_FREE_MIB}); free disk space"
                 )
             return await self._daemon.commit(container), bytes_
         finally:
             with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
                 await self._daemon.unpause(container)
 
-    async def watch(self, channel: AgentChannel, written: Written | None, use: DiskUse) -> None:
-        """End a box before it fills the disk, or once its files take more than `disk_mib`, until it has ended.
+    async def monitor(self, channel: AgentChannel, paths: DiskPaths | None, use: DiskUse) -> None:
+        """End a sandbox before it fills the disk, or when it exceeds its quota; returns when it has ended.
 
         Args:
-            channel: The box's.
-            written: Its files; None when they cannot be seen.
-            use: How much they may take, which is told how much they do.
+            channel: The sandbox's.
+            paths: Its paths on the disk; None if they are not readable.
+            use: Its quota; updated with its use.
         """
         disk_mib = use.disk_mib
-        content = _Use("--block-size=1", disk_mib << 20, _deleted)
-        files = _Use("--inodes", disk_mib * _FILES_PER_MIB)
-        while (found := self._look()) is not None and not channel.is_ended:
+        content = _UseOf("--block-size=1", disk_mib << 20, _deleted)
+        files = _UseOf("--inodes", disk_mib * _FILES_PER_MIB)
+        while (found := self._statvfs()) is not None and not channel.is_ended:
             free_mib = found.f_bavail * found.f_frsize >> 20
             if free_mib < LEAST_FREE_MIB:
-                full = f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}"
+                full = f"Docker's disk has {free_mib} MiB free (minimum {LEAST_FREE_MIB})"
                 channel.fail(Cause(CauseKind.DISK_FULL, full))
                 return
             try:
-                if written and await content.is_too_much(written, found.f_bfree * found.f_frsize):
+                if paths and await content.exceeds_limit(paths, found.f_bfree * found.f_frsize):
                     taken_mib = -(-content.taken >> 20)
-                    said = f"its files take {taken_mib} MiB of Docker's disk, more than disk_mib={disk_mib}"
-                    channel.fail(Cause(CauseKind.DISK_FULL, said, by_agent=True))
-                elif written and await files.is_too_much(written, found.f_ffree):
-                    said = f"it has {files.taken} files, more than the {files.bound} of disk_mib={disk_mib}"
-                    channel.fail(Cause(CauseKind.DISK_FULL, said, by_agent=True))
+                    detail = f"its files take {taken_mib} MiB of Docker's disk, more than disk_mib={disk_mib}"
+                    channel.fail(Cause(CauseKind.DISK_FULL, detail, by_agent=True))
+                elif paths and await files.exceeds_limit(paths, found.f_ffree):
+                    detail = f"it has {files.taken} files, more than the limit {files.limit} for disk_mib={disk_mib}"
+                    channel.fail(Cause(CauseKind.DISK_FULL, detail, by_agent=True))
             except TimeoutError:
-                channel.fail(Cause(CauseKind.DISK_FULL, f"its files could not be added up within {_COUNT_S:g} s"))
+                channel.fail(Cause(CauseKind.DISK_FULL, f"its disk use could not be summed within {_COUNT_S:g} s"))
             except OSError as error:
-                channel.fail(Cause(CauseKind.DISK_FULL, f"its files cannot be added up: {error}"))
-            use.percent = max(100 - 100 * content.left // content.bound, 100 - 100 * files.left // files.bound, 0)
+                channel.fail(Cause(CauseKind.DISK_FULL, f"its disk use cannot be summed: {error}"))
+            use.percent = max(100 - 100 * content.left // content.limit, 100 - 100 * files.left // files.limit, 0)
             await anyio.sleep(min(max(content.left / _FASTEST_BYTES_S, _SOONEST_S), _LATEST_S))
 
-    def _look(self) -> os.statvfs_result | None:
+    def _statvfs(self) -> os.statvfs_result | None:
         if not self._daemon.is_near:
             return None
         try:
@@ -149,68 +149,67 @@ class DaemonDisk:
 
 @dataclass(slots=True)
 class DiskUse:
-    """What a box writes: how many MiB it may, and how many percent of that it does at most, when that was looked at."""
+    """Disk quota of a sandbox in MiB, and an upper bound of its use in percent at the last check."""
 
     disk_mib: int
     percent: int = 0
 
 
 @dataclass(slots=True)
-class _Use:
-    """What the files of one box take of one thing.
+class _UseOf:
+    """A sandbox's use of one resource: bytes or inodes.
 
     Attributes:
-        option: What `du` is to add up.
-        bound: How much they may take.
-        unseen: Returns the files that `du` does not see.
-        taken: How much they took when that was added up.
-        left: How much they have left, if all that has gone since is theirs.
+        option: Option of `du` for the resource.
+        limit: The quota.
+        unseen: Returns the files that `du` does not find.
+        taken: The use at the last sum.
+        left: The rest of the quota, if all that the disk has lost since then is the sandbox's.
     """
 
     option: str
-    bound: int
-    unseen: Callable[[Written], Deleted] | None = None
+    limit: int
+    unseen: Callable[[DiskPaths], Deleted] | None = None
     taken: int = 0
     left: int = 0
     _free: int = -1
     _counted_s: float = 0.0
     _rest_s: float = 0.0
 
-    async def is_too_much(self, written: Written, free: int) -> bool:
-        """Say whether they take too much, adding them up if that may be.
+    async def exceeds_limit(self, paths: DiskPaths, free: int) -> bool:
+        """Return whether the use exceeds the quota, summing the files if it might.
 
         Args:
-            written: The files.
+            paths: Paths of the files.
             free: What the disk has free.
 
         Raises:
             OSError: There is no `du`.
-            TimeoutError: That takes longer than half a minute.
+            TimeoutError: Summing takes longer than 30 s.
         """
-        self.left = self.bound - self.taken - max(self._free - free, 0)
+        self.left = self.limit - self.taken - max(self._free - free, 0)
         is_stale = free != self._free and clock.now() - self._counted_s > self._rest_s
         if self._free < 0 or self.left < 0 or is_stale:
             began_s = clock.now()
-            self.taken = await self._added_up(written)
+            self.taken = await self._sum(paths)
             self._free, self._counted_s = free, clock.now()
             self._rest_s = max(_STALE_S, _REST * (self._counted_s - began_s))
-            self.left = self.bound - self.taken
-        return self.taken > self.bound
+            self.left = self.limit - self.taken
+        return self.taken > self.limit
 
-    async def _added_up(self, written: Written) -> int:
-        """Return what they take."""
+    async def _sum(self, paths: DiskPaths) -> int:
         unseen = self.unseen
         if unseen is None:
-            return await self._named(written)
+            return await self._sum_named(paths)
 
         async def deleted() -> Deleted:
-            return await clock.to_thread(unseen, written)
+            return await clock.to_thread(unseen, paths)
 
-        return await counted_once(partial(self._named, written), deleted, self.bound)
+        return await counted_once(partial(self._sum_named, paths), deleted, self.limit)
 
-    async def _named(self, written: Written) -> int:
-        """Return what those with a name take; what vanishes meanwhile is left out."""
-        command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, written.places)]
+    async def _sum_named(self, paths: DiskPaths) -> int:
+        """Return the use of the files that have a name; files that vanish meanwhile are ignored."""
+        command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, paths.folders)]
         with anyio.fail_after(_COUNT_S):
             done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
         total = done.stdout.splitlines()[-1:]
@@ -218,17 +217,17 @@ class _Use:
 
 
 async def counted_once(
-    named: Callable[[], Awaitable[int]], deleted: Callable[[], Awaitable[Deleted]], bound: int
+    named: Callable[[], Awaitable[int]], deleted: Callable[[], Awaitable[Deleted]], limit: int
 ) -> int:
-    """Return the bytes that files take, with a name or deleted; whether that is more than `bound` counts each once.
+    """Return the bytes of named and deleted files, counting each file once if that decides whether `limit` is exceeded.
 
-    A file that is deleted between the two looks may have been seen by both. Where that decides, both are repeated: what
-    was deleted before them, only one of them has seen. Whoever deletes files during all of them is not believed.
+    A file that is deleted between the two scans may be counted by both. If that decides, both are repeated: a file
+    deleted before them is found by one only. If files are deleted during all scans, the larger sum is returned.
 
     Args:
-        named: Returns the bytes of the files with a name, which it walks to.
-        deleted: Returns those without.
-        bound: How many bytes they may take.
+        named: Returns the bytes of files with a name.
+        deleted: Returns the deleted files.
+        limit: The quota in bytes.
     """
     most = 0
     gone: Deleted = {}
@@ -237,28 +236,28 @@ async def counted_once(
         before, gone = gone, await deleted()
         most = seen + sum(gone.values())
         least = seen + sum(bytes_ for file, bytes_ in gone.items() if file in before)
-        if most <= bound:
+        if most <= limit:
             return most
-        if least > bound:
+        if least > limit:
             return least
     return most
 
 
-def _deleted(written: Written) -> Deleted:
-    """Return the files of a container that are deleted, and that its processes still have open or in memory.
+def _deleted(paths: DiskPaths) -> Deleted:
+    """Return the deleted files of a container that its processes still have open or mapped.
 
     Raises:
-        TimeoutError: It takes longer than half a minute.
+        TimeoutError: It takes longer than 30 s.
     """
     found: dict[tuple[int, int], int] = {}
     began_s = clock.stopwatch()
-    first = Path("/proc", str(written.first_pid))
+    first = Path("/proc", str(paths.first_pid))
     try:
         own = (first / "ns/mnt").readlink()
-        devices = {place.stat().st_dev for place in (first / "root", *written.places)}
+        devices = {folder.stat().st_dev for folder in (first / "root", *paths.folders)}
     except OSError:  # it has ended
         return {}
-    for task in tasks():  # each may have files of its own, and may have outlived its process's first
+    for task in tasks():  # a task may have its own files, and may outlive the main task of its process
         with suppress(OSError):
             for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
@@ -271,7 +270,7 @@ def _deleted(written: Written) -> Deleted:
 
 
 def tasks() -> Iterator[Path]:
-    """The tasks of this machine; what ends meanwhile is left out."""
+    """Yield the tasks of this machine; those that end meanwhile are left out."""
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
@@ -282,7 +281,7 @@ def tasks() -> Iterator[Path]:
 
 
 def _held(task: Path) -> Iterator[Path]:
-    """The files that a task has open, and those of its memory that may be deleted."""
+    """Yield the open files of a task and its mapped files that may be deleted."""
     yield from (task / "fd").iterdir()
     with (task / "maps").open("rb") as lines:
         for line in lines:

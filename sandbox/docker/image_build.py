@@ -1,8 +1,8 @@
-"""Images for boxes of Docker, built without a network: the packages are fetched here, by our own pip, as wheels that
-fit the base image, and installed inside from those.
+"""Build images for Docker sandboxes without a network: our own pip fetches the packages as wheels that fit the base
+image, and the build installs them from those.
 
-    games     envkit as it is installed here, with what its server needs
-    python    the packages that are named, nothing of envkit
+    games     envkit as it is installed here, with its server's dependencies
+    python    the named packages, without envkit
 
 Each has a file ``docker/NAME.Dockerfile``. The base needs Python 3.11 or newer, and no pip.
 """
@@ -44,7 +44,7 @@ _ASK = "import json, platform, sys;print(json.dumps([sys.version_info[:2], platf
 
 
 def names() -> list[str]:
-    """Return the names of the images that can be built; none where envkit's folder ``docker`` is missing."""
+    """Return the names of the images that can be built; empty if envkit's folder ``docker`` is missing."""
     return sorted(path.name.removesuffix(".Dockerfile") for path in _DOCKERFILES.glob("*.Dockerfile"))
 
 
@@ -57,24 +57,24 @@ async def build(
     tag: str | None,
     say: Callable[[str], None],
 ) -> str:
-    """Build an image and return what it is called.
+    """Build an image and return its tag.
 
     Args:
-        name: Which; see `names`.
-        base: Image to build upon; None takes `ONLINE_BASE`, or `OFFLINE_BASE` where `offline`.
-        offline: Whether no registry of images may be asked for a missing base. Packages come from where our own pip
-            takes them, which may be a folder.
-        packages: Further packages, as pip names them; a path is a project or wheel of this machine.
-        tag: What to call it; None is ``envkit/NAME:1``.
-        say: Told what is going on, a line at a time.
+        name: Name of the image; see `names`.
+        base: Base image; None takes `ONLINE_BASE`, or `OFFLINE_BASE` if `offline`.
+        offline: Whether a missing base is an error instead of being pulled. Packages come from pip's usual sources,
+            which may be a folder.
+        packages: Further packages in pip's notation; a path is a project or wheel on this machine.
+        tag: Tag of the image; None is ``envkit/NAME:1``.
+        say: Called with each line of progress.
 
     Raises:
-        UsageError: There is no such image to build, or its base is missing or unsuitable.
-        SandboxError: A package cannot be had, a step of the build failed, or the daemon does not answer.
+        UsageError: The name is unknown, or the base is missing or unsuitable.
+        SandboxError: A package cannot be fetched, a build step failed, or the daemon does not answer.
     """
     if name not in names():
-        where = "" if names() else f" ({_DOCKERFILES} holds none; build from a checkout of envkit)"
-        raise UsageError(f"no image is called {name!r}{where or did_you_mean(name, names())}")
+        where = "" if names() else f" ({_DOCKERFILES} has no Dockerfiles; build from a checkout of envkit)"
+        raise UsageError(f"there is no image {name!r}{where or did_you_mean(name, names())}")
     base = base or (OFFLINE_BASE if offline else ONLINE_BASE)
     tag = tag or f"envkit/{name}:1"
     daemon = await Daemon.connect()
@@ -94,12 +94,12 @@ async def build(
 
 
 async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, say: Callable[[str], None]) -> None:
-    """Build, and remove what nobody will ask for: the stage in which packages are installed, and what `tag` was."""
+    """Build, then remove the stage that installed the packages, and the image that had `tag` before."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
     arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
     try:
-        await daemon.build(archive, tag=tag, arguments=arguments, say=say)
+        await daemon.build(archive, tag=tag, arguments=arguments, report=say)
     finally:
         for stage in await daemon.images(f"{_STAGE_LABEL}={build_id}"):
             await daemon.remove_image(stage["Id"])
@@ -110,7 +110,7 @@ async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, say: C
 
 @dataclass(frozen=True, slots=True)
 class _Platform:
-    """What the wheels must fit: the base's Python such as ``"3.11"``, its machine, and its C library's version."""
+    """Platform of the wheels: the base's Python version such as ``"3.11"``, its machine, and its glibc version."""
 
     python: str
     machine: str
@@ -136,30 +136,30 @@ async def _require_base(daemon: Daemon, base: str, *, offline: bool, say: Callab
         await daemon.pull(base)
     except DaemonError as error:
         raise UsageError(
-            f"there is no image {base} here, and it cannot be fetched ({error}); name another --base"
+            f"there is no image {base} here, and it cannot be fetched ({error}); use another --base"
         ) from None
 
 
 async def _platform(base: str) -> _Platform:
-    """Ask the base's Python, in a box."""
+    """Run the base's Python in a sandbox and return its platform."""
     async with DockerBackend() as backend:
-        box = await backend.start(SandboxSpec(image=base))
-        answer = await box.exec(["python3", "-c", _ASK], timeout_s=_PROBE_S)
+        sandbox = await backend.start(SandboxSpec(image=base))
+        answer = await sandbox.exec(["python3", "-c", _ASK], timeout_s=_PROBE_S)
     try:
         python, machine, (library, version) = json.loads(answer.stdout)
     except ValueError:
-        last = (answer.stderr.strip().splitlines() or ["it has none"])[-1]
-        raise UsageError(f"{base} needs a whole Python 3.11 or newer: {last}") from None
+        last = (answer.stderr.strip().splitlines() or ["it has no Python"])[-1]
+        raise UsageError(f"{base} needs a complete Python 3.11 or newer: {last}") from None
     if tuple(python) < _OLDEST_PYTHON:
-        raise UsageError(f"{base} has Python {python[0]}.{python[1]}, and envkit needs 3.11 or newer")
+        raise UsageError(f"{base} has Python {python[0]}.{python[1]}; envkit needs 3.11 or newer")
     if library != "glibc":
-        raise UsageError(f"{base} has no GNU C library, for which most packages are made; take a Debian-like base")
+        raise UsageError(f"{base} has no glibc, which most packages need; use a Debian-like base")
     major, minor = version.split(".")[:2]
     return _Platform(f"{python[0]}.{python[1]}", machine, (int(major), int(minor)))
 
 
 def _gather(context: Path, name: str, platform: _Platform, packages: Sequence[str]) -> None:
-    """Write what the image is built from into `context`."""
+    """Write the build context of the image into `context`."""
     shutil.copyfile(_DOCKERFILES / f"{name}.Dockerfile", context / "Dockerfile")
     wheels = context / "wheels"
     wheels.mkdir()
@@ -174,7 +174,7 @@ def _gather(context: Path, name: str, platform: _Platform, packages: Sequence[st
 
 
 def _own_requirements() -> Iterator[str]:
-    """Yield what envkit and its server need, without the markers of extras."""
+    """Yield the requirements of envkit and its server, without the markers of extras."""
     for requirement in importlib.metadata.requires("envkit") or ():
         text, _, marker = requirement.partition(";")
         extra = re.fullmatch(r"\s*extra == ['\"]([\w-]+)['\"]\s*", marker)
@@ -183,12 +183,12 @@ def _own_requirements() -> Iterator[str]:
 
 
 def _own_wheel(path: Path, wheels: Path) -> str:
-    """Put the wheel of a project of this machine among the others; return the name of its package."""
+    """Build the wheel of a local project into `wheels`; return the name of its package."""
     before = set(wheels.iterdir())
     _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(path))
     made = sorted(set(wheels.iterdir()) - before)
     if len(made) != 1:
-        raise SandboxError(f"{path} gives no wheel")
+        raise SandboxError(f"{path} is not a Python project that builds one wheel")
     return made[0].name.partition("-")[0]
 
 
@@ -196,12 +196,12 @@ def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PIP_S, check=False)
     if done.returncode != 0:
-        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-_LINES_SHOWN:])
-        raise SandboxError(f"pip {arguments[0]} failed: {said}")
+        output = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-_LINES_SHOWN:])
+        raise SandboxError(f"pip {arguments[0]} failed: {output}")
 
 
 def _packed(folder: Path) -> IO[bytes]:
-    archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever takes it
+    archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(folder, ".")
     archive.seek(0)

@@ -1,4 +1,4 @@
-"""The image that a box of Docker starts from: found, fetched where that was asked for, or refused with what to do."""
+"""Look up the image of a Docker sandbox: return it, pull it if allowed, or refuse with advice."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .container_config import FORMAT_LABEL, Image
 
 DEFAULT_IMAGE = "envkit/games:1"
 IMAGE_FORMAT = 1
-"""Format of what `envkit image build` makes; grows when another version could not use what is inside."""
+"""Format of the images that `envkit image build` makes; increases with each incompatible change."""
 ONLINE_BASE = "python:3.11-slim"
 OFFLINE_BASE = "envkit/base:bookworm"
-"""What images are built upon: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
+"""Base images: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
 
 
 async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
     """Return the image that `spec` names, or the default one.
 
     Args:
-        daemon: Where it is looked for.
-        sandbox_id: The box that is to start from it.
-        spec: What that is to be.
-        pull: Whether a missing image is fetched from its registry.
+        daemon: The daemon.
+        sandbox_id: Id of the sandbox, for errors.
+        spec: Spec of the sandbox.
+        pull: Whether to fetch a missing image from its registry.
 
     Raises:
         SandboxRefusedError: There is no such image, or it has another format.
@@ -51,15 +51,15 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
 
 
 async def why_unusable(daemon: Daemon, name: str) -> str | None:
-    """Return in one line why no box can start from the image of this name, and what to do; None if one can."""
+    """Return why no sandbox can start from this image and what to do, in one line; None if one can."""
     image = await daemon.image(name)
     return await why_missing(daemon, name) if image is None else why_other_format(image, name)
 
 
 def why_other_format(image: Image, name: str) -> str | None:
-    """Return in one line that `image` was built in another format, and what to do; None if it can be used.
+    """Return that `image` has another format and what to do, in one line; None if it can be used.
 
-    An image that envkit did not build has no number and can be used, unless it has the name of the default one.
+    An image that envkit did not build has no format and can be used, unless it has the name of the default image.
     """
     if image.format == str(IMAGE_FORMAT) or (image.format is None and name != DEFAULT_IMAGE):
         return None
@@ -69,15 +69,15 @@ def why_other_format(image: Image, name: str) -> str | None:
 
 
 async def why_missing(daemon: Daemon, name: str) -> str:
-    """Return in one line that there is no image of this name, and how to get it."""
+    """Return that there is no image of this name and how to get it, in one line."""
     there = await daemon.image_names()
     if name == DEFAULT_IMAGE:
-        return f"there is no image {name} here; make it: {build_command(there)}"
+        return f"there is no image {name} here; build it: {build_command(there)}"
     near = did_you_mean(name, there, lists=False)
     return f"there is no image {name!r} here (docker pull {name}){near}"
 
 
 def build_command(images: Sequence[str]) -> str:
-    """Return the command that builds `DEFAULT_IMAGE` where there are these images, offline where only that base is."""
+    """Return the command that builds `DEFAULT_IMAGE`; offline if only `OFFLINE_BASE` is among `images`."""
     is_offline = OFFLINE_BASE in images and ONLINE_BASE not in images
     return command("image", "build", "games", *(["--offline"] if is_offline else []))

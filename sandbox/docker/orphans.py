@@ -1,4 +1,4 @@
-"""What a process that is gone has left with a Docker daemon, known by the labels that everything of ours has."""
+"""Reap containers, volumes and images that a dead process left with a Docker daemon, found by their labels."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ LEDGER_LABEL = "envkit.ledger"
 
 _ENDED = ("created", "dead", "exited")
 _ANSWER_S = 5.0
-"""How long after it was asked the daemon may still make a container."""
+"""Seconds after a request in which the daemon may still create a container."""
 _REAP_S = 15.0
 _PAUSE_S = 0.05
 
 
-def labels(run: str, sandbox_id: str, *, stays: bool, ledger: str = "") -> dict[str, str]:
-    """Return the labels of what belongs to a box of this process.
+def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> dict[str, str]:
+    """Return the labels of everything that belongs to a sandbox of this process.
 
     Args:
         run: Name of the backend's run.
-        sandbox_id: The box.
-        stays: Whether it outlives us.
-        ledger: Id of the ledger in which it is written down if so.
+        sandbox_id: Id of the sandbox.
+        detached: Whether it outlives this process.
+        ledger: Id of the ledger that records it, if detached.
     """
     found = {RUN_LABEL: run, OWNER_LABEL: _owner(), SANDBOX_LABEL: sandbox_id}
-    return {**found, DETACHED_LABEL: "yes", LEDGER_LABEL: ledger} if stays else found
+    return {**found, DETACHED_LABEL: "yes", LEDGER_LABEL: ledger} if detached else found
 
 
 @contextmanager
-def underway(made: Mapping[str, str]) -> Iterator[None]:
-    """Leave a note, for the length of the block, that the daemon is asked for what has the labels `made`.
+def pending_creation(made: Mapping[str, str]) -> Iterator[None]:
+    """Keep a note, for the length of the block, that the daemon is creating a container with the labels `made`.
 
-    It makes that even when we are killed before it answers, so who clears away after us must know what is to come.
+    The daemon creates it even if we are killed before it answers; the note lets a later reaper wait for it.
     """
     notes = [root / _note(made) for root in run_dirs.common_first()][:1]
     with suppress(OSError):
@@ -62,37 +62,39 @@ def underway(made: Mapping[str, str]) -> Iterator[None]:
 
 
 class Orphan(NamedTuple):
-    """Something of a process that is gone: a ``"container"``, a ``"volume"`` or an ``"image"``."""
+    """A ``"container"``, ``"volume"`` or ``"image"`` of a process that has ended."""
 
     kind: Literal["container", "volume", "image"]
     id: str
 
 
 async def gone(daemon: Daemon) -> list[Orphan]:
-    """Return the containers, volumes and snapshots of processes of this machine that are gone.
+    """Return the containers, volumes and snapshots of ended processes of this machine.
 
-    A box that is to stay is none of them while it runs.
+    Running detached sandboxes are not included.
 
     Raises:
         DaemonError: The daemon does not answer.
     """
     containers = await daemon.containers(OWNER_LABEL)
-    staying = {_note(one["Labels"]) for one in containers if _stays(one)}
+    detached = {_note(one["Labels"]) for one in containers if _is_detached(one)}
     found = [
-        Orphan("container", str(one["Id"])) for one in containers if not _stays(one) and _is_ownerless(one["Labels"])
+        Orphan("container", str(one["Id"]))
+        for one in containers
+        if not _is_detached(one) and _is_ownerless(one["Labels"])
     ]
     found += [
         Orphan("volume", str(one["Name"]))
         for one in await daemon.volumes(OWNER_LABEL)
-        if _is_ownerless(one["Labels"]) and _note(one["Labels"]) not in staying
+        if _is_ownerless(one["Labels"]) and _note(one["Labels"]) not in detached
     ]
     images = await daemon.images(OWNER_LABEL)
     return found + [Orphan("image", str(one["Id"])) for one in images if _is_ownerless(one["Labels"])]
 
 
 async def reap(daemon: Daemon) -> list[Orphan]:
-    """Remove what `gone` returns, and return it. What the daemon was still asked for when its owner died is waited for.
-    When this returns nothing is left, except what the daemon does not let go within 15 s.
+    """Remove and return the results of `gone`, including containers that the daemon was still creating when their
+    owner died. What the daemon cannot remove within 15 s is left.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -107,22 +109,21 @@ async def reap(daemon: Daemon) -> list[Orphan]:
 
 
 async def clear(daemon: Daemon, run: str) -> None:
-    """Remove what a run of this process has left: snapshots, containers that no box knows of any more, and volumes of
-    which a daemon that was restarted lost sight.
+    """Remove what a run of this process left: snapshots, containers, and volumes that a restarted daemon forgot.
 
     Raises:
         DaemonError: The daemon does not answer.
     """
     with anyio.move_on_after(_ANSWER_S):
-        while any(list(root.glob(f"{run}+*")) for root in run_dirs.roots()):  # noqa: ASYNC110 - threads tell nobody
+        while any(list(root.glob(f"{run}+*")) for root in run_dirs.roots()):  # noqa: ASYNC110 - no event to wait for
             await anyio.sleep(_PAUSE_S)
     containers = await daemon.containers(f"{RUN_LABEL}={run}")
     for found in containers:
-        if not _stays(found):
+        if not _is_detached(found):
             await daemon.remove(found["Id"])
-    staying = {_note(found["Labels"]) for found in containers if _stays(found)}
+    detached = {_note(found["Labels"]) for found in containers if _is_detached(found)}
     for found in await daemon.volumes(f"{RUN_LABEL}={run}"):
-        if _note(found["Labels"]) not in staying:
+        if _note(found["Labels"]) not in detached:
             await daemon.remove_volume(found["Name"])
     await daemon.remove_orphans()
     for found in await daemon.images(f"{RUN_LABEL}={run}"):
@@ -130,12 +131,12 @@ async def clear(daemon: Daemon, run: str) -> None:
 
 
 async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
-    """Remove what is found, add it to `removed`, and say whether there was nothing and nothing is to come."""
-    notes = list(_notes())  # before we look, since a note is taken away when its container is there
+    """Remove what is found and add it to `removed`; return whether nothing was found and nothing is pending."""
+    notes = list(_notes())  # before the query, since a note is removed once its container exists
     made = {_note(one["Labels"]) for one in await daemon.containers(OWNER_LABEL)}
     found = await gone(daemon)
     removers = {"container": daemon.remove, "volume": daemon.remove_volume, "image": daemon.remove_image}
-    for kind in removers:  # in this order, since a container holds on to its volumes and its image
+    for kind in removers:  # in this order: a container keeps its volumes and image in use
         async with anyio.create_task_group() as tasks:
             for one in found:
                 if one.kind == kind:
@@ -148,13 +149,13 @@ async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
 
 
 async def _unless_refused(remove: Callable[[str], Awaitable[None]], name: str) -> None:
-    """Remove something, or leave it to a later look."""
+    """Remove it, or leave it to a later attempt if the daemon refuses."""
     with suppress(DaemonError):
         await remove(name)
 
 
 def _notes() -> Iterator[Path]:
-    """The notes of processes that are gone, of our user."""
+    """Yield the notes of our user's ended processes."""
     for root in run_dirs.roots():
         for note in root.glob("envkit-*-*-*-*+*"):
             if run_dirs.is_owner_gone(note.name) and _is_ours(note):
@@ -162,7 +163,7 @@ def _notes() -> Iterator[Path]:
 
 
 def _note(made: Mapping[str, str]) -> str:
-    """The name of the note about what has these labels; it begins with the owner's."""
+    """Return the name of the note about a container with these labels; it starts with the owner's name."""
     return f"{made.get(RUN_LABEL)}+{made.get(SANDBOX_LABEL)}"
 
 
@@ -175,32 +176,32 @@ def _is_ours(note: Path) -> bool:
 
 
 def _is_fresh(note: Path) -> bool:
-    """Whether what it is about may still come."""
+    """Whether the container of the note may still be created."""
     try:
         return clock.wall() - note.lstat().st_mtime < _ANSWER_S
     except OSError:
         return False
 
 
-def _stays(found: Mapping[str, Any]) -> bool:
+def _is_detached(found: Mapping[str, Any]) -> bool:
     return DETACHED_LABEL in found["Labels"] and found["State"] not in _ENDED
 
 
-async def staying(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
-    """Return the container of a box that stays.
+async def find_detached(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
+    """Return the container of a detached sandbox.
 
     Raises:
-        SandboxError: No box of this id stays on this machine.
+        SandboxError: No detached sandbox on this machine has this id.
         DaemonError: The daemon does not answer.
     """
     for found in await daemon.containers(f"{SANDBOX_LABEL}={sandbox_id}"):
         if DETACHED_LABEL in found["Labels"]:
             return found
-    raise SandboxError(f"there is no box {sandbox_id!r} that stays on this machine")
+    raise SandboxError(f"there is no detached sandbox {sandbox_id!r} on this machine")
 
 
 def _owner() -> str:
-    """This process, as no other on any machine is called."""
+    """Return a name of this process that is unique across machines."""
     return f"{run_dirs.owner_name(os.getpid())}@{_boot_id()}"
 
 

@@ -1,10 +1,10 @@
-"""The filter of system calls of a container, in the form that the Docker daemon takes.
+"""The seccomp filter of a container, in the Docker daemon's JSON form.
 
-It is at least as strict as both that which the daemon has by default and that of bubblewrap boxes
-(`envkit.sandbox.host.seccomp`). Other than there it is a list of what is allowed, which is what programs of every day
-need; since the daemon puts it on, it holds for all programs of a box whatever its image holds, process 1 included. What
-is not in the list is refused (EPERM); what is newer than the list, or what programs have an older way for, does not
-exist (ENOSYS). A call of another architecture, such as a 32-bit program, kills its process.
+It is at least as strict as the daemon's default filter and as that of bubblewrap sandboxes
+(`envkit.sandbox.host.seccomp`). Unlike the latter it is an allow-list of the calls that everyday programs need. The
+daemon applies it to all processes of the sandbox, including process 1, whatever the image. Other calls fail with EPERM;
+calls that are newer than the list, or that have an older alternative, fail with ENOSYS. A call of another architecture,
+such as a 32-bit program's, kills its process.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ _TALKING = """
 _OTHERS = "getrandom"
 _MISSING = ("clone3", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self")
 _PERSONALITIES = (0, 0xFFFFFFFF)
-"""To be an ordinary program, and to ask which one is."""
+"""Values of `personality`: the default one, and the query for the current one."""
 _WORD = 0xFFFFFFFF
 _WORD_BITS = 32
 
 
 def profile(machine: str) -> str | None:
-    """Return the filter as JSON; None where `seccomp.program` has none either.
+    """Return the filter as JSON; None if `seccomp.program` does not support the machine.
 
     Args:
-        machine: As `platform.machine` names what the daemon runs on.
+        machine: The daemon's machine, as a `platform.machine` name.
     """
     if seccomp.program(machine) is None:
         return None
     rules = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": list(_rules(machine))}
-    # Of calls newer than the list runc says only for architectures that are named that they do not exist.
+    # runc returns ENOSYS for newer calls only if the architectures are named.
     return json.dumps({**rules, "architectures": [f"SCMP_ARCH_{machine.upper()}"]})
 
 
 def profile_for(daemon: Mapping[str, Any]) -> str | None:
-    """Return the filter for the machine of a daemon that says this about itself; None where it cannot put on one."""
+    """Return the filter for a daemon with this info; None if it does not support one."""
     if not any(option.startswith("name=seccomp") for option in daemon.get("SecurityOptions") or ()):
         return None
     return profile(str(daemon.get("Architecture")))
@@ -105,17 +105,17 @@ def _rule(names: Sequence[str], *arguments: JSON) -> JSON:
 
 
 def _equals(index: int, bits: int, value: int) -> JSON:
-    """Hold for an argument whose `bits` are those of `value`.
+    """Return a condition: the argument's `bits` equal those of `value`.
 
-    The kernel takes the lower halves of arguments, so a comparison must look at no others.
+    The kernel uses the lower halves of arguments, so a comparison must ignore the upper ones.
     """
     return {"index": index, "value": bits, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def _blocks_without(values: Sequence[int], length: int = 0, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Split the 32-bit numbers, all but `values`, into blocks: the first bits and what those are in the block.
+    """Split the 32-bit numbers except `values` into blocks; yield each as a mask of leading bits and their value.
 
-    There can be only one condition on an argument, and none that says "neither of these".
+    seccomp rules allow one condition per argument, and none that excludes several values.
     """
     bits = _WORD & ~(_WORD >> length)
     if not any(value & bits == start for value in values):

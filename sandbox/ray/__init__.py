@@ -1,1 +1,1 @@
-"""Ray clusters: one actor of ours on each node, with boxes around it, and a channel that leads straight to them."""
+"""Ray clusters: one actor of ours per node starts sandboxes there, and a direct channel leads to each sandbox."""

@@ -1,10 +1,10 @@
-"""One node of a Ray cluster as a place for sandboxes.
+"""The backend for one node of a Ray cluster.
 
-On the node lives an actor (`envkit.sandbox.ray.node_agent`) that starts boxes there and stops them; that is all that
-goes by way of Ray. Calls to a box go over a TCP connection between us and the node, as they would over any other
-channel, and break with it: a box whose node is gone is lost at once, whatever Ray knows of it.
+An actor on the node (`envkit.sandbox.ray.node_agent`) starts and stops sandboxes there; only that goes through Ray.
+Calls to a sandbox use a TCP connection between this process and the node, and fail when it breaks: when a node is lost,
+its sandboxes are lost at once, whatever Ray knows.
 
-The node needs envkit, root, and bubblewrap or a Docker daemon; we must be on a machine of the cluster.
+The node needs envkit, root, and bubblewrap or a Docker daemon; this process must run on a machine of the cluster.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from .cluster import Actor, Cluster, ClusterNode, UnreachedError
 from .node_agent import Answer, NodeKind, greeting, tune
 
 _OPEN_S = 60.0
-"""A worker of Ray takes seconds to start, on a busy machine many."""
+"""A Ray worker takes seconds to start, longer on a busy machine."""
 _CLOSE_S = 20.0
 _CAUSE_S = 2.0
-_LOOK_S = 2.0
-_DIAL_S = 10.0
+_DIAGNOSE_S = 2.0
+_DIAL_TIMEOUT_S = 10.0
 _ATTACH_S = 10.0
 _STOP_S = 12.0
 _SLACK_S = 5.0
-"""What a start may take longer than its box's bound, for the way there and back."""
+"""Seconds for the messages of a start, on top of the sandbox's start timeout."""
 _PING_EVERY_S = 1.0
 _SILENT_S = 3.0
-"""Seconds without an answer after which an actor counts as lost."""
+"""Seconds without an answer after which an actor is declared lost."""
 _RETRY_S = 0.2
 
 
 class RayNodeBackend:
-    """Starts boxes on one node; satisfies `envkit.protocols.SandboxBackend`.
+    """Start sandboxes on one node; implements `envkit.protocols.SandboxBackend`.
 
-    Used as ``async with``, while we are connected. Leaving the block stops its boxes, except those that stay, and ends
-    the actor. Those that stay are found again by `attach`, in this process or a later one, until nobody has
-    been connected to them for their ``orphan_ttl_s``. A network of named hosts is refused.
+    Use it as ``async with`` while the cluster is connected. Leaving the block stops its sandboxes, except detached
+    ones, and ends the actor. `attach` finds detached sandboxes again, in this or a later process, until no client was
+    connected for their ``orphan_ttl_s``. A network allow-list is refused.
 
     Args:
         connection: The connection to its cluster.
-        node: Which node.
-        kind: The backend that is used there.
-        orphan_ttl_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
+        node: The node.
+        kind: Kind of backend on the node.
+        orphan_ttl_s: Seconds without a client after which a sandbox ends; a spec may override it.
     """
 
     def __init__(
@@ -67,36 +67,36 @@ class RayNodeBackend:
         self.node = node
         self._connection = connection
         self._kind: NodeKind = kind
-        self._lonely_s = orphan_ttl_s
+        self._orphan_ttl_s = orphan_ttl_s
         self._started: Actor | None = None
         self._opened: Answer = {}
-        self._tickets = count(1)
+        self._request_ids = count(1)
         self._channels: dict[int, AgentChannel | None] = {}
-        self._boxes = LiveSandboxes("ray")
+        self._sandboxes = LiveSandboxes("ray")
         self._lost: Cause | None = None
         self._is_leaving = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no box, and starts none."""
+        """Whether it has no sandbox, and starts none."""
         return not self._channels
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Say what is enforced on the node."""
+        """Return what is enforced on the node."""
         if not self._opened:
             raise SandboxError("the backend is not open; use 'async with'")
-        return {str(name): bool(holds) for name, holds in self._opened["capabilities"].items()}
+        return {str(name): bool(is_enforced) for name, is_enforced in self._opened["capabilities"].items()}
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`."""
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, which this backend took."""
+        """Start `spec` with the files of `snapshot`, taken by this backend."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return what a snapshot takes of the node's disk."""
+        """Return the size of a snapshot on the node's disk."""
         return int((await self._actor.ask("snapshot_bytes", snapshot))["bytes"])
 
     async def remove_snapshot(self, snapshot: str) -> None:
@@ -104,40 +104,40 @@ class RayNodeBackend:
         await self._actor.ask("remove_snapshot", snapshot)
 
     async def attach(self, sandbox_id: str) -> AgentSandbox:
-        """Return a box that stays on this node, which an earlier backend started.
+        """Return a detached sandbox on this node that an earlier backend started.
 
         Raises:
-            SandboxError: There is none of this id, or the node does not answer.
+            SandboxError: There is no such sandbox, or the node does not answer.
         """
-        ticket = self._new_ticket()
+        request_id = self._new_request_id()
         with anyio.move_on_after(_ATTACH_S):
-            asked = self._actor.ask("attach", ticket, sandbox_id, self._lonely_s)
-            return await self._admitted(ticket, asked, SandboxSpec(detached=True))
-        raise SandboxError(f"node {self.node.name} did not come back to {sandbox_id!r} within {_ATTACH_S:g} s")
+            asked = self._actor.ask("attach", request_id, sandbox_id, self._orphan_ttl_s)
+            return await self._admitted(request_id, asked, SandboxSpec(detached=True))
+        raise SandboxError(f"node {self.node.name} did not attach to {sandbox_id!r} within {_ATTACH_S:g} s")
 
     async def staying(self, ledger: str) -> list[str]:
-        """Return the ids of the boxes of one ledger that stay on this node's machine."""
+        """Return the ids of the detached sandboxes of one ledger on this node's machine."""
         return [str(sandbox_id) for sandbox_id in (await self._actor.ask("staying", ledger))["ids"]]
 
     async def remove(self, sandbox_id: str) -> None:
-        """End a box that stays; raises `SandboxError` as `attach`."""
+        """End a detached sandbox; raises `SandboxError` as `attach`."""
         await self._actor.ask("remove", sandbox_id)
 
     def lose(self, cause: Cause) -> None:
-        """Take note that the node is gone: its boxes are lost at once, for `cause`; safe to repeat."""
+        """Record that the node is lost, and so its sandboxes, for `cause`; safe to repeat."""
         self._lost = self._lost or cause
         for channel in list(self._channels.values()):
             if channel is not None:
                 channel.fail(self._lost)
 
     async def wait(self) -> Cause:
-        """Return, once the node is lost, why: its actor is gone, or has not answered for 3 s."""
-        heard_at = clock.now()
+        """Return why the node was lost, once it is: its actor exited, or has not answered for 3 s."""
+        answered_at = clock.now()
         while not self._lost:
-            if await self._actor.is_reached(max(heard_at + _SILENT_S - clock.now(), _PING_EVERY_S)):
-                heard_at = clock.now()
+            if await self._actor.is_reached(max(answered_at + _SILENT_S - clock.now(), _PING_EVERY_S)):
+                answered_at = clock.now()
                 await anyio.sleep(_PING_EVERY_S)
-            elif clock.now() - heard_at >= _SILENT_S or await self._is_refused():
+            elif clock.now() - answered_at >= _SILENT_S or await self._is_refused():
                 self.lose(self._gone)
             else:
                 await anyio.sleep(_RETRY_S)
@@ -150,7 +150,7 @@ class RayNodeBackend:
                 await self._started.begin(self._kind)
                 self._opened = await self._actor.ask("opened")
             if limit.cancelled_caught:
-                raise SandboxError(f"node {self.node.name}: no worker of Ray was ready within {_OPEN_S:g} s")
+                raise SandboxError(f"node {self.node.name}: no Ray worker was ready within {_OPEN_S:g} s")
         except BaseException:
             await self._end_actor()
             raise
@@ -162,7 +162,7 @@ class RayNodeBackend:
         self._is_leaving = True
         with anyio.CancelScope(shield=True):
             try:
-                await self._boxes.close()
+                await self._sandboxes.close()
                 if not self._lost:
                     with anyio.move_on_after(_CLOSE_S), suppress(UnreachedError):
                         await self._actor.ask("close")
@@ -180,8 +180,8 @@ class RayNodeBackend:
         away = ", and the cluster's head does not answer" if self._connection.is_silent else ""
         return Cause(CauseKind.NODE_LOST, f"node {self.node.name} of the Ray cluster is lost{away}")
 
-    def _new_ticket(self) -> int:
-        """Return the number of the next box.
+    def _new_request_id(self) -> int:
+        """Return the request id of the next sandbox.
 
         Raises:
             SandboxError: The backend is not open, or the node is lost.
@@ -190,66 +190,68 @@ class RayNodeBackend:
             raise SandboxError("the backend is not open; use 'async with'")
         if self._lost:
             raise SandboxError(str(self._lost))
-        return next(self._tickets)
+        return next(self._request_ids)
 
     async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox:
-        ticket = self._new_ticket()
-        orphan_ttl_s = self._lonely_s if spec.orphan_ttl_s is None else spec.orphan_ttl_s
+        request_id = self._new_request_id()
+        orphan_ttl_s = self._orphan_ttl_s if spec.orphan_ttl_s is None else spec.orphan_ttl_s
         try:
             with anyio.move_on_after(spec.start_timeout_s + _SLACK_S):
-                asked = self._actor.ask("start", ticket, spec, orphan_ttl_s, snapshot)
-                return await self._admitted(ticket, asked, spec)
+                asked = self._actor.ask("start", request_id, spec, orphan_ttl_s, snapshot)
+                return await self._admitted(request_id, asked, spec)
         except SandboxStartError:
             raise
         except SandboxError as error:
-            raise SandboxStartError(f"{self.node.name}/{ticket}", str(error)) from None
-        raise SandboxStartError(f"{self.node.name}/{ticket}", f"not ready after {spec.start_timeout_s:g} s")
+            raise SandboxStartError(f"{self.node.name}/{request_id}", str(error)) from None
+        raise SandboxStartError(f"{self.node.name}/{request_id}", f"not ready after {spec.start_timeout_s:g} s")
 
-    async def _admitted(self, ticket: int, asked: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
-        """Return the box that the actor was asked for; of one that is not reached nothing is left."""
-        self._channels[ticket] = None
+    async def _admitted(self, request_id: int, asked: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
+        """Return the sandbox that the actor was asked for; if it cannot be reached, stop it."""
+        self._channels[request_id] = None
         try:
             made = await asked
-            connected = await self._dial(ticket)
+            connected = await self._open_channel(request_id)
         except BaseException:
             with anyio.move_on_after(_STOP_S, shield=True), suppress(EnvkitError):
-                await self._actor.ask("stop", ticket)  # else it ends because nobody is connected to it
-            del self._channels[ticket]
+                await self._actor.ask("stop", request_id)  # if this fails, its orphan timeout ends it
+            del self._channels[request_id]
             raise
-        channel = self._channels[ticket] = AgentChannel(SocketStream(connected))
+        channel = self._channels[request_id] = AgentChannel(SocketStream(connected))
         exits: list[Cause] = []
-        hold = HostResources(
-            cause=partial(self._cause, ticket, exits),
-            kill=partial(self._end, ticket, spec.detached),
-            snapshot=partial(self._snapshot, ticket),
+        resources = HostResources(
+            cause=partial(self._cause, request_id, exits),
+            kill=partial(self._end, request_id, spec.detached),
+            snapshot=partial(self._snapshot, request_id),
             unenforced=tuple(made["unenforced"]),
-            look=partial(self._look, ticket),
+            look=partial(self._diagnose, request_id),
         )
-        box = AgentSandbox(str(made["id"]), channel, hold, work=str(made["work"]), forget=self._boxes.forget)
-        self._boxes.add(box)
+        sandbox = AgentSandbox(
+            str(made["id"]), channel, resources, work=str(made["work"]), forget=self._sandboxes.forget
+        )
+        self._sandboxes.add(sandbox)
         try:
-            await box.started({}, spec.start_timeout_s)
+            await sandbox.started({}, spec.start_timeout_s)
         except SandboxStartError as error:
             if exits:  # it had come up on its node
                 raise not_ready(error.sandbox_id, error.cause) from None
             raise
-        return box
+        return sandbox
 
-    async def _dial(self, ticket: int) -> socket.socket:
-        """Connect to a box by way of its node.
+    async def _open_channel(self, request_id: int) -> socket.socket:
+        """Connect to a sandbox through its node.
 
         Raises:
-            SandboxError: The node is not reached there.
+            SandboxError: The node is not reachable.
         """
         try:
-            return await self._connected(greeting(str(self._opened["secret"]), ticket))
+            return await self._connected(greeting(str(self._opened["secret"]), request_id))
         except OSError as error:  # a TimeoutError is one, too
-            why = error.strerror or f"no answer within {_DIAL_S:g} s"
-            place = f"{self._opened['host']}:{self._opened['port']}"
-            raise SandboxError(f"node {self.node.name} is not reached at {place}: {why}") from None
+            why = error.strerror or f"no answer within {_DIAL_TIMEOUT_S:g} s"
+            address = f"{self._opened['host']}:{self._opened['port']}"
+            raise SandboxError(f"node {self.node.name} is not reachable at {address}: {why}") from None
 
     async def _is_refused(self) -> bool:
-        """Say whether nobody listens where the actor did, so that its process is gone."""
+        """Return whether the actor's port refuses connections, so its process has exited."""
         try:
             (await self._connected(b"")).close()
         except OSError as error:
@@ -264,7 +266,7 @@ class RayNodeBackend:
             tune(connected)
             connected.setblocking(False)
             loop = asyncio.get_running_loop()
-            with anyio.fail_after(_DIAL_S):
+            with anyio.fail_after(_DIAL_TIMEOUT_S):
                 await loop.sock_connect(connected, (host, port))
                 await loop.sock_sendall(connected, first)
         except BaseException:
@@ -272,32 +274,32 @@ class RayNodeBackend:
             raise
         return connected
 
-    async def _cause(self, ticket: int, exits: list[Cause], survived: Survived) -> Cause:
-        """Say why a box is gone, and add to `exits` how it ended if it did, as opposed to the way to it."""
+    async def _cause(self, request_id: int, exits: list[Cause], survived: Survived) -> Cause:
+        """Return why a sandbox ended; add the cause to `exits` if the sandbox itself ended, not the connection."""
         with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError):
-            if (plain := (await self._actor.ask("cause", ticket))["cause"]) is None:
+            if (plain := (await self._actor.ask("cause", request_id))["cause"]) is None:
                 return Cause(CauseKind.NODE_LOST, f"the connection to node {self.node.name} broke")
             exits.append(Cause.of(plain))
             return exits[-1]
         return self._gone
 
-    async def _end(self, ticket: int, stays: bool) -> None:
+    async def _end(self, request_id: int, is_detached: bool) -> None:
         try:
-            if self._lost or (stays and self._is_leaving):
+            if self._lost or (is_detached and self._is_leaving):
                 return
             with anyio.move_on_after(_STOP_S) as limit, suppress(UnreachedError):
-                await self._actor.ask("stop", ticket)  # else it ends because nobody is connected to it
+                await self._actor.ask("stop", request_id)  # if this fails, its orphan timeout ends it
             if limit.cancelled_caught:
-                raise SandboxError(f"node {self.node.name} did not end it within {_STOP_S:g} s")
+                raise SandboxError(f"node {self.node.name} did not stop the sandbox within {_STOP_S:g} s")
         finally:
-            self._channels.pop(ticket, None)
+            self._channels.pop(request_id, None)
 
-    async def _snapshot(self, ticket: int) -> str:
-        return str((await self._actor.ask("snapshot", ticket))["name"])
+    async def _snapshot(self, request_id: int) -> str:
+        return str((await self._actor.ask("snapshot", request_id))["name"])
 
-    async def _look(self, ticket: int) -> str:
-        with anyio.move_on_after(_LOOK_S):
-            return str((await self._actor.ask("look", ticket))["look"])
+    async def _diagnose(self, request_id: int) -> str:
+        with anyio.move_on_after(_DIAGNOSE_S):
+            return str((await self._actor.ask("look", request_id))["look"])
         return ""
 
     async def _end_actor(self) -> None:

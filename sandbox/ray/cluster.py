@@ -1,6 +1,6 @@
-"""A Ray cluster, as far as we use it: its nodes, and one actor of ours on each.
+"""A connection to a Ray cluster: its nodes, and one actor of ours on each.
 
-Ray itself is imported in a child process alone (`envkit.sandbox.ray.driver_process`), which may end without us.
+Ray is imported only in a child process (`envkit.sandbox.ray.driver_process`), which may exit without this process.
 """
 
 from __future__ import annotations
@@ -27,38 +27,37 @@ from .driver_process import HELLO, LENGTH, TRIED, Outcome, packed
 from .node_agent import Answer, NodeKind
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
-"""What became of a call, and its value or why there is none."""
+"""Outcome of a call, and its value or the reason of its failure."""
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 60.0
-_PATIENCE_S = 5.0
+_WARN_AFTER_S = 5.0
 _SILENT_S = 4.0
 _LEAVE_S = 5.0
 _LAST_WORDS_S = 0.5
-_SAID_BYTES = 32 << 10
+_STDERR_BYTES = 32 << 10
 _SECOND_CHANCE_S = 0.5
-"""A loop that was held up may see a deadline before it sees the answer that has long arrived."""
-_COMPLAINT = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*?)(?:\. .*)?$", re.MULTILINE)
-"""How Ray's native part says that something is wrong: the first sentence says it."""
-_ANOTHER = b"WrongClusterID"
+"""A delayed event loop may see the timeout before the answer that has already arrived."""
+_ERROR = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*?)(?:\. .*)?$", re.MULTILINE)
+"""Format of errors in Ray's native log; the first sentence is captured."""
+_ANOTHER_HEAD = b"WrongClusterID"
 _LINE_CHARACTERS = 300
 
 
 class UnreachedError(SandboxError):
-    """An actor, or the cluster, is gone, or cannot be reached."""
+    """An actor or the cluster has exited or is not reachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as Ray knows it.
+    """A node in Ray's records.
 
     Attributes:
-        id: Ray's id of it.
-        name: Its name for people and in pools: Ray's name of it, which is its address unless it was given one, and the
-            beginning of its id.
-        address: Where its machine is reached.
-        resources: What it has in all, by Ray's names: ``CPU``, ``memory`` in bytes, and its own.
+        id: Ray's id of the node.
+        name: Display name, also used in pools: Ray's name (by default the address) and the start of the id.
+        address: Address of its machine.
+        resources: Its total resources, by Ray's names: ``CPU``, ``memory`` in bytes, and custom ones.
     """
 
     id: str
@@ -71,13 +70,13 @@ class Cluster:
     """A connection to a cluster, for the length of an ``async with``. Leaving ends the actors.
 
     Args:
-        address: Of its head, such as ``"10.0.0.1:6379"``; ``"auto"`` finds it by ``$RAY_ADDRESS`` or on this machine.
+        address: Address of its head, such as ``"10.0.0.1:6379"``; ``"auto"`` uses ``$RAY_ADDRESS`` or this machine's.
 
     Attributes:
-        is_silent: Whether the head did not answer when it was last asked.
+        is_silent: Whether the head did not answer the last query.
 
     Raises:
-        UsageError: On entering: Ray is not installed, or there is no cluster; says what to do.
+        UsageError: On entering: Ray is not installed, or there is no cluster.
     """
 
     def __init__(self, address: str) -> None:
@@ -87,10 +86,10 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        words = [sys.executable, "-P", "-m", driver_process.__name__, self._address]
+        argv = [sys.executable, "-P", "-m", driver_process.__name__, self._address]
         paths = os.pathsep.join(path for path in sys.path if path)
         self._transport, self._link = await loop.subprocess_exec(
-            _DriverPipe, *words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
+            _DriverPipe, *argv, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
         )
         try:
             await self._connected()
@@ -107,13 +106,13 @@ class Cluster:
         await self._leave()
 
     async def alive(self) -> list[ClusterNode] | None:
-        """Ask for the nodes that Ray believes to be alive; it notices a loss only after many seconds.
+        """Return the nodes that Ray considers alive; Ray notices a loss only after many seconds.
 
         Returns:
-            None when the cluster's head has not answered within 4 s.
+            None if the cluster's head did not answer within 4 s.
 
         Raises:
-            UnreachedError: The connection has ended; says why.
+            UnreachedError: The connection has ended.
         """
         with anyio.move_on_after(_SILENT_S):
             found = await self.call("nodes")
@@ -126,7 +125,7 @@ class Cluster:
         return None
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Tell the cluster's autoscaler for how much there is to be room in all; nothing cancels that.
+        """Request this total room from the cluster's autoscaler, until the next request replaces it.
 
         Raises:
             SandboxError: It does not answer, or the connection has ended.
@@ -134,18 +133,18 @@ class Cluster:
         with anyio.move_on_after(_SILENT_S):
             await self.call("request", bundles)
             return
-        raise SandboxError(f"no answer within {_SILENT_S:g} s")
+        raise SandboxError(f"the cluster's head did not answer within {_SILENT_S:g} s")
 
     def actor(self, node: ClusterNode) -> Actor:
-        """Return an actor for a node, which is not there yet."""
+        """Return an actor for a node; `Actor.begin` starts it."""
         return Actor(self, node, next(self._numbers))
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """Have the child do something. Cancelling it does not cancel that there.
+        """Run a call in the child process. Cancelling this does not cancel the call there.
 
         Raises:
-            UnreachedError: The connection, or what it was to reach, is gone.
-            SandboxError: It failed.
+            UnreachedError: The connection has ended, or the target is not reachable.
+            SandboxError: The call failed.
         """
         outcome, value = await self.sent(what, *arguments)
         if outcome == "done":
@@ -153,31 +152,33 @@ class Cluster:
         raise (UnreachedError if outcome == "unreached" else SandboxError)(str(value))
 
     def sent(self, what: str, *arguments: object) -> Reply:
-        """Have the child do something, and return what will be known of it; failures are no exceptions there."""
+        """Send a call to the child process and return its future outcome, which is never an exception."""
         return self._link.send(next(self._numbers), what, arguments)
 
     async def _connected(self) -> None:
-        """Return once the child is connected, and tell people if that takes long.
+        """Return once the child is connected; log a warning if that takes long.
 
         Raises:
-            UsageError: There is no such cluster, or it does not let us in.
+            UsageError: There is no such cluster, or it refuses the connection.
         """
         hello = self._link.hello
-        await asyncio.wait([hello], timeout=_PATIENCE_S)
+        await asyncio.wait([hello], timeout=_WARN_AFTER_S)
         if not hello.done():
-            _log.warning("waiting for the Ray cluster at %s", self._place)
-            await asyncio.wait([hello], timeout=_CONNECT_S - _PATIENCE_S)
+            _log.warning("waiting for the Ray cluster at %s", self._location)
+            await asyncio.wait([hello], timeout=_CONNECT_S - _WARN_AFTER_S)
         if not hello.done():
-            raise UsageError(f"the Ray cluster at {self._place} did not let us in within {_CONNECT_S:g} s")
+            raise UsageError(
+                f"the Ray cluster at {self._location} did not accept the connection within {_CONNECT_S:g} s"
+            )
         outcome, value = hello.result()
         if outcome == "unreached":
-            raise UsageError(f"connecting to the Ray cluster at {self._place}: {value}")
+            raise UsageError(f"connecting to the Ray cluster at {self._location}: {value}")
         if outcome != "done":
             raise UsageError(str(value))
 
     @property
-    def _place(self) -> str:
-        """Where the cluster should be, and who says so if that is known."""
+    def _location(self) -> str:
+        """The cluster's address, and its source if that is known."""
         tried = self._link.tried
         return str(tried.result()[1]) if tried.done() and tried.result()[0] == "done" else repr(self._address)
 
@@ -201,15 +202,15 @@ class Actor:
         self._number = number
 
     async def begin(self, kind: NodeKind) -> None:
-        """Have it started; whether that succeeds is seen by `ask`."""
+        """Start it; `ask` reports whether that succeeded."""
         await self._cluster.call("make", self._number, self._node.id, kind, self._node.address)
 
     async def ask(self, method: str, *args: object) -> Answer:
         """Call a method. Cancelling it does not cancel the call there.
 
         Raises:
-            UnreachedError: The actor is gone, or cannot be reached.
-            EnvkitError: It refuses.
+            UnreachedError: The actor has exited or is not reachable.
+            EnvkitError: It answered with this error.
         """
         try:
             answer: Answer = await self._cluster.call("ask", self._number, method, args)
@@ -220,7 +221,7 @@ class Actor:
         return answer
 
     async def is_reached(self, timeout_s: float) -> bool:
-        """Say whether it gives a sign of life within `timeout_s` seconds."""
+        """Return whether it answers a ping within `timeout_s` seconds."""
         reply = self._cluster.sent("ask", self._number, "ping", ())
         try:
             for wait_s in (timeout_s, _SECOND_CHANCE_S):
@@ -231,30 +232,30 @@ class Actor:
             reply.cancel()
 
     async def end(self) -> None:
-        """End it, wherever it is; safe to repeat."""
+        """End it in whatever state it is; safe to repeat."""
         with anyio.move_on_after(_LEAVE_S), suppress(SandboxError):
             await self._cluster.call("end", self._number)
 
 
 class _DriverPipe(asyncio.SubprocessProtocol):
-    """The talk with the child. No task reads, so that who is cancelled can still say what is to be ended.
+    """The pipes to the child process. No task reads them, so that a cancelled caller can still send an `end`.
 
     Attributes:
-        hello: Whether the child is connected.
-        tried: Where it looks for the cluster.
-        ended: Set once the child has.
+        hello: Outcome of the child's connection to the cluster.
+        tried: Address at which it searches for the cluster.
+        ended: Set once the child has exited.
     """
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
         self._replies: dict[int, Reply] = {}
         self._read = bytearray()
-        self._said = b""
+        self._stderr = b""
         self._cause = ""
         self.hello, self.tried = self._expected(HELLO), self._expected(TRIED)
 
     def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
-        """Say something to the child, unless it has ended."""
+        """Send a call to the child, unless it has exited."""
         reply = self._expected(number)
         if self._cause:
             reply.set_result(("unreached", self._cause))
@@ -263,7 +264,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         return reply
 
     def finish(self) -> None:
-        """Let the child end."""
+        """Close the child's input, so that it exits."""
         self._input.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -272,7 +273,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            self._said = (self._said + data)[-_SAID_BYTES:]
+            self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
             return
         self._read += data
         while len(self._read) >= LENGTH.size:
@@ -302,11 +303,11 @@ class _DriverPipe(asyncio.SubprocessProtocol):
 
     def _end(self) -> None:
         if not self._cause:
-            complaints = _COMPLAINT.findall(self._said)
-            why = complaints[-1].decode(errors="replace") if complaints else f"code {self._process.get_returncode()}"
-            if _ANOTHER in self._said:
-                why = "another head has taken the place of the cluster's"
-            self._cause = f"Ray has ended the connection ({why[:_LINE_CHARACTERS]})"
+            errors = _ERROR.findall(self._stderr)
+            why = errors[-1].decode(errors="replace") if errors else f"code {self._process.get_returncode()}"
+            if _ANOTHER_HEAD in self._stderr:
+                why = "another head has replaced the cluster's"
+            self._cause = f"Ray ended the connection ({why[:_LINE_CHARACTERS]})"
             self.ended.set()
             for number in list(self._replies):
                 self._settle(number, "unreached", self._cause)

@@ -1,13 +1,12 @@
-"""The process that is connected to a Ray cluster on our behalf: a driver, as Ray calls it.
+"""The Ray driver: a child process that connects to a Ray cluster for us.
 
-It is a child of ours (`envkit.sandbox.ray.cluster`), because Ray ends the process that it runs in: when the cluster's
-head was silent for a minute, when another head has taken its place, when connecting fails at the wrong moment. It also
-wants signals for itself, spins while the head is away, and has calls that never return.
+It is a child of `envkit.sandbox.ray.cluster` because Ray ends the process that it runs in if the cluster's head does
+not answer for a minute, another head replaces it, or connecting fails at the wrong moment. Ray also takes over signals,
+spins while the head is away, and has calls that never return.
 
-Its argument is the cluster's address. Messages go both ways, each a length and a pickled tuple: calls on the standard
-input, ``(number, what, arguments)``, answers on the standard output, ``(number, outcome, value)``, in any order. Before
-these it says where it looks for the cluster (`TRIED`), and whether we are connected (`HELLO`). The end of the input is
-its own end.
+Its argument is the cluster's address. Messages are a length and a pickled tuple: calls ``(number, what, arguments)`` on
+standard input, answers ``(number, outcome, value)`` in any order on standard output. Before these it reports where it
+searches for the cluster (`TRIED`), and whether it is connected (`HELLO`). It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from .node_agent import Answer, NodeActor, NodeKind
 LENGTH = struct.Struct(">Q")
 HELLO = 0
 TRIED = -1
-"""Numbers of what is said unasked: whether we are connected, and before that, to what we are about to be."""
+"""Numbers of unrequested messages: whether the driver is connected, and before that, the address that it tries."""
 
 Outcome: TypeAlias = Literal["done", "failed", "unreached", "refused"]
-"""What became of a call. All but the first come with a line that says why; ``refused`` is for `HELLO` alone."""
+"""Outcome of a call. All but the first come with a one-line reason; ``refused`` is for `HELLO` alone."""
 
 _CALLS_AT_ONCE = 10_000
 _THREADS = 64
 _LINE_CHARACTERS = 300
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
-"""Else boxes that are to stay would end with the actor that started them."""
+"""Without it, detached sandboxes would end with the actor that started them."""
 
 
 def packed(message: tuple[object, ...]) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message in its wire format."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
@@ -58,7 +57,7 @@ def main(address: str) -> None:
     os.dup2(2, 1)  # Ray prints
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
-        ray = _connected(address, lambda place: _write(answers, packed((TRIED, "done", place))))
+        ray = _connected(address, lambda location: _write(answers, packed((TRIED, "done", location))))
     except UsageError as error:
         _write(answers, packed((HELLO, "refused", str(error))))
         return
@@ -66,13 +65,13 @@ def main(address: str) -> None:
 
 
 class _Driver:
-    """What is done for our parent."""
+    """Runs the parent's calls."""
 
     def __init__(self, ray: Any, answers: int) -> None:
         self._ray = ray
         self._answers = answers
         self._actors: dict[int, asyncio.Future[Any]] = {}
-        self._looking: asyncio.Future[list[dict[str, Any]]] | None = None
+        self._query: asyncio.Future[list[dict[str, Any]]] | None = None
         self._calls: Mapping[str, Callable[..., Awaitable[object]]] = {
             "nodes": self._nodes,
             "request": self._request,
@@ -82,7 +81,7 @@ class _Driver:
         }
 
     async def run(self) -> None:
-        """Answer calls, and end the process when there will be no more."""
+        """Answer calls, and exit at the end of the input."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS))
         reader = asyncio.StreamReader()
@@ -101,7 +100,7 @@ class _Driver:
         errors = self._ray.exceptions
         try:
             self._answer(number, "done", await self._calls[what](*arguments))
-        except errors.RayTaskError as error:  # a mistake of ours, there
+        except errors.RayTaskError as error:  # an unhandled error in the actor
             self._answer(number, "failed", _line(error.cause))
         except errors.RayError as error:
             self._answer(number, "unreached", _line(error))
@@ -112,25 +111,25 @@ class _Driver:
         _write(self._answers, packed((number, outcome, value)))
 
     async def _nodes(self) -> list[tuple[str, str, str, dict[str, float]]]:
-        """Return of each node that Ray believes to be alive its id, name, address and resources.
+        """Return id, name, address and resources of each node that Ray considers alive.
 
-        While the head is away Ray does not return: whoever asks again then waits for the same answer.
+        While the head is away Ray's call does not return; further calls then wait for the same result.
         """
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(asyncio.to_thread(self._ray.nodes))
+        if self._query is None or self._query.done():
+            self._query = asyncio.ensure_future(asyncio.to_thread(self._ray.nodes))
         return [
             (str(node["NodeID"]), str(node["NodeName"]), str(node["NodeManagerAddress"]), dict(node["Resources"]))
-            for node in await asyncio.shield(self._looking)
+            for node in await asyncio.shield(self._query)
             if node["Alive"]
         ]
 
     async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Tell the autoscaler for how much there is to be room in all; nothing cancels that."""
+        """Request this total room from the autoscaler."""
         sdk = load("ray.autoscaler.sdk")
         await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
 
     async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
-        """Have an actor on a node; whether that succeeds is seen by `_ask`."""
+        """Start an actor on a node; `_ask` reports whether that succeeded."""
         self._actors[number] = making = asyncio.ensure_future(asyncio.to_thread(self._made, node_id, kind, address))
         await making
 
@@ -156,34 +155,34 @@ class _Driver:
         return answer
 
     async def _end(self, number: int) -> None:
-        """End an actor, wherever it is; safe to repeat."""
+        """End an actor in whatever state it is; safe to repeat."""
         if (making := self._actors.pop(number, None)) is not None:
             await asyncio.to_thread(self._ray.kill, await making)
 
 
-def _connected(address: str, tell: Callable[[str], None]) -> Any:
-    """Return Ray, connected to the cluster at `address`; `tell` is told where that is once it is known.
+def _connected(address: str, report: Callable[[str], None]) -> Any:
+    """Return Ray, connected to the cluster at `address`; `report` is called with the resolved address.
 
     Raises:
-        UsageError: Ray is not installed, or there is no such cluster; says what to do.
+        UsageError: Ray is not installed, or there is no such cluster.
     """
     if (why := why_missing("ray")) is not None:
         raise UsageError(why)
-    place, advice = f"{address!r} (ray start --head)", ""
+    location, advice = f"{address!r} (ray start --head)", ""
     try:
         found = head_address.find(address)
-        place, advice = str(found), f"; {head_address.WHAT_TO_DO}"
-        tell(place)
-        head_address.require(found)  # Ray itself would take minutes to find that nobody is there
+        location, advice = str(found), f"; {head_address.WHAT_TO_DO}"
+        report(location)
+        head_address.require(found)  # Ray would take minutes to fail
         ray: Any = load("ray")
         ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError as error:
         raise UsageError(f"the package ray cannot be used: {_line(error)}") from None
     except (OSError, RuntimeError, ValueError) as error:
         if "Version mismatch" in str(error):  # library's message: Ray
-            says = _line(error).removeprefix("Version mismatch: ")
-            raise UsageError(f"the cluster at {place} has another version of Ray or Python: {says}") from None
-        raise UsageError(f"there is no Ray cluster at {place}: {_line(error)}{advice}") from None
+            detail = _line(error).removeprefix("Version mismatch: ")
+            raise UsageError(f"the cluster at {location} has another version of Ray or Python: {detail}") from None
+        raise UsageError(f"there is no Ray cluster at {location}: {_line(error)}{advice}") from None
     return ray
 
 
@@ -194,7 +193,7 @@ def _write(answers: int, message: bytes) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """Return what an error says as one line that is not too long."""
+    """Return an error's message as one line of at most 300 characters."""
     return " ".join(str(error).split())[:_LINE_CHARACTERS] or type(error).__name__
 
 

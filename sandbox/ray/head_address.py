@@ -1,4 +1,4 @@
-"""Where the head of a Ray cluster is, who says so, and whether it is there: in seconds, where Ray takes a minute."""
+"""Find the head of a Ray cluster, and check within seconds whether it answers; Ray itself takes a minute."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _REACH_S = 3.0
 _GREETING_S = 10.0
 _FRAME_BYTES = 9
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How a client begins HTTP/2 (RFC 9113, section 3.4), on which gRPC is built, which a head speaks."""
+"""An HTTP/2 client's connection preface (RFC 9113, section 3.4): a head speaks gRPC, which uses HTTP/2."""
 WHAT_TO_DO = "start one (ray start --head), or name another one (ray.address, or $RAY_ADDRESS)"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a cluster's head should be.
+    """The configured address of a cluster's head.
 
     Attributes:
         address: Host and port.
-        source: Who says so, for people.
+        source: Where the address comes from, for messages.
     """
 
     address: str
@@ -35,10 +35,10 @@ class Head:
 
 
 def find(address: str) -> Head:
-    """Return where the head of the cluster at `address` is; ``"auto"`` looks where Ray does.
+    """Return the address of the head of the cluster at `address`; ``"auto"`` searches where Ray does.
 
     Raises:
-        ConnectionError: There is no cluster on this machine, and no trace of one.
+        ConnectionError: There is no cluster on this machine, and no record of one.
         ImportError: Ray cannot be used.
     """
     if address != "auto":
@@ -54,10 +54,10 @@ def find(address: str) -> Head:
 
 
 def require(head: Head) -> None:
-    """Return if a cluster's head may be there; within 13 s.
+    """Return if a cluster's head may listen there; takes at most 13 s.
 
     Raises:
-        UsageError: It is not; says what was found instead, and what to do.
+        UsageError: No head listens; the message lists what was found and what to do.
     """
     if head.address.startswith("ray://"):
         raise UsageError(f"{head}: Ray's client is not enough; run this on a machine of the cluster, with 'auto'")
@@ -67,27 +67,27 @@ def require(head: Head) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S) as connected:
             if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):
-                return  # it would not say more before it knows who we are
+                return  # with TLS it does not answer a client without a certificate
             what = _what_answers(connected)
     except OSError as error:
         why = f"no answer within {_REACH_S:g} s" if isinstance(error, TimeoutError) else error.strerror or error
         raise UsageError(f"there is no Ray cluster at {head}: {why}; {WHAT_TO_DO}") from None
     if what:
-        raise UsageError(f"what listens at {head} does not answer as the head of a Ray cluster: {what}; {WHAT_TO_DO}")
+        raise UsageError(f"the server at {head} does not answer as the head of a Ray cluster: {what}; {WHAT_TO_DO}")
 
 
 def _what_answers(connected: socket.socket) -> str:
-    """Say why it cannot be a head that is connected; empty if it may be one."""
-    said = b""
+    """Return why the server cannot be a head; empty if it may be one."""
+    received = b""
     connected.settimeout(_GREETING_S)
     try:
         connected.sendall(_HELLO)
-        while len(said) < _FRAME_BYTES and (piece := connected.recv(_FRAME_BYTES - len(said))):
-            said += piece
+        while len(received) < _FRAME_BYTES and (chunk := connected.recv(_FRAME_BYTES - len(received))):
+            received += chunk
     except TimeoutError:
-        return f"it says nothing for {_GREETING_S:g} s"
-    except OSError:  # it has closed the connection, as one that says nothing at all
+        return f"it sends nothing for {_GREETING_S:g} s"
+    except OSError:  # it closed the connection; the lines below handle that
         pass
-    if len(said) == _FRAME_BYTES and said[3] == 4 and not any(said[5:]):  # the settings of the connection
+    if len(received) == _FRAME_BYTES and received[3] == 4 and not any(received[5:]):  # an HTTP/2 SETTINGS frame
         return ""
-    return f"it says {said!r}" if said else "it closes the connection"
+    return f"it sends {received!r}" if received else "it closes the connection"

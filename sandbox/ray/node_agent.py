@@ -1,10 +1,10 @@
-"""What runs on a node of a cluster: it starts boxes there, and carries what callers elsewhere have to say to them.
+"""The actor on a node of a cluster: it starts sandboxes there and relays connections to them.
 
-A caller connects by TCP and sends one line, the actor's secret and the number of a box; from then on the connection is
-a channel to that box's agent (`envkit.sandbox.agent_client.channel`). Bytes are carried both ways, and who sends faster
-than the other side takes has to wait.
+A client connects by TCP and sends one line with the actor's secret and a request id of a sandbox. After that the
+connection is a channel to that sandbox's agent (`envkit.sandbox.agent_client.channel`), relayed with backpressure both
+ways.
 
-A box without a caller ends after ``orphan_ttl_s`` seconds: we stop it while we run, otherwise its own agent does.
+A sandbox without a client ends after ``orphan_ttl_s`` seconds: this actor stops it while it runs, otherwise its agent.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..bubblewrap.backend import LocalBackend
 from ..docker.backend import DockerBackend
 
 NodeKind: TypeAlias = Literal["local", "docker"]
-"""Which backend a node uses; plain processes have no door by which they could be reached."""
+"""Kind of backend on a node; plain processes have no control socket by which to reach them."""
 Answer: TypeAlias = dict[str, Any]
-"""What was asked for, by name; or a ``problem``, see `envkit.errors.to_problem`."""
+"""Named results, or a ``problem``, see `envkit.errors.to_problem`."""
 
 _BACKENDS = {"local": LocalBackend, "docker": DockerBackend}
 _TICK_S = 0.5
@@ -46,17 +46,17 @@ _GREETING_S = 10.0
 _GREETING_BYTES = 256
 _LAST_BYTES_S = 10.0
 _WAITING = 1024
-"""Connections that may wait to be accepted."""
+"""Backlog of the listener."""
 _FULL_S = 0.1
 
 
-def greeting(secret: str, ticket: int) -> bytes:
-    """Return what a caller says first."""
-    return f"{secret} {ticket}\n".encode()
+def greeting(secret: str, request_id: int) -> bytes:
+    """Return the first line that a client sends."""
+    return f"{secret} {request_id}\n".encode()
 
 
 def tune(connected: socket.socket) -> None:
-    """Have small frames sent at once, and the loss of the other machine seen within 20 s, by whichever kernel."""
+    """Send small frames at once, and detect the loss of the other machine within 20 s on any kernel."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
@@ -65,25 +65,25 @@ def tune(connected: socket.socket) -> None:
 
 
 @dataclass(slots=True)
-class _Guest:
-    """A box, how many callers it has, and when (on the loop's clock) it had the last one."""
+class _Hosted:
+    """A sandbox, its number of clients, and when (on the loop's clock) the last one left."""
 
-    box: AgentSandbox
+    sandbox: AgentSandbox
     orphan_ttl_s: float
-    stays: bool
+    is_detached: bool
     left_at: float
-    callers: int = 0
+    clients: int = 0
 
 
 class NodeActor:
-    """The boxes of one node. `serve` runs for as long as it lives, and every other method beside it.
+    """The sandboxes of one node. `serve` runs for the actor's whole life, concurrently with the other methods.
 
-    Boxes are known by tickets, numbers that the caller chooses, so that a start can be given up before the box has an
-    id. No method raises: errors are answers too.
+    Sandboxes are identified by request ids that the client chooses, so that a start can be cancelled before the sandbox
+    has an id. No method raises: errors are results too.
 
     Args:
-        kind: Which backend.
-        address: The node's own address, which the callers reach.
+        kind: Kind of backend.
+        address: The node's address, at which clients reach it.
     """
 
     def __init__(self, kind: NodeKind, address: str) -> None:
@@ -91,9 +91,9 @@ class NodeActor:
         self._address = address
         self._port = 0
         self._secret = secrets.token_hex(32)
-        self._run = secrets.token_hex(4)  # the next actor of this node counts its snapshots from 1 again
+        self._run = secrets.token_hex(4)  # snapshot numbers restart with each actor
         self._tasks: TaskGroup | None = None
-        self._guests: dict[int, _Guest] = {}
+        self._hosted: dict[int, _Hosted] = {}
         self._starting: dict[int, anyio.CancelScope] = {}
         self._failure: Answer = {}
         self._opened = anyio.Event()
@@ -101,18 +101,18 @@ class NodeActor:
         self._closed = anyio.Event()
 
     async def serve(self) -> None:
-        """Be open until `close`; what `opened` answers tells whether that succeeds."""
+        """Serve until `close`; `opened` reports whether opening succeeded."""
         try:
             with _listener(self._address) as listener:
                 async with self._backend, anyio.create_task_group() as tasks:
-                    _free_of_bounds()
+                    _reset_inherited_limits()
                     self._port = int(listener.getsockname()[1])
                     self._tasks = tasks
                     tasks.start_soon(self._accept, listener, tasks)
                     tasks.start_soon(self._sweep, tasks)
                     self._opened.set()
                     await self._closing.wait()
-                    await self._end_guests()
+                    await self._stop_all()
                     tasks.cancel_scope.cancel()
         except (EnvkitError, OSError) as error:
             self._failure = _problem(error)
@@ -122,7 +122,7 @@ class NodeActor:
             self._closed.set()
 
     async def opened(self) -> Answer:
-        """Return, once it is open, ``host``, ``port`` and ``secret`` for callers, and ``capabilities``."""
+        """Return ``host``, ``port`` and ``secret`` for clients, and ``capabilities``, once it is open."""
         await self._opened.wait()
         if self._failure:
             return self._failure
@@ -136,74 +136,76 @@ class NodeActor:
     async def ping(self) -> Answer:
         return {}
 
-    async def start(self, ticket: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        """Start a box, with the files of `snapshot` if there is one; return its ``id``, ``work`` and ``unenforced``."""
-        return await _answer(self._start(ticket, spec, orphan_ttl_s, snapshot))
+    async def start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
+        """Start a sandbox, optionally from `snapshot`; return its ``id``, ``work`` and ``unenforced``."""
+        return await _answer(self._start(request_id, spec, orphan_ttl_s, snapshot))
 
-    async def attach(self, ticket: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
-        """Come back to a box that another actor of this node has left running; return as `start`."""
-        return await _answer(self._attach(ticket, sandbox_id, orphan_ttl_s))
+    async def attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
+        """Attach to a detached sandbox of an earlier actor of this node; return as `start`."""
+        return await _answer(self._attach(request_id, sandbox_id, orphan_ttl_s))
 
     async def staying(self, ledger: str) -> Answer:
-        """Return the ``ids`` of the boxes of one ledger that stay on this machine."""
+        """Return the ``ids`` of the detached sandboxes of one ledger on this machine."""
         return await _answer(self._staying(ledger))
 
     async def remove(self, sandbox_id: str) -> Answer:
-        """End a box that another actor has left running."""
+        """End a detached sandbox of an earlier actor."""
         return await _answer(self._remove(sandbox_id))
 
-    async def stop(self, ticket: int) -> Answer:
-        """End a box, or its start, and return once nothing is left of it; safe to repeat."""
-        return await _answer(self._stop(ticket))
+    async def stop(self, request_id: int) -> Answer:
+        """End a sandbox or its start, and return once nothing is left of it; safe to repeat."""
+        return await _answer(self._stop(request_id))
 
-    async def cause(self, ticket: int) -> Answer:
-        """Return in ``cause`` why a box is gone, None while it is not; waits for at most 1.5 s."""
-        return await _answer(self._cause(ticket))
+    async def cause(self, request_id: int) -> Answer:
+        """Return the ``cause`` of a sandbox's end, None if it has not ended; waits for at hard_limit 1.5 s."""
+        return await _answer(self._cause(request_id))
 
-    async def look(self, ticket: int) -> Answer:
-        """Return in ``look`` what holds a box up, see `envkit.sandbox.agent_client.sandbox.Box.look`."""
-        return await _answer(self._look(ticket))
+    async def look(self, request_id: int) -> Answer:
+        """Return in ``look`` why a sandbox is unresponsive, see `AgentSandbox.look`."""
+        return await _answer(self._look(request_id))
 
-    async def snapshot(self, ticket: int) -> Answer:
-        """Keep the files of a box; return the ``name``."""
-        return await _answer(self._snapshot(ticket))
+    async def snapshot(self, request_id: int) -> Answer:
+        """Take a snapshot of a sandbox; return its ``name``."""
+        return await _answer(self._snapshot(request_id))
 
     async def snapshot_bytes(self, snapshot: str) -> Answer:
-        """Return in ``bytes`` what a snapshot takes of the disk."""
+        """Return the ``bytes`` of a snapshot on disk."""
         return await _answer(self._snapshot_bytes(snapshot))
 
     async def remove_snapshot(self, snapshot: str) -> Answer:
-        """Remove a snapshot; one of an earlier actor is gone already."""
+        """Remove a snapshot; those of earlier actors are gone already."""
         return await _answer(self._remove_snapshot(snapshot))
 
     async def close(self) -> Answer:
-        """End every box, but those that were started to stay, and return once `serve` has ended."""
+        """End all sandboxes except detached ones, and return once `serve` has ended."""
         self._closing.set()
         await self._closed.wait()
         return self._failure
 
-    async def _start(self, ticket: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        ledger = spec.ledger or f"ray-{self._run}"  # it stays only in case we end, and nobody has left it running
+    async def _start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
+        ledger = spec.ledger or f"ray-{self._run}"  # detached only to survive this actor; not recorded elsewhere
         seen = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
         with anyio.CancelScope() as scope:
-            self._starting[ticket] = scope
+            self._starting[request_id] = scope
             try:
                 if snapshot is None:
-                    box = await self._backend.start(seen)
+                    sandbox = await self._backend.start(seen)
                 else:
                     name, _, run = snapshot.rpartition("@")
                     if run != self._run:
-                        raise SandboxRefusedError(f"box {ticket}", f"there is no snapshot {snapshot!r} on this node")
-                    box = await self._backend.restore(name, seen)
+                        raise SandboxRefusedError(
+                            f"#{request_id}", f"there is no snapshot {snapshot!r} on this node"
+                        )
+                    sandbox = await self._backend.restore(name, seen)
             finally:
-                del self._starting[ticket]
-            assert isinstance(box, AgentSandbox)  # those of other kinds cannot stay
-            return self._admit(ticket, _Guest(box, orphan_ttl_s, spec.detached, clock.now()))
-        raise SandboxStartError(f"box {ticket}", "it was given up")
+                del self._starting[request_id]
+            assert isinstance(sandbox, AgentSandbox)  # others cannot be detached
+            return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, spec.detached, clock.now()))
+        raise SandboxStartError(f"#{request_id}", "the start was cancelled")
 
-    async def _attach(self, ticket: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
-        box = await self._backend.attach(sandbox_id)
-        return self._admit(ticket, _Guest(box, orphan_ttl_s, stays=True, left_at=clock.now()))
+    async def _attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
+        sandbox = await self._backend.attach(sandbox_id)
+        return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, is_detached=True, left_at=clock.now()))
 
     async def _staying(self, ledger: str) -> Answer:
         return {"ids": await self._backend.staying(ledger)}
@@ -212,32 +214,32 @@ class NodeActor:
         await self._backend.remove(sandbox_id)
         return {}
 
-    def _admit(self, ticket: int, guest: _Guest) -> Answer:
-        self._guests[ticket] = guest
-        return {"id": guest.box.id, "work": guest.box.work, "unenforced": list(guest.box.unenforced)}
+    def _admit(self, request_id: int, hosted: _Hosted) -> Answer:
+        self._hosted[request_id] = hosted
+        return {"id": hosted.sandbox.id, "work": hosted.sandbox.work, "unenforced": list(hosted.sandbox.unenforced)}
 
-    async def _stop(self, ticket: int) -> Answer:
-        if (scope := self._starting.get(ticket)) is not None:
+    async def _stop(self, request_id: int) -> Answer:
+        if (scope := self._starting.get(request_id)) is not None:
             scope.cancel()
-        if (guest := self._guests.get(ticket)) is not None:
-            await guest.box.stop()
-            self._guests.pop(ticket, None)
+        if (hosted := self._hosted.get(request_id)) is not None:
+            await hosted.sandbox.stop()
+            self._hosted.pop(request_id, None)
         return {}
 
-    async def _stop_unasked(self, ticket: int) -> None:
-        with suppress(SandboxError):  # there is nobody to be told; its own agent ends it a little later
-            await self._stop(ticket)
+    async def _stop_orphan(self, request_id: int) -> None:
+        with suppress(SandboxError):  # no caller to report to; its agent ends it a little later
+            await self._stop(request_id)
 
-    async def _cause(self, ticket: int) -> Answer:
+    async def _cause(self, request_id: int) -> Answer:
         with anyio.move_on_after(_CAUSE_S):
-            return {"cause": (await self._guest(ticket).box.wait()).plain()}
+            return {"cause": (await self._find(request_id).sandbox.wait()).plain()}
         return {"cause": None}
 
-    async def _look(self, ticket: int) -> Answer:
-        return {"look": await self._guest(ticket).box.look()}
+    async def _look(self, request_id: int) -> Answer:
+        return {"look": await self._find(request_id).sandbox.look()}
 
-    async def _snapshot(self, ticket: int) -> Answer:
-        return {"name": f"{await self._guest(ticket).box.snapshot()}@{self._run}"}
+    async def _snapshot(self, request_id: int) -> Answer:
+        return {"name": f"{await self._find(request_id).sandbox.snapshot()}@{self._run}"}
 
     async def _snapshot_bytes(self, snapshot: str) -> Answer:
         name, _, run = snapshot.rpartition("@")
@@ -249,34 +251,34 @@ class NodeActor:
             await self._backend.remove_snapshot(name)
         return {}
 
-    def _guest(self, ticket: int) -> _Guest:
-        if ticket not in self._guests:
-            raise SandboxError("its node knows nothing of it")
-        return self._guests[ticket]
+    def _find(self, request_id: int) -> _Hosted:
+        if request_id not in self._hosted:
+            raise SandboxError("its node has no such sandbox")
+        return self._hosted[request_id]
 
-    async def _end_guests(self) -> None:
+    async def _stop_all(self) -> None:
         for scope in self._starting.values():
             scope.cancel()
         async with anyio.create_task_group() as tasks:
-            for ticket, guest in self._guests.items():
-                if not guest.stays:
-                    tasks.start_soon(self._stop_unasked, ticket)
+            for request_id, hosted in self._hosted.items():
+                if not hosted.is_detached:
+                    tasks.start_soon(self._stop_orphan, request_id)
 
     async def _sweep(self, tasks: TaskGroup) -> None:
-        """End the boxes that nobody calls."""
+        """Stop orphaned sandboxes."""
         while True:
             await anyio.sleep(_TICK_S)
-            for ticket, guest in self._guests.items():
-                if not guest.callers and clock.now() - guest.left_at >= guest.orphan_ttl_s:
-                    guest.left_at = math.inf
-                    tasks.start_soon(self._stop_unasked, ticket)
+            for request_id, hosted in self._hosted.items():
+                if not hosted.clients and clock.now() - hosted.left_at >= hosted.orphan_ttl_s:
+                    hosted.left_at = math.inf
+                    tasks.start_soon(self._stop_orphan, request_id)
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connected, _ = await loop.sock_accept(listener)
-            except OSError:  # no descriptors are left, or the caller is gone again
+            except OSError:  # no file descriptors are left, or the client has disconnected
                 await anyio.sleep(_FULL_S)
                 continue
             tasks.start_soon(self._receive, connected)
@@ -285,37 +287,39 @@ class NodeActor:
         stream = SocketStream(connected)
         try:
             tune(connected)
-            said = b""
+            line_bytes = b""
             with anyio.move_on_after(_GREETING_S):
-                while b"\n" not in said and len(said) < _GREETING_BYTES and (piece := await stream.receive()):
-                    said += piece
-            line, _, rest = said.partition(b"\n")
-            secret, _, ticket = line.partition(b" ")
-            if not hmac.compare_digest(secret, self._secret.encode()) or not ticket.isdigit():
+                while (
+                    b"\n" not in line_bytes and len(line_bytes) < _GREETING_BYTES and (chunk := await stream.receive())
+                ):
+                    line_bytes += chunk
+            line, _, rest = line_bytes.partition(b"\n")
+            secret, _, request_id = line.partition(b" ")
+            if not hmac.compare_digest(secret, self._secret.encode()) or not request_id.isdigit():
                 return
-            if (guest := self._guests.get(int(ticket))) is not None:
-                await self._relay(stream, guest, rest)
+            if (hosted := self._hosted.get(int(request_id))) is not None:
+                await self._relay(stream, hosted, rest)
         except (EnvkitError, OSError):
-            pass  # the box has just ended, or the caller has; the other one sees it
+            pass  # the sandbox or the client has just ended; the other side notices
         finally:
             stream.close()
 
-    async def _relay(self, caller: SocketStream, guest: _Guest, first: bytes) -> None:
-        door = SocketStream(await self._backend.dial(guest.box.id))
-        guest.callers += 1
+    async def _relay(self, client: SocketStream, hosted: _Hosted, first: bytes) -> None:
+        control = SocketStream(await self._backend.open_channel(hosted.sandbox.id))
+        hosted.clients += 1
         try:
-            await door.send(first)
+            await control.send(first)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_carry, caller, door, tasks)
-                await _carry(door, caller, tasks)
+                tasks.start_soon(_carry, client, control, tasks)
+                await _carry(control, client, tasks)
         finally:
-            guest.callers -= 1
-            guest.left_at = clock.now()
-            door.close()
+            hosted.clients -= 1
+            hosted.left_at = clock.now()
+            control.close()
 
 
 async def _carry(source: SocketStream, target: SocketStream, both: TaskGroup) -> None:
-    """Carry bytes until `source` ends, and with it the connection the other way; what was taken is delivered."""
+    """Relay bytes until `source` ends, deliver them, then end the other direction too."""
     with suppress(OSError):
         while data := await source.receive():
             await target.send(data)
@@ -342,14 +346,12 @@ def _listener(address: str) -> socket.socket:
     return listener
 
 
-def _free_of_bounds() -> None:
-    """Take back what a cluster does to its workers and our boxes would inherit: that they yield to every other process,
-    and are the first to die when memory runs out.
-    """
+def _reset_inherited_limits() -> None:
+    """Undo Ray's settings of its workers that sandboxes would inherit: low CPU priority, and a high OOM score."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # of this thread, which also starts the boxes
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # of this thread, which also starts the sandboxes
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as they come and go, handed to a pool of sandboxes."""
+"""Watch the nodes of a Ray cluster, and add them to and remove them from a pool of sandboxes."""
 
 from __future__ import annotations
 
@@ -20,44 +20,43 @@ from .backend import RayNodeBackend
 from .cluster import Cluster, ClusterNode
 from .node_agent import NodeKind
 
-BOXES = "envkit_sandboxes"
-"""The resource of a Ray node that says how many boxes it may hold; without it, its processors and memory bound them."""
+SANDBOXES = "envkit_sandboxes"
+"""Ray resource with the number of sandboxes that a node may hold; without it, its CPUs and memory are the limit."""
 
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _AGAIN_S = 15.0
-"""Seconds until a node that was lost, or on which no actor could be started, is tried again: so long Ray may take to
-notice that it is gone."""
+"""Seconds until a lost node, or one whose actor could not be started, is retried: Ray notices a loss that late."""
 _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
 _FORGET_S = 5.0
 _SILENT = "the head of the Ray cluster does not answer"
 _LEFT = Cause(CauseKind.STOPPED, "the fleet has left its cluster")
 _NOT_NEEDED = Cause(CauseKind.STOPPED, "its node is not needed")
-_PER_BOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
-"""What to ask for where boxes are not counted: what most of them take."""
+_PER_SANDBOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
+"""Resources to request per sandbox if nodes do not count sandboxes: what most of them take."""
 
 
 class RayNodes:
-    """Adds every node of a cluster that has room for boxes to a pool, and removes it when it is lost.
+    """Adds every node of a cluster that has room for sandboxes to a pool, and removes it when it is lost.
 
-    Used as ``async with``, around the pool if that is to find again what stayed there: entering returns once an actor
-    runs on each node that there is, or could not be started. Leaving stops the boxes, except those that stay, and ends
-    the actors.
+    Use it as ``async with``, around the pool if the pool is to re-attach detached sandboxes: entering returns once an
+    actor runs on each node, or could not be started. Leaving stops the sandboxes, except detached ones, and ends the
+    actors.
 
-    While the cluster's head does not answer, nodes stay for as long as they do. When the connection ends, as Ray has it
-    when the head was away for a minute or another one is in its place, all nodes are lost, and we connect anew.
+    While the cluster's head does not answer, nodes are kept as long as they answer. When the connection ends, which Ray
+    does after a minute without a head or when another head replaces it, all nodes are lost and we reconnect.
 
     Args:
-        add: Told of each new node, as `envkit.sandbox.pool.Pool.add_node`.
-        remove: Told of each node that is gone, and why, as `Pool.remove_node`.
-        address: Of the cluster, see `envkit.sandbox.ray.cluster.Cluster`.
-        kind: The backend that the nodes use.
-        orphan_ttl_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
+        add: Called with each new node, such as `envkit.sandbox.pool.Pool.add_node`.
+        remove: Called with the name of each lost node and the cause, such as `Pool.remove_node`.
+        address: Address of the cluster, see `envkit.sandbox.ray.cluster.Cluster`.
+        kind: Kind of backend on the nodes.
+        orphan_ttl_s: Seconds without a client after which a sandbox ends; a spec may override it.
 
     Raises:
-        UsageError: On entering: Ray is not installed, or there is no cluster; says what to do.
+        UsageError: On entering: Ray is not installed, or there is no cluster.
         SandboxError: On entering: the cluster does not answer.
     """
 
@@ -74,47 +73,47 @@ class RayNodes:
         self._remove = remove
         self._address = address
         self._kind: NodeKind = kind
-        self._lonely_s = orphan_ttl_s
+        self._orphan_ttl_s = orphan_ttl_s
         self._cluster: Cluster | None = None
         self._is_entered = False
         self._has_asked = False
         self._alive: dict[str, ClusterNode] = {}
-        self._tended: dict[str, _Tended] = {}
+        self._hosted: dict[str, _HostedNode] = {}
         self._again_at: dict[str, float] = {}
 
     async def request(self, more: int) -> None:
-        """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now, until we leave.
+        """Request room for `more` sandboxes beyond the nodes' present capacity from the autoscaler, until we leave.
 
         A sandbox takes one ``envkit_sandboxes`` resource where a node has it, otherwise one CPU and 1 GiB of memory.
-        With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
-        the autoscaler may take them away; asking for more comes back to those that are still there. Nothing is asked
-        while the cluster's head does not answer.
+        A negative `more` gives up room: empty nodes of at most that size are removed, so that the autoscaler may stop
+        them; a later positive request uses those that still exist. Does nothing while the cluster's head does not
+        answer.
         """
         if self._cluster is None or self._cluster.is_silent:
             return
         there = [node for node in self._alive.values() if self._again_at.get(node.id, 0.0) in (0.0, math.inf)]
         room = sum(map(_fitting, there))
         count = max(room + more, 0)
-        are_counted = any(BOXES in node.resources for node in self._alive.values())
+        are_counted = any(SANDBOXES in node.resources for node in self._alive.values())
         if more > 0:
             self._again_at = {node_id: at for node_id, at in self._again_at.items() if at < math.inf}
-        for tended in list(self._tended.values()):
-            fitting = _fitting(tended.node)
-            if 0 < fitting <= -more and tended.backend.is_empty:
+        for hosted in list(self._hosted.values()):
+            fitting = _fitting(hosted.node)
+            if 0 < fitting <= -more and hosted.backend.is_empty:
                 more += fitting
-                self._again_at[tended.node.id] = math.inf
-                self._remove(tended.node.name, _NOT_NEEDED)
-                tended.scope.cancel()
+                self._again_at[hosted.node.id] = math.inf
+                self._remove(hosted.node.name, _NOT_NEEDED)
+                hosted.scope.cancel()
         self._has_asked = True
         try:
-            await self._cluster.request([{BOXES: 1.0} if are_counted else _PER_BOX] * count)
+            await self._cluster.request([{SANDBOXES: 1.0} if are_counted else _PER_SANDBOX] * count)
         except SandboxError as error:
-            _log.warning("the Ray cluster's autoscaler was not told what is wanted: %s", error)
+            _log.warning("the request to the Ray cluster's autoscaler failed: %s", error)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
-            await self._tasks.start(self._stay)
+            await self._tasks.start(self._keep_connected)
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -124,29 +123,29 @@ class RayNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        # Only a cancellation is the task group's business: any other error is to leave the block as it is.
+        # Pass only cancellations to the task group; any other error must leave the block unchanged.
         if not isinstance(error, anyio.get_cancelled_exc_class()):
             kind = error = trace = None
         await self._tasks.__aexit__(kind, error, trace)
 
     async def _ask_for_nothing(self, cluster: Cluster) -> None:
-        """Have the autoscaler forget what we asked for, which it would keep for ever."""
+        """Withdraw our request from the autoscaler, which would keep it forever."""
         if not self._has_asked or cluster.is_silent:
             return
         with anyio.move_on_after(_FORGET_S, shield=True):
             try:
                 await cluster.request([])
             except SandboxError as error:
-                _log.warning("the Ray cluster's autoscaler still keeps room for sandboxes: %s", error)
+                _log.warning("the Ray cluster's autoscaler still reserves room for sandboxes: %s", error)
 
-    async def _stay(self, *, task_status: TaskStatus[None]) -> None:
-        """Be connected, and try again when that has ended."""
+    async def _keep_connected(self, *, task_status: TaskStatus[None]) -> None:
+        """Keep the cluster connected; reconnect when the connection has ended."""
         wait_s = 0.0
         while True:
             try:
                 async with Cluster(self._address) as self._cluster:
                     if self._is_entered:
-                        _log.warning("connected to the Ray cluster at %r again", self._address)
+                        _log.warning("reconnected to the Ray cluster at %r", self._address)
                     wait_s = 0.0
                     try:
                         why = await self._follow(self._cluster, task_status)
@@ -165,19 +164,19 @@ class RayNodes:
             await anyio.sleep(wait_s)
 
     async def _follow(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Have boxes on the nodes that there are, until the connection ends; return why it did."""
+        """Use the nodes until the connection ends; return why it ended."""
         self._alive, self._again_at = {}, {}
-        async with anyio.create_task_group() as self._tending:
+        async with anyio.create_task_group() as self._node_tasks:
             try:
                 why = await self._watch(cluster, status)
             except SandboxError as error:
                 why = str(error)
-            for tended in self._tended.values():
-                self._lose(tended, Cause(CauseKind.NODE_LOST, f"node {tended.node.name} is lost: {why}"))
+            for hosted in self._hosted.values():
+                self._lose(hosted, Cause(CauseKind.NODE_LOST, f"node {hosted.node.name} is lost: {why}"))
         return why
 
     async def _watch(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """See which nodes there are, again and again; return when the head is silent and no node is left.
+        """Poll the list of nodes; return when the head does not answer and no node is left.
 
         Raises:
             SandboxError: The connection has ended.
@@ -186,48 +185,48 @@ class RayNodes:
         while True:
             found = await cluster.alive()
             if found is not None:
-                self._see(found)
+                self._update(found)
             if cluster.is_silent and not was_silent:
-                _log.warning("%s; nodes stay while they answer", _SILENT)
+                _log.warning("%s; nodes are kept while they answer", _SILENT)
             if was_silent and not cluster.is_silent:
                 _log.warning("the head of the Ray cluster answers again")
             was_silent = cluster.is_silent
-            if cluster.is_silent and not self._tended:
+            if cluster.is_silent and not self._hosted:
                 return _SILENT
             if not self._is_entered:
-                for tended in list(self._tended.values()):
-                    await tended.settled.wait()
+                for hosted in list(self._hosted.values()):
+                    await hosted.settled.wait()
                 self._is_entered = True
                 status.started()
             await anyio.sleep(_LOOK_EVERY_S)
 
-    def _see(self, found: Sequence[ClusterNode]) -> None:
-        """Begin with new nodes, and lose those that Ray knows to be gone."""
+    def _update(self, found: Sequence[ClusterNode]) -> None:
+        """Start actors on new nodes, and drop nodes that Ray reports as lost."""
         self._alive = {node.id: node for node in found}
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
-        for node_id, tended in self._tended.items():
+        for node_id, hosted in self._hosted.items():
             if node_id not in self._alive:
-                self._lose(tended, Cause(CauseKind.NODE_LOST, f"node {tended.node.name} has left the Ray cluster"))
+                self._lose(hosted, Cause(CauseKind.NODE_LOST, f"node {hosted.node.name} has left the Ray cluster"))
         for node in self._alive.values():
             is_due = clock.now() >= self._again_at.get(node.id, 0.0)
-            if node.id not in self._tended and is_due and _has_room(_holds(node)) and self._cluster is not None:
-                self._tended[node.id] = tended = _Tended(self._cluster, node, self._kind, self._lonely_s)
-                self._tending.start_soon(self._tend, tended)
+            if node.id not in self._hosted and is_due and _has_room(_capacity(node)) and self._cluster is not None:
+                self._hosted[node.id] = hosted = _HostedNode(self._cluster, node, self._kind, self._orphan_ttl_s)
+                self._node_tasks.start_soon(self._use, hosted)
 
-    def _lose(self, tended: _Tended, cause: Cause) -> None:
-        self._remove(tended.node.name, cause)  # first, so that nothing lost is replaced there
-        tended.backend.lose(cause)
+    def _lose(self, hosted: _HostedNode, cause: Cause) -> None:
+        self._remove(hosted.node.name, cause)  # first, so that nothing lost is replaced there
+        hosted.backend.lose(cause)
 
-    async def _tend(self, tended: _Tended) -> None:
-        """Have boxes on a node until it is lost, or we leave."""
-        node, backend = tended.node, tended.backend
+    async def _use(self, hosted: _HostedNode) -> None:
+        """Use a node until it is lost or we leave."""
+        node, backend = hosted.node, hosted.backend
         cause = _LEFT
         try:
-            with tended.scope:
+            with hosted.scope:
                 async with backend:
                     self._again_at.pop(node.id, None)
-                    self._add(Node(node.name, backend, _holds(node)))
-                    tended.settled.set()
+                    self._add(Node(node.name, backend, _capacity(node)))
+                    hosted.settled.set()
                     try:
                         cause = await backend.wait()
                         self._again_at[node.id] = clock.now() + _AGAIN_S
@@ -237,15 +236,15 @@ class RayNodes:
             self._again_at[node.id] = clock.now() + _AGAIN_S
             _log.warning("%s", error)
         finally:
-            tended.settled.set()
-            del self._tended[node.id]
+            hosted.settled.set()
+            del self._hosted[node.id]
 
 
-class _Tended:
+class _HostedNode:
     """A node with an actor of ours.
 
     Attributes:
-        scope: Ends it when cancelled.
+        scope: Cancelled to give up the node.
         settled: Set once the actor runs, or could not be started.
     """
 
@@ -257,18 +256,18 @@ class _Tended:
 
 
 def _fitting(node: ClusterNode) -> int:
-    """Return how many boxes a node holds if nothing else is there, as the autoscaler is to count."""
-    if BOXES in node.resources:
-        return int(node.resources[BOXES])
-    return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_BOX.items()))
+    """Return how many sandboxes fit on an empty node, by the autoscaler's count."""
+    if SANDBOXES in node.resources:
+        return int(node.resources[SANDBOXES])
+    return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_SANDBOX.items()))
 
 
-def _has_room(holds: Capacity) -> bool:
-    return bool(holds.boxes if holds.boxes is not None else holds.cpus)
+def _has_room(capacity: Capacity) -> bool:
+    return bool(capacity.boxes if capacity.boxes is not None else capacity.cpus)
 
 
-def _holds(node: ClusterNode) -> Capacity:
+def _capacity(node: ClusterNode) -> Capacity:
     found = node.resources
-    if BOXES in found:
-        return Capacity(boxes=int(found[BOXES]))
+    if SANDBOXES in found:
+        return Capacity(boxes=int(found[SANDBOXES]))
     return Capacity(cpus=found.get("CPU", 0.0), memory_mib=int(found.get("memory", 0.0)) >> 20)

@@ -67,4 +67,4 @@ def test_the_doctor_says_what_to_type_for_what_is_missing(tmp_path: Path) -> Non
 
 def test_an_image_that_is_not_there_is_refused_with_the_nearest_name() -> None:
     assert envkit("image", "ls") == (0, "games\npython\n", "")
-    assert envkit("image", "build", "gams") == (2, "", "no image is called 'gams'; did you mean 'games'?\n")
+    assert envkit("image", "build", "gams") == (2, "", "there is no image 'gams'; did you mean 'games'?\n")

@@ -117,7 +117,7 @@ def test_wrong_words_are_refused_in_a_line() -> None:
         code, _, said = sandbox(word, "nosuch", *(["true"] if word == "exec" else []))
         assert (code, said) == (1, "no sandbox 'nosuch' on this machine: ids begin with bwrap- or docker-\n")
     code, _, said = sandbox("exec", "bwrap-nothere1", "true")
-    assert (code, said) == (1, "there is no box 'bwrap-nothere1' that stays on this machine\n")
+    assert (code, said) == (1, "there is no detached sandbox 'bwrap-nothere1' on this machine\n")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detache
     assert int(row[2]) >= 1
     (listed,) = [one for one in json.loads(sandbox("ls", "--json")[1]) if one["id"] == detached]
     assert (listed["problem"], listed["owner"]) == ("", [])
-    missing = "there is no box 'bwrap-nothere1' that stays on this machine\n"
+    missing = "there is no detached sandbox 'bwrap-nothere1' on this machine\n"
     assert sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
     assert detached not in sandbox("ls")[1]
     assert sandbox("exec", detached, "true")[0] == 1

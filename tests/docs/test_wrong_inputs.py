@@ -125,7 +125,7 @@ WRONG = [
     ("sandbox ls --url https://127.0.0.1:1 --ca file", 2, "cannot read certificates from file"),
     ("sandbox snapshot ls", 2, "Missing option '--url'"),
     ("image build", 2, "Missing argument 'NAME'"),
-    ("image build gams", 2, "no image is called 'gams'; did you mean 'games'?"),
+    ("image build gams", 2, "there is no image 'gams'; did you mean 'games'?"),
 ]
 
 AS_PROCESSES = [

@@ -94,7 +94,7 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
                 with anyio.fail_after(10):
                     while stay.sandbox_id in await backend.staying():  # noqa: ASYNC110 - the daemon takes a moment
                         await anyio.sleep(0.05)
-            with pytest.raises(SandboxError, match=f"there is no box '{stay.sandbox_id}' that stays"):
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{stay.sandbox_id}'"):
                 await backend.attach(stay.sandbox_id)
             assert list(run_dirs.of_tail(tail)) == []
         await until(lambda: not any(map(Path.exists, groups)))
@@ -152,7 +152,7 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         async with opened(lasting) as backend:
-            with closing(await backend.dial(stay.sandbox_id)) as door:
+            with closing(await backend.open_channel(stay.sandbox_id)) as door:
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
@@ -161,8 +161,8 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
                 await anyio.sleep(LONELY_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))
-            with pytest.raises(SandboxError, match="there is no box 'bwrap-nothere1' that stays on this machine"):
-                await backend.dial("bwrap-nothere1")
+            with pytest.raises(SandboxError, match="there is no detached sandbox 'bwrap-nothere1' on this machine"):
+                await backend.open_channel("bwrap-nothere1")
 
     run(main)
 

@@ -169,7 +169,7 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
     [
         (SandboxSpec(profile="system"), "use docker"),
         (SandboxSpec(image="debian:bookworm"), "not a folder with a root file system"),
-        (SandboxSpec(runtime="runsc"), "runtime 'runsc' is for docker"),
+        (SandboxSpec(runtime="runsc"), "runtime 'runsc' is only supported by docker"),
         (SandboxSpec(network="open", untrusted=True), "the host's own"),
         (SandboxSpec(network="closed"), "'none', 'open' or a tuple of hosts"),
         (SandboxSpec(network=("not a host",)), "'not a host' is not a host name"),
@@ -276,7 +276,7 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
             await (await other.attach(box.id)).release()
             assert open_files() == held
             await found.stop()
-            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
                 await other.attach(box.id)
 
     run(main)

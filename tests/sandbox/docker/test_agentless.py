@@ -153,7 +153,7 @@ def test_what_needs_python_is_refused_by_name(without_python: str, tmp_path: Pat
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=without_python))
-            with pytest.raises(UnsupportedError, match="has no Python, which a shell that stays needs"):
+            with pytest.raises(UnsupportedError, match="has no Python, which a persistent shell needs"):
                 box.shell()
             with pytest.raises(UnsupportedError, match="has no Python"):
                 await box.upload(tmp_path, "/tmp/x")

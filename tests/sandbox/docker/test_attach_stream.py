@@ -153,7 +153,7 @@ def test_a_reader_that_is_slow_stops_the_daemon(tmp_path: Path) -> None:
         ),
         (b'HTTP/1.1 409 Conflict\r\nContent-Length: 20\r\n\r\n{"message":"paused"}', "^paused$"),
         (b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n", "^HTTP/1.1 500 Internal Server Error$"),
-        (b"", "^the Docker daemon hung up$"),
+        (b"", "^the Docker daemon closed the connection$"),
     ],
 )
 def test_a_refusal_says_why(answer: bytes, why: str, tmp_path: Path) -> None:

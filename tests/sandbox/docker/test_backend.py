@@ -114,8 +114,8 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing() -> None:
         (SandboxSpec(image="no/such:1"), r"there is no image 'no/such:1' here \(docker pull no/such:1\)"),
         (SandboxSpec(image="No Such"), "invalid reference format"),
         (SandboxSpec(runtime="no-such"), "Docker has no runtime 'no-such', only .*runc"),
-        (SandboxSpec(profile="system", untrusted=True), "profile 'system' does not hold disk, uid"),
-        (SandboxSpec(network="open", untrusted=True), "an open network does not hold network"),
+        (SandboxSpec(profile="system", untrusted=True), "profile 'system' does not enforce disk, uid"),
+        (SandboxSpec(network="open", untrusted=True), "an open network does not enforce network"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(spec: SandboxSpec, why: str) -> None:
@@ -191,7 +191,7 @@ def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
             await (await backend.attach(box.id)).release()
             assert open_files() == held
             await again.stop()
-            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
                 await backend.attach(box.id)
         assert containers_of(box.id) == []
 
@@ -226,7 +226,7 @@ def test_a_daemon_behind_tls_is_refused_with_a_way_out(monkeypatch: pytest.Monke
     async def main() -> None:
         why = await why_unavailable()
         assert why is not None
-        assert "is reached by ssh" in why
+        assert "uses ssh" in why
         assert "ssh -L" in why
 
     monkeypatch.setenv("DOCKER_HOST", "ssh://somebody@nowhere.invalid")

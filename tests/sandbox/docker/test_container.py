@@ -13,10 +13,10 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
 
-def host(spec: SandboxSpec, *, system_calls: str | None = None, bounds_disk: bool = False) -> dict[str, JSON]:
+def host(spec: SandboxSpec, *, system_calls: str | None = None, limits_disk: bool = False) -> dict[str, JSON]:
     labels = {"envkit.sandbox": "docker-1"}
     found = container_config.options(
-        spec, IMAGE, ["python3"], labels, system_calls=system_calls, bounds_disk=bounds_disk
+        spec, IMAGE, ["python3"], labels, seccomp_profile=system_calls, limits_disk=limits_disk
     )["HostConfig"]
     assert isinstance(found, dict)
     return found
@@ -35,7 +35,7 @@ def test_a_strict_container_is_closed_on_every_side() -> None:
 
 @pytest.mark.parametrize("profile", ["strict", "system"])
 def test_a_filter_of_system_calls_is_handed_to_the_daemon(profile: Literal["strict", "system"]) -> None:
-    found = host(SandboxSpec(profile=profile), system_calls="{}")
+    found = host(SandboxSpec(profile=profile), seccomp_profile="{}")
     assert found["SecurityOpt"] == ["no-new-privileges", "seccomp={}"]
 
 
@@ -69,14 +69,14 @@ def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> N
     for dangerous in ("NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_ADMIN"):
         assert dangerous not in str(found["CapAdd"])
     assert found["SecurityOpt"] == ["no-new-privileges"]
-    bounded = host(SandboxSpec(profile="system", disk_mib=500), bounds_disk=True)
+    bounded = host(SandboxSpec(profile="system", disk_mib=500), limits_disk=True)
     assert bounded["StorageOpt"] == {"size": "500m"}
     assert {"Name": "fsize", "Soft": 500 << 20, "Hard": 500 << 20} in list(bounded["Ulimits"])  # type: ignore[arg-type]
     assert "fsize" not in str(host(SandboxSpec())["Ulimits"])
 
 
 @pytest.mark.parametrize(
-    ("spec", "bounds_disk", "lost"),
+    ("spec", "limits_disk", "lost"),
     [
         (SandboxSpec(), False, ()),
         (SandboxSpec(network="open"), False, ("network",)),
@@ -84,8 +84,8 @@ def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> N
         (SandboxSpec(profile="system", network="open"), True, ("network", "uid")),
     ],
 )
-def test_what_is_given_up_is_named(spec: SandboxSpec, bounds_disk: bool, lost: tuple[str, ...]) -> None:
-    assert container_config.unenforced(spec, bounds_disk=bounds_disk) == lost
+def test_what_is_given_up_is_named(spec: SandboxSpec, limits_disk: bool, lost: tuple[str, ...]) -> None:
+    assert container_config.unenforced(spec, limits_disk=limits_disk) == lost
 
 
 def test_the_spec_s_environment_goes_over_ours_and_ours_over_the_image_s() -> None:

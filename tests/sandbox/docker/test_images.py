@@ -56,7 +56,7 @@ def test_every_image_has_a_file_that_takes_a_base() -> None:
 
 def test_an_unknown_image_is_refused_with_the_nearest() -> None:
     async def main() -> None:
-        with pytest.raises(UsageError, match="no image is called 'gamse'; did you mean 'games'"):
+        with pytest.raises(UsageError, match="there is no image 'gamse'; did you mean 'games'"):
             await build("gamse")
 
     run(main)

@@ -32,14 +32,14 @@ from envkit.sandbox.host import run_dirs
 run = run_dirs.owner_name(os.getpid()) + "-test"
 held = []
 for number in range(int(sys.argv[2])):
-    labels = orphans.labels(run, f"docker-{number}", stays=False)
+    labels = orphans.labels(run, f"docker-{number}", detached=False)
     volume = {"Type": "volume", "Target": "/x", "VolumeOptions": {"Labels": labels}}
     options = {"Image": sys.argv[1], "Cmd": ["true"], "Labels": labels, "HostConfig": {"Mounts": [volume]}}
     body = json.dumps(options).encode()
     head = "POST /containers/create HTTP/1.1\\r\\nHost: docker\\r\\nContent-Type: application/json\\r\\n"
     stream = socket.socket(socket.AF_UNIX)
     stream.connect("/var/run/docker.sock")
-    note = orphans.underway(labels)
+    note = orphans.pending_creation(labels)
     note.__enter__()
     stream.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
     held += [stream, note]
@@ -98,9 +98,9 @@ def test_a_request_that_never_came_is_not_waited_for_long() -> None:
 
 
 def test_a_note_lies_there_only_while_the_daemon_is_asked() -> None:
-    labels = orphans.labels(f"{run_dirs.owner_name(os.getpid())}-test", "docker-1", stays=False)
+    labels = orphans.labels(f"{run_dirs.owner_name(os.getpid())}-test", "docker-1", detached=False)
     note = Path(run_dirs.common_first()[0], f"{run_dirs.owner_name(os.getpid())}-test+docker-1")
-    with orphans.underway(labels):
+    with orphans.pending_creation(labels):
         assert note.exists()
         assert note.stat().st_mode & 0o777 == 0o600
     assert not note.exists()

@@ -114,7 +114,7 @@ class FakeBackend:
         """Return a box that stays, which was started before the backend was closed and opened again."""
         found = [box for box in self.boxes if box.id == sandbox_id and box.spec.detached and not box.is_gone]
         if not found:
-            raise SandboxError(f"there is no box {sandbox_id!r} that stays")
+            raise SandboxError(f"there is no detached sandbox {sandbox_id!r}")
         return found[0]
 
     async def staying(self, ledger: str | None = None) -> list[str]:

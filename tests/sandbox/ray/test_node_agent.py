@@ -136,7 +136,7 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
             tasks.start_soon(start)
             await anyio.sleep(0.01)
             assert await actor.stop(1) == {}
-        assert str(from_problem(answers[0]["problem"])) == "sandbox box 1 did not start: it was given up"
+        assert str(from_problem(answers[0]["problem"])) == "sandbox #1 did not start: the start was cancelled"
         assert sleepers(marker) == []
 
     run(main)
@@ -160,7 +160,7 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
             assert isinstance(failed, SandboxEndedError)
             assert "exited with code 127: no-such-program" in failed.cause.detail
             unknown = from_problem((await actor.cause(3))["problem"])
-            assert str(unknown) == "its node knows nothing of it"
+            assert str(unknown) == "its node has no such sandbox"
 
     run(main)
 

@@ -261,7 +261,7 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
             assert await again.read("kept") == b"x"
             await again.stop()
             assert sleepers(marker) == []
-            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
                 await backends[name].attach(box.id)
 
     run(main)
@@ -330,7 +330,7 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
                 assert (await pool.get("old").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
                 await pool.create("late", SandboxSpec())
                 await clock.to_thread(new.wait)
-                with pytest.raises(SandboxLostError, match="another head has taken the place of the cluster's"):
+                with pytest.raises(SandboxLostError, match="another head has replaced the cluster's"):
                     await pool.get("old").exec(["sleep", "60"], timeout_s=60)
                 made = None
                 with anyio.fail_after(30):
@@ -392,7 +392,7 @@ def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str
 
 
 @pytest.mark.parametrize(
-    ("says", "what"), [(b"HTTP/1.1 400 Bad Request\r\n", "it says b'HTTP/1.1 '"), (b"", "it closes the connection")]
+    ("says", "what"), [(b"HTTP/1.1 400 Bad Request\r\n", "it sends b'HTTP/1.1 '"), (b"", "it closes the connection")]
 )
 def test_where_something_else_listens_it_is_said_what_that_says(
     monkeypatch: pytest.MonkeyPatch, says: bytes, what: str
@@ -409,7 +409,7 @@ def test_where_something_else_listens_it_is_said_what_that_says(
             with pytest.raises(UsageError) as error:
                 async with Connection("auto"):
                     pass
-        found = f"what listens at {place!r} (as given by $RAY_ADDRESS) does not answer as the head of a Ray cluster"
+        found = f"the server at {place!r} (as given by $RAY_ADDRESS) does not answer as the head of a Ray cluster"
         assert str(error.value).startswith(f"{found}: {what}; start one")
 
     run(main)
