@@ -161,7 +161,7 @@ def adopt_orphans() -> bool:
 
 
 def hide_memory() -> None:
-    """Prevent processes with our rights, such as root's programs, from tracing us and reading our memory."""
+    """Keep processes with our rights, such as root's programs, from tracing us and reading our memory."""
     if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
         os.setegid(_HIDDEN_UID)  # a change of ids makes a process undumpable, too
         os.setegid(0)
@@ -203,7 +203,7 @@ class Score:
 
 
 def limit_resources() -> None:
-    """Disable core files; limit signals and message queues to half of the hard limit, to leave some for graders."""
+    """Disable core files; limit signals and message queues to half the hard limit, to leave some for graders."""
     if resource is not None:
         bounds = [(resource.RLIMIT_CORE, 0)]
         if _LINUX:
