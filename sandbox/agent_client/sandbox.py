@@ -1,4 +1,4 @@
-"""A running sandbox of any backend: calls to the agent inside, over a channel, and a hold on what it consists of."""
+"""A running sandbox of any backend: calls to the agent inside, over a channel, and a resources on what it consists of."""
 
 from __future__ import annotations
 
@@ -61,33 +61,33 @@ class AgentSandbox:
     Args:
         sandbox_id: Its id.
         channel: To its agent.
-        hold: What it consists of.
+        resources: What it consists of.
         work: Folder, named as inside, that programs start in.
         forget: Called once nothing is left of it.
 
     Attributes:
         work: The same folder.
         grader_home: The folder that only a grader can enter, where that is a user of its own.
-        unenforced: What is not held of what others of its kind hold.
+        unenforced: What is not held of what others of its kind resources.
     """
 
     def __init__(
         self,
         sandbox_id: str,
         channel: AgentChannel,
-        hold: HostResources,
+        resources: HostResources,
         *,
         work: str,
         forget: Callable[[AgentSandbox], None],
     ) -> None:
         self.work = work
-        self.grader_home = hold.grader_home
-        self.unenforced = hold.unenforced
+        self.grader_home = resources.grader_home
+        self.unenforced = resources.unenforced
         self._id = sandbox_id
         self._channel = channel
-        self._hold = hold
+        self._resources = resources
         self._shells: dict[tuple[str, SandboxUser], AgentShell] = {}
-        self._ending = Teardown(sandbox_id, channel, hold, partial(forget, self))
+        self._teardown = Teardown(sandbox_id, channel, resources, partial(forget, self))
 
     @property
     def id(self) -> str:
@@ -134,12 +134,12 @@ class AgentSandbox:
         Raises:
             UnreachableError: It did not, in so many seconds.
         """
-        self._ending.lets_go = True
+        self._teardown.is_released = True
         try:
             await self.started({"observes": True} if observes else {}, timeout_s)
         except SandboxStartError as error:
             raise UnreachableError(f"sandbox {self._id} does not let us in: {error.cause}") from None
-        self._ending.lets_go = False
+        self._teardown.is_released = False
 
     async def exec(
         self,
@@ -157,8 +157,8 @@ class AgentSandbox:
         Raises:
             ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
         """
-        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
-        reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **order, stdin=bool(stdin), pty=None)
+        request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
+        reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **request, stdin=bool(stdin), pty=None)
         return await self.result(reply)
 
     @asynccontextmanager
@@ -187,10 +187,10 @@ class AgentSandbox:
             SandboxLostError: The box is gone.
             UnsupportedError: The box has no such user, or no terminals.
         """
-        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
+        request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
         pty: JSON = None if terminal is None else [*terminal]
         try:
-            call = await self._channel.start("exec", **order, stdin=True, stream=True, pty=pty)
+            call = await self._channel.start("exec", **request, stdin=True, stream=True, pty=pty)
             try:
                 yield Program(self, call, has_terminal=terminal is not None)
             finally:
@@ -240,10 +240,10 @@ class AgentSandbox:
 
     async def connect(self, place: str | int) -> socket:
         """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`."""
-        await self._require_life()
+        await self._require_alive()
         if isinstance(place, str):
-            if self._hold.sockets is not None:
-                return run_dirs.connect(self._hold.sockets, place)
+            if self._resources.sockets is not None:
+                return run_dirs.connect(self._resources.sockets, place)
             if place in ("", ".", "..") or "/" in place or "\0" in place:
                 raise UnreachableError(f"{place!r} is not the name of a socket")
             return await self._forward(socket=f"{SOCKETS}/{place}")
@@ -261,10 +261,10 @@ class AgentSandbox:
 
     async def snapshot(self) -> str:
         """Keep the files as they are now; see `envkit.protocols.Sandbox.snapshot`."""
-        await self._require_life()
-        if self._hold.snapshot is None:
+        await self._require_alive()
+        if self._resources.snapshot is None:
             raise UnsupportedError(f"{self._id}: boxes of this kind cannot be kept")
-        return await self._hold.snapshot()
+        return await self._resources.snapshot()
 
     async def log(self) -> str:
         """Return the last 64 KiB of what its command wrote to standard error."""
@@ -276,8 +276,8 @@ class AgentSandbox:
         """
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}
-        if self._hold.disk_percent is not None:
-            found |= {"disk_place": "/", "disk_percent": self._hold.disk_percent()}
+        if self._resources.disk_percent is not None:
+            found |= {"disk_place": "/", "disk_percent": self._resources.disk_percent()}
         return found
 
     @property
@@ -287,11 +287,11 @@ class AgentSandbox:
 
     async def look(self) -> str:
         """Return what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
-        return "" if self._hold.look is None else await self._hold.look()
+        return "" if self._resources.look is None else await self._resources.look()
 
     async def wait(self) -> Cause:
         """Return, once it is gone, why."""
-        return await self._ending.cause()
+        return await self._teardown.cause()
 
     async def stop(self) -> None:
         """End everything in it and remove what it left; safe to repeat, not cancelled, bounded (15 s).
@@ -299,15 +299,15 @@ class AgentSandbox:
         Raises:
             SandboxError: That did not succeed.
         """
-        await self._ending.bring_about()
+        await self._teardown.stop()
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done beside everything else; it is cancelled when the box is gone."""
-        return self._ending.while_alive(work)
+        return self._teardown.while_alive(work)
 
     async def release(self) -> None:
         """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
-        self._ending.lets_go = True
+        self._teardown.is_released = True
         await self.stop()
 
     async def call(
@@ -362,6 +362,6 @@ class AgentSandbox:
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
         return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
 
-    async def _require_life(self) -> None:
+    async def _require_alive(self) -> None:
         if self._channel.is_ended:
             raise SandboxLostError(self._id, await self.wait())

@@ -25,7 +25,7 @@ class SocketStream:
         self._loop = asyncio.get_running_loop()
         self._input: deque[bytes] = deque()
         self._input_bytes = 0
-        self._wanted: asyncio.Future[None] | None = None
+        self._data_waiter: asyncio.Future[None] | None = None
         self._output = bytearray()
         self._drained: asyncio.Future[None] | None = None
         self._waits_for_room = False
@@ -51,8 +51,8 @@ class SocketStream:
         while not self._input:
             if self._is_at_end:
                 return b""
-            self._wanted = self._loop.create_future()
-            await self._wanted
+            self._data_waiter = self._loop.create_future()
+            await self._data_waiter
         data = self._input.popleft()
         self._input_bytes -= len(data)
         if not self._is_reading and not self._is_at_end and self._input_bytes < _FULL_BYTES // 2:
@@ -82,8 +82,8 @@ class SocketStream:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._wake(self._wanted)
-        self._let_send()
+        self._wake(self._data_waiter)
+        self._wake_senders()
 
     async def _wait_until_left(self, count: int) -> None:
         """Wait until no more than `count` bytes wait to be sent."""
@@ -122,7 +122,7 @@ class SocketStream:
         if not data or self._input_bytes >= _FULL_BYTES:
             self._is_reading = False
             self._loop.remove_reader(self._socket)
-        self._wake(self._wanted)
+        self._wake(self._data_waiter)
 
     def _send_some(self) -> None:
         """Send what there is room for, and have the rest sent when there is more."""
@@ -135,7 +135,7 @@ class SocketStream:
             self.close()
             return
         if len(self._output) <= _FULL_BYTES // 2:
-            self._let_send()
+            self._wake_senders()
         if bool(self._output) is not self._waits_for_room:
             self._waits_for_room = bool(self._output)
             if self._waits_for_room:
@@ -143,7 +143,7 @@ class SocketStream:
             else:
                 self._loop.remove_writer(self._socket)
 
-    def _let_send(self) -> None:
+    def _wake_senders(self) -> None:
         self._wake(self._drained)
         self._drained = None
 

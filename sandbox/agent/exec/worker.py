@@ -1,11 +1,11 @@
-"""The inner end of a worker: a process that runs commands, one after another, with a user's rights.
+"""The process of a worker: runs commands, one after another, with a user's rights.
 
-It dropped all others for good when it was forked, so each command can be started in the quickest way; and it adopts the
-orphans of its commands, so it knows whether one left anybody behind.
+It dropped all other rights when it was forked, so it can start commands in the quickest way. It is the subreaper of its
+commands, so it knows whether one left a process behind.
 
-An encode_request is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in;
-``1`` when the pid is request; the file numbers that the accompanying files get, separated by blanks; the number of
-arguments; the arguments; the environment. For the answers see `ANSWER`.
+A request is its length (four bytes) and, separated by NUL: the terminal to open, or empty; the working directory; ``1``
+if the pid is wanted; the target descriptors of the attached files, separated by spaces; the number of arguments; the
+arguments; the environment. For the replies see `ANSWER`.
 """
 
 from __future__ import annotations
