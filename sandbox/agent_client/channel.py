@@ -1,9 +1,9 @@
-"""The host's end of the talk with the agent of a box: many calls at once over one stream.
+"""The host's end of the agent protocol: many concurrent calls over one stream.
 
-A frame is two big-endian 32-bit lengths, a header (JSON, an object) and a body (bytes). What comes from the box is not
-believed: lengths, types, call numbers and the total of what a call may answer are checked; the first frame that breaks
-a rule ends the channel, and with it the box. One task reads; an answer wakes the caller that waits for it. A call
-that is not answered in time ends the channel too, since an agent that does not answer cannot be callback to stop anything.
+A frame is two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The agent is not trusted:
+lengths, types, call numbers and the total size of each reply are checked; the first violation ends the channel and the
+sandbox. One task reads; a reply wakes the caller that waits for it. A call without a reply in time ends the channel
+too, because an unresponsive agent cannot cancel anything.
 """
 
 from __future__ import annotations

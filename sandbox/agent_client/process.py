@@ -1,4 +1,4 @@
-"""A program in a sandbox whose output is wanted while it runs, and that reads what it is sent."""
+"""A program in a sandbox with streamed input and output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Program:
         self._has_terminal = has_terminal
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Return the next piece of output and what it is of, ``"out"`` or ``"err"``; None once it has ended.
+        """Return the stream, ``"out"`` or ``"err"``, and content of the next piece of output; None at its end.
 
         Raises:
             SandboxLostError: The sandbox is gone.
@@ -30,7 +30,7 @@ class Program:
             raise SandboxLostError(self._sandbox.id, await self._sandbox.wait()) from None
 
     async def send(self, content: bytes) -> None:
-        """Have it read `content`, waiting while it reads nothing; silent once it or its sandbox has ended."""
+        """Send input, waiting while the program does not read; does nothing after it or its sandbox has ended."""
         with suppress(ChannelEndedError):
             if not self._has_terminal:
                 await self._call.send_within_window(content)

@@ -1,4 +1,4 @@
-"""A connected socket as a stream of bytes of the event loop, with no more between them than a callback."""
+"""A connected socket as a byte stream of the event loop, with only a callback between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 _READ_BYTES = 256 << 10
 _FULL_BYTES = 1 << 20
-"""How much may wait on our side, in either direction, before the other side must."""
+"""Buffered bytes, in either direction, at which the other side must wait."""
 
 
 class SocketStream:
@@ -38,7 +38,7 @@ class SocketStream:
     async def send(self, data: bytes) -> None:
         """Send all of `data`; see `envkit.sandbox.agent_client.channel.Stream.send`.
 
-        What many send at one turn of the loop is sent at once.
+        Data of several calls in one iteration of the loop is sent together.
         """
         self._require_open()
         if not self._output:
@@ -47,7 +47,7 @@ class SocketStream:
         await self._wait_until_left(_FULL_BYTES)
 
     async def receive(self) -> bytes:
-        """Return what has come, waiting for some; empty at the end."""
+        """Wait for data and return it; empty at the end."""
         while not self._input:
             if self._is_at_end:
                 return b""
@@ -61,20 +61,20 @@ class SocketStream:
         return data
 
     async def end(self) -> None:
-        """Send no more, and return once the other side can read all and the end.
+        """Flush and shut down the write side.
 
         Raises:
-            ConnectionError: It is gone.
+            ConnectionError: The other side is gone.
         """
         await self._wait_until_left(0)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Let go at once; safe to repeat."""
+        """Close immediately; safe to repeat."""
         if self._is_closed:
             return
-        if self._output and not self._waits_for_room:  # there may be what was sent at this turn of the loop
+        if self._output and not self._waits_for_room:  # data sent in this iteration of the loop
             with suppress(OSError):
                 self._write(self._output)
         self._is_closed = self._is_at_end = True
@@ -86,7 +86,7 @@ class SocketStream:
         self._wake_senders()
 
     async def _wait_until_left(self, count: int) -> None:
-        """Wait until no more than `count` bytes wait to be sent."""
+        """Wait until at most `count` bytes are unsent."""
         while len(self._output) > count:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -104,7 +104,7 @@ class SocketStream:
             return 0
         except ConnectionError:
             raise
-        except OSError as error:  # such as that there is no route any more
+        except OSError as error:  # such as a lost route
             raise ConnectionError(error.strerror or str(error)) from None
 
     def _on_readable(self) -> None:
@@ -125,7 +125,7 @@ class SocketStream:
         self._wake(self._data_waiter)
 
     def _send_some(self) -> None:
-        """Send what there is room for, and have the rest sent when there is more."""
+        """Send as much as possible, and the rest when the socket is writable."""
         if self._is_closed:
             return
         try:

@@ -1,4 +1,4 @@
-"""How a box ends: with its channel. Why is found out, and what it consisted of is given back."""
+"""Teardown of a sandbox when its channel ends: find the cause and release its resources."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _KILL_S = 15.0
 _FAREWELLS = {
     CauseKind.KILLED: "killed by signal 15 (SIGTERM)",
     CauseKind.OUT_OF_MEMORY: "out of memory",
-    CauseKind.EXPIRED: "its time to live is over",
-    CauseKind.ORPHANED: "nobody was connected to it for its orphan_ttl_s",
+    CauseKind.EXPIRED: "time to live exceeded",
+    CauseKind.ORPHANED: "no client connected for orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
-"""Details for the farewells of an agent; of other kinds, the exit code and the last line of standard error say more."""
+"""Details for causes that the agent reports; for other kinds, exit code and standard error have more detail."""
 
 
 class Teardown:
-    """The end of one box, which begins by itself when its channel ends.
+    """The teardown of one sandbox; starts by itself when its channel ends.
 
     Args:
         sandbox_id: Its id.
-        channel: To its agent.
-        resources: What it consists of.
-        forget: Called once nothing is left of it.
+        channel: The channel to its agent.
+        resources: Its host resources.
+        forget: Called when the teardown is complete.
 
     Attributes:
-        is_released: Whether what it consists of is let go then and runs on, instead of being ended.
+        is_released: Whether the sandbox is released and continues to run, instead of being ended.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Teardown:
         channel.when_ended(self._on_end)
 
     async def cause(self) -> Cause:
-        """Return, once the box is gone, why."""
+        """Wait until the sandbox is gone and return the cause."""
         await self._has_cause.wait()
         assert self._cause is not None
         return self._cause
 
     async def stop(self) -> None:
-        """End the box, unless it has ended, and wait until nothing is left of it; not cancelled, bounded (15 s).
+        """End the sandbox and wait for the teardown; shielded from cancellation, takes at most 15 s.
 
         Raises:
-            SandboxError: That did not succeed.
+            SandboxError: The teardown failed.
         """
         if not self._channel.is_ended:
             self._cause = Cause(CauseKind.STOPPED, "stopped")
@@ -77,18 +77,18 @@ class Teardown:
             raise SandboxError(self._failure)
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have `work` done beside everything else; it is cancelled when the box is gone."""
+        """Run `work` in the background; it is cancelled when the sandbox is gone."""
         task = self._channel.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def _on_end(self) -> None:
-        # A box ends when it likes, so no task group is open for this.
+        # A sandbox may end at any time, so no task group is open for this.
         self._teardown_task = self._channel.loop.create_task(self._tear_down())
 
     async def _tear_down(self) -> None:
-        """Find out why it ended, and give back what it consists of."""
+        """Find the cause and release the resources."""
         if self._cause is None:
             self._cause = self._channel.reason or await self._find_cause()
         self._has_cause.set()
@@ -102,7 +102,7 @@ class Teardown:
                     self._resources.let_go()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
-        except Exception as error:  # whatever it is, somebody waits for the end
+        except Exception as error:  # a caller waits for the end in any case
             self._failure = f"{self._id} could not be ended: {error}"
         finally:
             self._forget()
@@ -113,7 +113,7 @@ class Teardown:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._resources.cause(channel.survived)
-                # A code alone does not tell a command's end from the agent's own; a container may be removed by now.
+                # An exit code alone may be the command's or the agent's; a container may already be removed.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):
@@ -122,6 +122,6 @@ class Teardown:
                 return Cause(channel.farewell, _FAREWELLS.get(channel.farewell, found.detail), is_own)
         except (EnvkitError, OSError):
             pass
-        except Exception as error:  # whatever it is, somebody waits to be told
-            return Cause(CauseKind.UNKNOWN, f"it has ended, and why was not found out: {error!r}")
+        except Exception as error:  # a caller waits for the cause in any case
+            return Cause(CauseKind.UNKNOWN, f"it has ended; finding the cause failed: {error!r}")
         return Cause(CauseKind.UNKNOWN, "it has ended")
