@@ -27,9 +27,7 @@ class Switch:
         if os.path.lexists(path):
             os.unlink(path)
         self._listen(socket.socket(socket.AF_INET), ("127.0.0.1", port), self._on_client)
-        self._listen(
-            socket.socket(socket.AF_UNIX), path, self._on_host
-        )  # last, because it tells the host that the relay is ready
+        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)  # last: signals readiness
 
     def run(self) -> None:
         while True:
