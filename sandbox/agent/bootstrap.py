@@ -58,7 +58,7 @@ class Finder:
 
 
 def take_channel() -> "tuple[int, int]":
-    """Return the channel's reader and writer, moved off standard input and output so that programs do not inherit it."""
+    """Return the channel's reader and writer, moved to descriptors that programs do not inherit."""
     nothing = posix.open("/dev/null", posix.O_RDWR)
     while nothing < 3:  # standard error may be closed
         nothing = posix.dup(nothing)

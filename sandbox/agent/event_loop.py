@@ -29,7 +29,7 @@ class FdWatch:
         owner: Object that the callbacks belong to; passed to `on_crash` with their exceptions.
     """
 
-    __slots__ = ("_registered_turn", "_loop", "_mask", "_on_read", "_on_write", "fd", "owner")
+    __slots__ = ("_loop", "_mask", "_on_read", "_on_write", "_registered_turn", "fd", "owner")
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the kernel is asked for directly: bonds between processes, privileges, and how much lies in a pipe."""
+"""Linux system calls and files: parent-death signals, privileges, OOM scores, cgroups and pipe sizes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
 _CAPABILITIES = 64
 _HIDDEN_UID = 1002
-"""A user that nobody in a box is."""
+"""A user id that no user of a sandbox has."""
 _BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
-"""How the names of the files begin that say how many processes there may be and are: of version 2, of version 1."""
+"""Prefixes of the pids limit and count files: cgroup v2, cgroup v1."""
 _AGENT_GROUP = "/sys/fs/cgroup/memory/agent/tasks"
-"""Of version 1, as process 1 of a container sees it."""
+"""For cgroup v1, as seen by process 1 of a container."""
 _SCORE = "/proc/self/oom_score_adj"
 _FIRST_TO_DIE = b"1000"
 _PENDING_SIGNALS = 4096
@@ -45,13 +45,13 @@ _QUEUE_BYTES = 400 << 10
 
 
 class User:
-    """Who runs something.
+    """A user that programs run as.
 
     Attributes:
-        uid: User and group id to take; None stays what the agent is.
-        env: Variables that its programs have beside those of the box.
-        is_private: Whether what it leaves is closed to the others; has no meaning for one that is no other.
-        preemptible: Whether its programs are ended when another user finds no room for a process.
+        uid: User and group id; None keeps the agent's.
+        env: Environment variables of its programs, in addition to the sandbox's.
+        is_private: Whether its files are closed to other users; ignored if `uid` is None.
+        preemptible: Whether its programs are killed when another user's process cannot start.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class User:
 
     @property
     def rights(self) -> int:
-        """What of a mode its new files have, unless somebody says otherwise."""
+        """Mask for the default mode of its new files."""
         return 0o700 if self.is_private else 0o777
 
     def act(self, action: Callable[[], T]) -> T:
-        """Return what `action` returns when done with this user's rights, so that links resolve with those."""
+        """Run `action` with this user's rights, so that links resolve with them; return its result."""
         if self.uid is None:
             return action()
         os.setegid(self.uid)
@@ -87,17 +87,17 @@ class User:
             os.setegid(0)
 
     def pipe(self) -> tuple[int, int]:
-        """Make a pipe that this user can open again by its name, as programs do with ``/dev/stderr``."""
+        """Return a pipe that this user can reopen by name, as programs do with ``/dev/stderr``."""
         reader, writer = os.pipe()
         if self.uid is not None:
             os.fchown(writer, self.uid, self.uid)
         return reader, writer
 
     def become(self, hidden: bool = False) -> None:
-        """Take this user's rights for good, without capabilities; whoever stays the agent's user keeps its own.
+        """Switch to this user irrevocably, without capabilities; does nothing more than NO_NEW_PRIVS if `uid` is None.
 
         Args:
-            hidden: Whether the user's own programs may not signal us, though files see no difference.
+            hidden: Whether the user's own programs cannot signal this process; file access does not change.
         """
         libc = _library()
         _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
@@ -107,18 +107,18 @@ class User:
             os.umask(0o077)
         _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
-            _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
+            _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without CAP_SETPCAP; the other measures remain
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
-        known = _HIDDEN_UID if hidden else self.uid  # who sends a signal must be that user, and not only act as it
+        known = _HIDDEN_UID if hidden else self.uid  # signals need a matching real uid
         os.setresuid(known, self.uid, known)
         if libc is not None:
             libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def lent_files() -> dict[str, int]:
-    """Return the open files that the host sends over the socket whose number is our first argument, by their letters:
-    ``s`` for our OOM score, ``g`` for what moves its writer into the agent's memory cgroup.
+    """Return the open files that the host sends over the socket whose number is our first argument, by letter:
+    ``s`` for our OOM score, ``g`` for the tasks file of the agent's memory cgroup.
     """
     if len(sys.argv) < 2:
         return {}
@@ -130,10 +130,10 @@ def lent_files() -> dict[str, int]:
 
 
 class JoinedCgroup:
-    """The memory cgroup of the agent's programs, whose limit leaves a reserve to us and to graders.
+    """The memory cgroup of the agent user's programs; its limit leaves a reserve for the agent and graders.
 
     Args:
-        lent: The file that moves its writer, open for writing, where the cgroup file system is read-only.
+        lent: The tasks file, open for writing, if the cgroup file system is read-only.
     """
 
     def __init__(self, lent: int | None) -> None:
@@ -141,8 +141,8 @@ class JoinedCgroup:
         self._is_known = lent is not None
 
     def find(self) -> None:
-        """Open the file where the host has made it writable, once; before the first `join`."""
-        if not self._is_known and os.getpid() == 1:  # else the group is the host's
+        """Open the tasks file if the host made it writable; call before the first `join`."""
+        if not self._is_known and os.getpid() == 1:  # otherwise the group belongs to the host
             self._is_known = True
             try:
                 self._fd = os.open(_AGENT_GROUP, os.O_WRONLY | os.O_CLOEXEC)
@@ -150,40 +150,40 @@ class JoinedCgroup:
                 pass
 
     def join(self) -> None:
-        """Move this process, which has one thread. Raises `OSError` when the kernel refuses."""
+        """Move this single-threaded process. Raises `OSError` if the kernel refuses."""
         if self._fd is not None:
             os.write(self._fd, b"0")
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of every orphan below this process; say whether that worked."""
+    """Become the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER); return whether that worked."""
     return _prctl(_library(), _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_memory() -> None:
-    """Keep others that have our rights, as programs of the box's root, from tracing us and from reading our memory."""
+    """Keep processes with our rights, such as root's programs, from tracing us and reading our memory."""
     if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
-        os.setegid(_HIDDEN_UID)  # whoever changes its rights is hidden as well
+        os.setegid(_HIDDEN_UID)  # a change of ids makes a process undumpable, too
         os.setegid(0)
 
 
 def die_with_parent(number: int) -> None:
-    """Be sent signal `number` when the parent dies. Forgotten when the user changes."""
+    """Receive signal `number` when the parent dies (PR_SET_PDEATHSIG). A change of user clears it."""
     _prctl(_library(), _PR_SET_PDEATHSIG, number)
 
 
 class Score:
-    """This process's ``oom_score_adj``: the higher, the sooner the kernel ends it. Children inherit it at the fork.
+    """This process's ``oom_score_adj``: the kernel kills higher scores first. Children inherit it at the fork.
 
     Args:
-        lent: The file, open for writing, where /proc is read-only.
+        lent: The file, open for writing, if /proc is read-only.
     """
 
     def __init__(self, lent: int | None) -> None:
         self._lent = lent
 
     def fork_first_to_die(self) -> int:
-        """Fork; the child is ended before us where we may change our score. Raises as `os.fork`."""
+        """Fork a child that the kernel kills before us, if we may change our score. Raises as `os.fork`."""
         try:
             fd = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC) if self._lent is None else os.dup(self._lent)
         except OSError:
@@ -196,14 +196,14 @@ class Score:
                 pid = os.fork()
                 return pid
             finally:
-                if pid != 0:  # the child would write to our file, perhaps while we fork again
+                if pid != 0:  # in the child, this would write to the parent's file
                     os.pwrite(fd, before, 0)
         finally:
             os.close(fd)
 
 
 def limit_resources() -> None:
-    """Forbid core files, and bound signals and message queues to half of the hard limit, to leave some to graders."""
+    """Disable core files; limit signals and message queues to half the hard limit, to leave some for graders."""
     if resource is not None:
         bounds = [(resource.RLIMIT_CORE, 0)]
         if _LINUX:
@@ -215,8 +215,10 @@ def limit_resources() -> None:
 
 
 def be_killed_first() -> None:
-    """Raise our OOM score above the agent's, in case the agent could not do so when it forked us."""
-    is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)  # of who is hidden, this file is root's
+    """Raise our OOM score above the agent's, if the agent could not do so before the fork."""
+    is_seen = os.geteuid() != 0 and _prctl(
+        _library(), _PR_SET_DUMPABLE, 1
+    )  # root owns this file of an undumpable process
     try:
         fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -230,17 +232,17 @@ def be_killed_first() -> None:
 
 
 def waiting_bytes(fd: int) -> int:
-    """Return how much can be read from a pipe, socket or terminal without waiting."""
+    """Return the number of bytes that can be read from a pipe, socket or terminal without blocking."""
     return int(struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))[0])
 
 
 def process_bound() -> int | None:
-    """Return how many processes and threads the box may have; None where there is no bound, or we are not process 1."""
+    """Return the sandbox's limit of processes and threads; None if there is no limit, or we are not process 1."""
     return _processes(".max") if os.getpid() == 1 else None
 
 
 def process_count() -> int | None:
-    """Return how many processes and threads the box has, also dead ones; None where this is not known."""
+    """Return the number of processes and threads, including zombies; None if it is unknown."""
     return _processes(".current")
 
 
@@ -252,7 +254,7 @@ def close_others(*kept: int) -> None:
         if fd > 2 and fd not in kept:
             try:
                 os.close(fd)
-            except OSError:  # the one that listed them
+            except OSError:  # the descriptor of the listing itself
                 pass
 
 
@@ -280,9 +282,9 @@ def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
 
 
 def _library() -> CDLL | None:
-    """Return the C library; None in a reduced Python, whose container has what is asked for here by its own settings.
+    """Return the C library; None in a reduced Python, where the container's own settings apply instead.
 
-    Loaded when it is first needed: that costs a fifth of a box's start, and the first answer does not wait for it.
+    Loaded on demand: it costs a fifth of a sandbox's start, and the first reply need not wait for it.
     """
     if not _LINUX:
         return None

@@ -1,4 +1,4 @@
-"""The agent: what a box is told at its start, what can be asked of it, and how it ends."""
+"""The agent: configures the sandbox, dispatches calls, and ends the sandbox."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BROKEN = 3
 
 
 class Agent:
-    """What runs in a box and whom it answers."""
+    """Process 1 of a sandbox, or the root of its processes."""
 
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
@@ -66,7 +66,7 @@ class Agent:
         }
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> HostConnection:
-        """Take calls from a channel; one whose configuration says that it ``observes`` is no visitor."""
+        """Serve calls from a channel; one that is configured with ``observes`` does not count as a client."""
         is_client = True
         self._channels += 1
         if self._orphan_timer is not None:
@@ -92,20 +92,18 @@ class Agent:
         return connection
 
     def _remove_client(self) -> None:
-        """Count one visitor less; without any the box ends `_orphan_ttl_s` after the last one left."""
+        """Count one client less; the sandbox ends `_orphan_ttl_s` after the last one left."""
         self._channels -= 1
         if self._channels == 0 and self._orphan_ttl_s is not None:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)
-            self._orphan_timer = self.loop.after(
-                remaining_s, lambda: self._abort("orphaned", "nobody comes back to it")
-            )
+            self._orphan_timer = self.loop.after(remaining_s, lambda: self._abort("orphaned", "no client came back"))
 
     def open_first(self, reader: int, writer: int) -> None:
-        """Take calls from the channel that the box's life hangs on, unless it is to stay."""
+        """Serve the first channel; the sandbox ends with it unless it is detached."""
         self.open(reader, writer, on_over=self._on_first_over)
 
     def leave(self, code: int, kind: str) -> None:
-        """Tell the host the kind of cause, then end everything and ourselves."""
+        """Report the kind of cause to the host, then end all processes and exit."""
         for connection in self._connections:
             connection.send_last({"ending": kind})
         if os.getpid() != 1:
@@ -114,13 +112,13 @@ class Agent:
 
     def _configure(self, config: Header) -> None:
         if self._context.users:
-            return  # of a further channel: the box is as it is
+            return  # only the first channel configures the sandbox
         self._context.configure(config)
         self._is_detached = bool(config.get("detached"))
         if config.get("orphan_ttl_s") is not None:
             self._orphan_ttl_s = float(config["orphan_ttl_s"])
         if config.get("ttl_s") is not None:
-            self.loop.after(float(config["ttl_s"]), lambda: self._abort("expired", "its time to live is over"))
+            self.loop.after(float(config["ttl_s"]), lambda: self._abort("expired", "time to live exceeded"))
         if config.get("door"):
             self._open_control_socket(config["door"])
         if config.get("command"):
@@ -129,7 +127,7 @@ class Agent:
 
     def _warm(self) -> None:
         gc.collect()
-        gc.freeze()  # what lies still is shared with the workers
+        gc.freeze()  # so that pages stay shared with forked workers
         self._context.workers.give_back(self._context.workers.take(self._context.user("agent")))
 
     def _run_command(self, argv: list[str]) -> None:
@@ -137,7 +135,7 @@ class Agent:
         if "/" not in argv[0] or argv[0].startswith("/"):
             try:
                 context.find(argv[0])
-            except CallError:  # known before the first answer, so that the box counts as one that never started
+            except CallError:  # reported before the first reply, so that the start fails
                 self._write_stderr(b"%s: No such file or directory\n" % encoded(argv[0]))
                 self.leave(127, "exited")
         user = context.user("agent")
@@ -147,7 +145,7 @@ class Agent:
         folder = encoded(context.work)
         request = worker.encode_request([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
         exec_worker = context.workers.take(user)
-        context.workers.protect(exec_worker)  # the box ends with it
+        context.workers.protect(exec_worker)  # the sandbox ends with its command
         exec_worker.run(request, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: WorkerReport) -> None:
@@ -179,7 +177,7 @@ class Agent:
                 self._stderr.take_waiting()
             return _Log(connection, number, self._log.peek())
         if name in ("pack", "unpack"):
-            from .files import copy  # not before it is needed: most boxes never do
+            from .files import copy  # loaded on demand: most sandboxes never need it
 
             return (copy.Pack if name == "pack" else copy.Unpack)(self._context, connection, number, header)
         if name == "forward":
@@ -218,7 +216,7 @@ class Agent:
     def _resize(self, connection: HostConnection, header: Header) -> dict[str, Json]:
         call = connection.call(header["of"])
         if not isinstance(call, commands.Exec):
-            raise CallError("missing", "no such program")
+            raise CallError("missing", "no program with this call id")
         call.resize(int(header["rows"]), int(header["cols"]))
         return {}
 
@@ -240,7 +238,7 @@ class Agent:
         return found
 
     def _open_control_socket(self, path: str) -> None:
-        """Let further channels come by the Unix socket `path`."""
+        """Accept further channels at the Unix socket `path`."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -284,7 +282,7 @@ class Agent:
             crashed(text)
 
     def _write_stderr(self, text: bytes) -> None:
-        """Write to our standard error, unless nobody takes it."""
+        """Write to standard error without blocking."""
         poller = select.poll()
         poller.register(2, select.POLLOUT)
         try:
@@ -301,7 +299,7 @@ class _Log(IncomingCall):
 
 
 def main(reader: int, writer: int, hello: bytes) -> None:
-    """Run for ever."""
+    """Run forever."""
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

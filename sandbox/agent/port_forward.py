@@ -1,6 +1,6 @@
-"""A connection to a server inside the box, carried by the channel.
+"""A connection to a server inside the sandbox, carried over the channel.
 
-Either side may have 256 KiB on the way that the other has not taken yet, so that a slow reader stops nobody else.
+Each side may send up to 256 KiB before an acknowledgement, so that a slow reader does not block other calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WINDOW_BYTES = 256 << 10
 
 
 class Forward(IncomingCall):
-    """One connection."""
+    """One forwarded connection."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -50,7 +50,7 @@ class Forward(IncomingCall):
     def more(self, piece: bytes) -> None:
         if self._input is not None and self._input.is_open:
             self._input.add(piece)
-        elif piece:  # nobody reads it
+        elif piece:  # the input is closed: drop it, but acknowledge
             self.send_header(ack=len(piece))
 
     def eof(self) -> None:
@@ -108,7 +108,7 @@ class Forward(IncomingCall):
         if not self.is_over:
             try:
                 self._socket.shutdown(SHUT_WR)
-            except OSError:  # the other end is gone altogether
+            except OSError:  # the other end has closed
                 pass
             self._finish_when_over()
 

@@ -1,4 +1,4 @@
-"""What the calls of a box work with: its loop and workers, its users, their variables, and the folder they start in."""
+"""The context that all calls share: event loop, workers, users, environment variables and working directory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ else:
 
 
 _RECENT_S = 1.0
-"""What a killed process has at most until its parent hears of it, while its memory is given back."""
+"""Upper bound for the delay between an OOM kill and its report to the parent process."""
 _CHECK_S = 0.5
-"""How often OOM kills are counted, so that also those of background programs are reported soon."""
+"""Interval of checks for OOM kills, which also finds those of background programs."""
 
 
 class Context:
-    """One for all calls.
+    """The context that all calls share.
 
     Attributes:
-        loop: What waits.
-        workers: What programs run in.
-        on_oom_kill: Told how many processes were killed for want of memory, when that is another number than before.
-        users: By the names that a call uses; none before the configuration.
-        work: Folder that the agent's programs start in, and that paths of files are relative to.
+        loop: The event loop.
+        workers: Runs the programs.
+        on_oom_kill: Receives the number of OOM kills when it changes.
+        users: Users by name; empty before the configuration.
+        work: Working directory of the agent user's programs; file paths are relative to it.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -48,14 +48,14 @@ class Context:
         self._env: dict[bytes, bytes] = {}
         self.on_oom_kill: Callable[[int], None] = lambda count: None
         self._kills = self._reported = gauges.kill_count()
-        self._reported_at = -_LATELY_S
+        self._reported_at = -_RECENT_S
         self._limit_hits = 0
         self._was_limit_hit = False
         if self._reported is not None:
             self._check()
 
     def configure(self, config: Header) -> None:
-        """Take in who there is, and what they work with."""
+        """Set users, working directory and environment variables."""
         is_root = os.getuid() == 0
         self.users = {
             "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),
@@ -69,54 +69,54 @@ class Context:
         self._env = _encoded(config.get("env"))
 
     def user(self, name: str) -> linux.User:
-        """Return a user.
+        """Return the user `name`.
 
         Raises:
-            CallError: This box has none of that name.
+            CallError: The sandbox has no such user.
         """
         if not self.users:
             raise CallError("bad", "a call before the configuration")
         if name not in self.users:
-            raise CallError("unsupported", "this box runs nothing as %s" % name)
+            raise CallError("unsupported", "this sandbox cannot run programs as %s" % name)
         return self.users[name]
 
     def owner(self, header: Header) -> linux.User:
-        """Return with whose rights a call reads or writes files; root's are for nobody.
+        """Return the user whose rights a call has for files; never root.
 
         Raises:
-            CallError: This box has none of that name.
+            CallError: The sandbox has no such user, or it is root.
         """
         name = header.get("user", "agent")
         if name == "root":
-            raise CallError("unsupported", "this box reads and writes no files as root")
+            raise CallError("unsupported", "this sandbox cannot read or write files as root")
         return self.user(name)
 
     def environment(self, user: linux.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
-        """Return the variables of the box, those of the user, and `more`."""
+        """Return the environment variables of the sandbox, those of the user, and `more`."""
         return {**self._env, **user.env, **_encoded(more)}
 
     def start_folder(self, user: linux.User) -> str:
-        """Return where programs of `user` start: a grader's in its own home, where the agent cannot leave modules."""
+        """Return the working directory of `user`; a grader's is its own home, where the agent cannot plant modules."""
         return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
     def inside(self, path: bytes) -> bytes:
-        """Return `path` as seen from the folder that things start in."""
+        """Return `path` joined to the working directory."""
         return os.path.join(encoded(self.work), path)
 
     def find(self, program: str) -> bytes:
-        """Return where `program` is.
+        """Return the path of `program`.
 
         Raises:
-            CallError: This box has none.
+            CallError: It is not on the PATH.
         """
         for folder in (self._env.get(b"PATH", b"") + b":" + worker.PATH).split(b":"):
             path = os.path.join(folder, program.encode())
             if folder and os.access(path, os.X_OK):
                 return path
-        raise CallError("unsupported", "this box has no %s" % program)
+        raise CallError("unsupported", "%s not found on the sandbox's PATH" % program)
 
     def report_oom_kills(self) -> int | None:
-        """Report OOM kills that the sandbox survived; return their number, None where that is not known."""
+        """Report OOM kills that the sandbox survived; return their number, or None if it is unknown."""
         kills = gauges.kill_count() if self._reported is not None else None
         if kills is not None and kills != self._reported:
             self._reported, self._reported_at = kills, time.monotonic()
@@ -132,15 +132,15 @@ class Context:
         self.report_oom_kills()
 
     def hit_limit_recently(self) -> bool:
-        """Say whether the sandbox's own limit was hit, with an OOM kill, within the last second, as far as known.
+        """Return whether an OOM kill at the sandbox's own limit was seen within the last second.
 
-        False after an earlier hit on version 1, where the host cannot reset the peak.
+        False after an earlier hit with cgroup v1 if the host cannot reset the peak.
         """
         self.report_oom_kills()
         return self._was_limit_hit and time.monotonic() - self._reported_at < _RECENT_S
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
-        """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
+        """Return whether an OOM kill happened since the last call; empty if unknown, or if `code` rules it out."""
         if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}
         before, self._kills = self._kills, self.report_oom_kills()
@@ -148,11 +148,11 @@ class Context:
 
 
 def _grader(uid: int | None, home: str | None) -> linux.User:
-    """Return the user whose programs read no settings that the agent's may have written, and whose files are its own.
+    """Return the grader user. Its files are private and its programs ignore settings that the agent may have written.
 
     Args:
-        uid: Its number; None where it is one with the agent's user, which may write in its home then.
-        home: The folder that it alone can enter.
+        uid: Its user id; None if it is the agent's user, which may then write to its home.
+        home: The directory that it alone can enter.
     """
     folder = home if home and uid is not None else "/"
     return linux.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
@@ -162,6 +162,6 @@ def _encoded(variables: dict[str, str] | None) -> dict[bytes, bytes]:
     found = {}
     for name, value in (variables or {}).items():
         if not name or "=" in name:
-            raise CallError("bad", "a variable cannot have the name %r" % name)
+            raise CallError("bad", "invalid variable name %r" % name)
         found[encoded(name)] = encoded(value)
     return found

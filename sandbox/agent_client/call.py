@@ -1,4 +1,4 @@
-"""One call to the agent of a box: what is sent for it, what may be answered, and how long that may take."""
+"""One call to the agent of a sandbox: its frames, the checks of the reply, and its deadline."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from envkit.types import JSON, Cause, CauseKind, ExecResult
 
 MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
-"""How much either side of a forwarded connection may send before the other has said that it took it."""
+"""Bytes that either side of a forwarded connection may send before an acknowledgement."""
 GRACE_S = 10.0
-"""Seconds beyond its own time after which a call without an answer counts as lost; for a transfer, between pieces."""
+"""Seconds beyond a call's own timeout after which its reply counts as lost; for a transfer, between pieces."""
 
 _QUEUE_BYTES = 1 << 20
-"""What may wait for the reader of one call before nothing more is read from the stream."""
+"""Unread bytes of one call at which reading from the stream pauses."""
 _SETTLE_S = 2.0
-"""Seconds that a cancelled call waits for what it started to be ended."""
-_SECOND_CHANCE_S = 0.5
-"""A loop that was held up may see a deadline before it sees the answer that has long arrived."""
+"""Seconds that a cancelled call waits until its program has ended."""
+_RETRY_S = 0.5
+"""Extra time after a deadline: a blocked event loop may see the timer before a reply that arrived in time."""
 
 Fields: TypeAlias = Mapping[str, JSON]
 
 
 class ChannelEndedError(ConnectionError):
-    """The agent is gone, or is no longer listened to.
+    """The channel to the agent has ended.
 
     Attributes:
-        reason: Why we ended it; None when the other side did, or it was closed.
+        reason: Why the host ended it; None if the agent did, or it was closed.
     """
 
     def __init__(self, reason: Cause | None) -> None:
@@ -56,12 +56,12 @@ class RefusedCallError(Exception):
 
 
 class MalformedReplyError(Exception):
-    """What came from the box breaks a rule; the message says which."""
+    """The agent sent a frame that violates the protocol; the message names the violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """All that a call answered.
+    """The complete reply to a call.
 
     Attributes:
         end: Header of the last frame.
@@ -77,7 +77,7 @@ class Reply:
 
 
 class CallChannel(Protocol):
-    """What a call needs of its channel; see `Channel`."""
+    """The part of `AgentChannel` that a call uses."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -91,7 +91,7 @@ class CallChannel(Protocol):
 
 
 class AgentCalls(Protocol):
-    """What a shell or a program needs of its sandbox; see `Box`."""
+    """The part of `AgentSandbox` that a shell or a program uses."""
 
     @property
     def id(self) -> str: ...
@@ -103,11 +103,11 @@ class AgentCalls(Protocol):
 
 
 class Call:
-    """A call under way; made by `Channel.start`.
+    """A call in progress; made by `AgentChannel.start`.
 
     Attributes:
         id: Its number.
-        end: Header of its last frame; None until that has come.
+        end: Header of its last frame; None until it arrives.
     """
 
     __slots__ = (
@@ -119,8 +119,8 @@ class Call:
         "_error",
         "_is_abandoned",
         "_is_at_eof",
-        "_is_chance_used",
         "_is_renewed",
+        "_is_retried",
         "_is_streamed",
         "_pieces",
         "_queued",
@@ -145,7 +145,7 @@ class Call:
         self._allowance_s = GRACE_S + queue_s + (timeout_s if _is_number(timeout_s) else 0.0)
         self._is_renewed = not self.starts_program
         self._is_streamed = streamed
-        self._is_abandoned = self._is_at_eof = self._is_chance_used = False
+        self._is_abandoned = self._is_at_eof = self._is_retried = False
         self._error: Exception | None = None
         self._pieces: deque[tuple[str, bytes]] = deque()
         self._queued = 0
@@ -157,18 +157,18 @@ class Call:
 
     @property
     def is_over(self) -> bool:
-        """Whether its last frame has come or will never come."""
+        """Whether its last frame has arrived or will never arrive."""
         return self.end is not None or self._error is not None
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
-        """Send one more frame of it; `body` has at most `MAX_BODY_BYTES`."""
+        """Send one more frame; `body` has at most `MAX_BODY_BYTES`."""
         if self._is_renewed:
             self._deadline = self._channel.loop.time() + self._allowance_s
         self._unacknowledged += len(body)
         await self._channel.send({"id": self.id, **header}, body)
 
     async def feed(self, content: bytes | AsyncIterator[bytes]) -> None:
-        """Send input and its end; stops early when the call is over."""
+        """Send input and end of file; stops early when the call is over."""
         if isinstance(content, bytes):
             await self._feed_piece(content)
         else:
@@ -180,7 +180,7 @@ class Call:
             await self.send({"eof": True})
 
     async def send_within_window(self, data: bytes) -> None:
-        """Send input of a forwarded connection, or of a streamed program, as that takes it."""
+        """Send input of a forwarded connection or a streamed program, with flow control."""
         for start in range(0, len(data), MAX_BODY_BYTES):
             piece = data[start : start + MAX_BODY_BYTES]
             while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
@@ -198,11 +198,11 @@ class Call:
         await self.send({"ack": count})
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Return the next piece of the answer and what it is of; None once there are no more.
+        """Return the kind and content of the reply's next piece; None at the end.
 
         Raises:
-            RefusedCallError: The agent refused.
-            ChannelEndedError: The agent is gone.
+            RefusedCallError: The agent refused the call.
+            ChannelEndedError: The channel has ended.
         """
         while not self._pieces:
             if self._error is not None:
@@ -217,7 +217,7 @@ class Call:
         return kind, body
 
     async def reply(self) -> Reply:
-        """Return everything, once it is over; raises as `receive`."""
+        """Return the complete reply; raises as `receive`."""
         await self.over()
         assert self.end is not None
         pieces: dict[str, list[bytes]] = {}
@@ -226,16 +226,16 @@ class Call:
         return Reply(self.end, **{kind: b"".join(bodies) for kind, bodies in pieces.items()})
 
     async def over(self) -> None:
-        """Return once its last frame has come; raises as `receive`."""
+        """Wait for its last frame; raises as `receive`."""
         while self.end is None:
             if self._error is not None:
                 raise self._error
             await self._wait()
 
     async def leave(self) -> None:
-        """Cancel it unless it is over, and wait, for at most 2 s, until the program that it started is gone.
+        """Cancel the call unless it is over, and wait at most 2 s until its program has ended.
 
-        Not cancelled itself, and silent when the agent is gone.
+        Shielded from cancellation; does not raise if the channel has ended.
         """
         if self.is_over:
             return
@@ -251,51 +251,51 @@ class Call:
                 await self._wait()
 
     def disarm(self) -> None:
-        """Let it last as long as it likes."""
+        """Remove its deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def take(self, header: dict[str, JSON], body: bytes) -> None:
-        """Take in a frame of the answer.
+        """Handle a frame of the reply.
 
         Raises:
-            BrokenFrameError: It may not be.
+            MalformedReplyError: The frame violates the protocol.
         """
         if self._is_renewed:
             self._deadline = self._channel.loop.time() + self._allowance_s
         if "of" in header:
             self._take_piece(header["of"], body)
         elif body:
-            raise MalformedReplyError("a body that is of nothing")
+            raise MalformedReplyError("a body without a kind")
         elif header.get("end") is True:
             self._finish(end=header)
         elif "error" in header:
             code, text = header["error"], header.get("text")
             if not isinstance(code, str) or not isinstance(text, str):
-                raise MalformedReplyError("an error that is no text")
+                raise MalformedReplyError("an error without code and text")
             self._finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
-        elif header.get("eof") is True and not self._is_at_eof:  # again and again, it would be an endless answer
+        elif header.get("eof") is True and not self._is_at_eof:  # only once, or the reply could be endless
             self._is_at_eof = True
             self._wake()
         else:
-            raise MalformedReplyError("a header that says nothing")
+            raise MalformedReplyError("an unknown header")
 
     def lose(self, error: ChannelEndedError) -> None:
-        """No answer will come any more."""
+        """Fail the call because no reply will come."""
         self._finish(error=error)
 
     def _take_piece(self, kind: JSON, body: bytes) -> None:
         if not isinstance(kind, str) or kind not in self._bounds or self._is_at_eof:
-            raise MalformedReplyError(f"a piece of {kind!r:.40}, which nobody asked for")
+            raise MalformedReplyError(f"an unexpected piece of {kind!r:.40}")
         if not body and kind != "open":
             raise MalformedReplyError("an empty piece")
         bound = self._bounds[kind]
         if bound is not None:
             if len(body) > bound:
-                raise MalformedReplyError(f"more of {kind!r} than was asked for")
+                raise MalformedReplyError(f"{kind!r} exceeds the requested size")
             self._bounds[kind] = -1 if kind == "open" else bound - len(body)
         if self._is_abandoned:
             return
@@ -308,16 +308,16 @@ class Call:
 
     def _take_ack(self, count: JSON) -> None:
         if type(count) is not int or not 0 < count <= self._unacknowledged:
-            raise MalformedReplyError("an acknowledgement of what was not sent")
+            raise MalformedReplyError("an acknowledgement of bytes that were not sent")
         self._unacknowledged -= count
-        self._let_send()
+        self._wake_sender()
 
     def _finish(self, end: dict[str, JSON] | None = None, error: Exception | None = None) -> None:
         self.end, self._error = end, error
         self.disarm()
         self._channel.forget(self)
         self._wake()
-        self._let_send()
+        self._wake_sender()
 
     async def _feed_piece(self, content: bytes) -> None:
         for start in range(0, len(content), MAX_BODY_BYTES):
@@ -333,7 +333,7 @@ class Call:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _let_send(self) -> None:
+    def _wake_sender(self) -> None:
         if self._acknowledged is not None and not self._acknowledged.done():
             self._acknowledged.set_result(None)
 
@@ -343,27 +343,27 @@ class Call:
 
     def _on_timer(self) -> None:
         loop = self._channel.loop
-        if self._channel.is_stalled:  # it is we who do not read
+        if self._channel.is_stalled:  # the host does not read, so the agent is not late
             self._deadline = loop.time() + self._allowance_s
         elif loop.time() >= self._deadline:
-            if self._is_chance_used:
+            if self._is_retried:
                 self._timer = None
-                self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
+                self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "the agent does not answer"))
                 return
-            self._is_chance_used = True
-            self._timer = loop.call_later(_SECOND_CHANCE_S, self._on_timer)
+            self._is_retried = True
+            self._timer = loop.call_later(_RETRY_S, self._on_timer)
             return
-        self._is_chance_used = False
+        self._is_retried = False
         self._arm()
 
 
 def one_line(text: str) -> str:
-    """Return what a box said in a form that fits into a message: printable, one line, at most 300 characters."""
+    """Return text from a sandbox as one printable line of at most 300 characters."""
     return "".join(character if character.isprintable() else " " for character in text[:300]).strip()
 
 
 def _bounds(do: str, fields: Fields) -> dict[str, int | None]:
-    """What pieces a call may answer with, and how many bytes of each; None leaves it to the queue."""
+    """Return the kinds of pieces a call may reply with, and the maximum bytes of each; None has no maximum."""
     keep, most = fields.get("keep_bytes"), fields.get("max_bytes")
     if do == "forward":
         return {"open": 0, "data": WINDOW_BYTES}

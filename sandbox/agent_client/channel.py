@@ -1,9 +1,9 @@
-"""The host's end of the talk with the agent of a box: many calls at once over one stream.
+"""The host's end of the agent protocol: many concurrent calls over one stream.
 
-A frame is two big-endian 32-bit lengths, a header (JSON, an object) and a body (bytes). What comes from the box is not
-believed: lengths, types, call numbers and the total of what a call may answer are checked; the first frame that breaks
-a rule ends the channel, and with it the box. One task reads; an answer wakes the caller that waits for it. A call
-that is not answered in time ends the channel too, since an agent that does not answer cannot be told to stop anything.
+A frame is two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The agent is not trusted:
+lengths, types, call numbers and the total size of each reply are checked; the first violation ends the channel and the
+sandbox. One task reads; a reply wakes the caller that waits for it. A call without a reply in time ends the channel
+too, because an unresponsive agent cannot cancel anything.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stream(Protocol):
     """Bytes to and from an agent."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`, waiting while the other side takes nothing. Calls may overlap: each one's bytes stay
+        """Send all of `data`, waiting while the other side does not read. Calls may overlap: the bytes of each stay
         together, in the order of the calls.
 
         Raises:
@@ -66,21 +66,21 @@ class Stream(Protocol):
         ...
 
     async def receive(self) -> bytes:
-        """Return what has come, waiting for some; empty at the end. For one caller at a time."""
+        """Wait for data and return it; empty at the end. For one caller at a time."""
         ...
 
     def close(self) -> None:
-        """Let go, and let the waiting `receive` return; safe to repeat."""
+        """Close the stream and wake a waiting `receive`; safe to repeat."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What an agent says first.
+    """The first frame of an agent.
 
     Attributes:
         pid: Its process id, as seen inside.
-        python: Version of its Python, such as ``"3.11"``; may be another program's name.
+        python: Version of its Python, such as ``"3.11"``, or another program's name.
         uid: Its user id, as seen inside.
     """
 
@@ -91,11 +91,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """OOM kills in a sandbox after which its process 1 was still there.
+    """OOM kills in a sandbox that its process 1 survived.
 
     Attributes:
-        oom_kills: Their number since the sandbox was started.
-        at_s: When the last of them was reported, in seconds since 1970; 0 for never.
+        oom_kills: Their number since the start of the sandbox.
+        at_s: Time of the last report, in seconds since 1970; 0 for never.
     """
 
     oom_kills: int = 0
@@ -109,10 +109,10 @@ class AgentChannel:
         stream: Closed with the channel.
 
     Attributes:
-        loop: The loop that it lives in.
-        reason: Why we ended it; None when the other side did, or it was closed, or while it is open.
-        farewell: Why the agent says that it ends the sandbox; None while it does not.
-        survived: The OOM kills in the sandbox that its agent has reported.
+        loop: The event loop that it runs in.
+        reason: Why the host ended it; None if the agent did, or it was closed, or it is open.
+        farewell: Kind of cause that the agent reported before it ended the sandbox; None without a report.
+        survived: The OOM kills that the agent has reported.
         on_survived: Called at each such report; None for nothing.
     """
 
@@ -141,16 +141,16 @@ class AgentChannel:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing is read because somebody does not take what has come."""
+        """Whether reading is paused because a caller does not read its reply."""
         return bool(self._stalled)
 
     async def open(self, config: Fields, timeout_s: float) -> Hello:
-        """Wait for the agent's first word and tell it what to be.
+        """Wait for the agent's hello and send the configuration.
 
         Raises:
-            ChannelEndedError: It is gone, says something else, or said nothing for `timeout_s` seconds.
+            ChannelEndedError: The agent is gone, sent something else, or sent nothing for `timeout_s` seconds.
         """
-        # Owned by the channel, not by a task group: a box outlives the call that starts it.
+        # Owned by the channel, not by a task group: a sandbox outlives the call that starts it.
         self._reader = self.loop.create_task(self._read())
         with anyio.move_on_after(timeout_s):
             await asyncio.wait([self._hello])
@@ -164,21 +164,21 @@ class AgentChannel:
     async def call(
         self, do: str, /, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply:
-        """Make a call and return its answer.
+        """Make a call and return its reply.
 
-        ``timeout_s``, ``keep_bytes`` and ``max_bytes`` among the fields also say how long and how large the answer may
-        be. Cancelling it cancels the call inside, and waits until what that had started is ended, for at most 2 s.
+        The fields ``timeout_s``, ``keep_bytes`` and ``max_bytes`` also bound the time and size of the reply.
+        Cancelling it cancels the call inside, and waits at most 2 s until its program has ended.
 
         Args:
-            do: What to do.
+            do: Name of the call.
             feed: Its input.
-            queue_s: Seconds that it may wait for its turn inside.
+            queue_s: Seconds that it may be queued inside.
             fields: Its arguments.
 
         Raises:
-            RefusedCallError: The agent refused.
-            ChannelEndedError: The agent is gone, or does not answer.
-            ValueError: The arguments have more than 1 MiB.
+            RefusedCallError: The agent refused the call.
+            ChannelEndedError: The agent is gone or unresponsive.
+            ValueError: The arguments exceed 1 MiB.
         """
         call = await self._begin(do, fields, queue_s, streamed=False)
         try:
@@ -190,30 +190,30 @@ class AgentChannel:
             raise
 
     async def start(self, do: str, /, **fields: JSON) -> Call:
-        """Make a call whose answer is taken piece by piece; end it by `Call.leave`. Raises as `call`."""
+        """Make a call with a streamed reply; end it with `Call.leave`. Raises as `call`."""
         return await self._begin(do, fields, 0.0, streamed=True)
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
         """Send one frame."""
-        await self._post(_frame(header, body))
+        await self._send_frame(_frame(header, body))
 
     async def ended(self) -> None:
-        """Return once it has ended."""
+        """Wait until it has ended."""
         await self._end.wait()
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Have `call` called once it has ended."""
+        """Call `call` when it has ended."""
         if self._is_ended:
             call()
         else:
             self._on_end.append(call)
 
     def close(self) -> None:
-        """End it; every call under way raises `ChannelEndedError`. Safe to repeat."""
+        """End it; all calls in progress raise `ChannelEndedError`. Safe to repeat."""
         self.fail(None)
 
     def fail(self, reason: Cause | None) -> None:
-        """End it, unless it has ended, and say why."""
+        """End it for `reason`, unless it has already ended."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -225,25 +225,25 @@ class AgentChannel:
         for call in list(self._calls.values()):
             call.lose(ChannelEndedError(reason))
         self._end.set()
-        for told in self._on_end:
-            told()
+        for callback in self._on_end:
+            callback()
 
     def broken(self, what: str) -> ChannelEndedError:
-        """End it because of what the agent said; returns what to raise."""
-        self.fail(_broken(what))
+        """End it because of a protocol error; return the exception to raise."""
+        self.fail(_protocol_error(what))
         return ChannelEndedError(self.reason)
 
     def forget(self, call: Call) -> None:
-        """Expect no more frames of `call`."""
+        """Remove `call`; further frames of it are protocol errors."""
         self._calls.pop(call.id, None)
         self.unstall(call)
 
     def stall(self, call: Call) -> None:
-        """Read no more until `call` is unstalled."""
+        """Pause reading until `call` is unstalled."""
         self._stalled.add(call)
 
     def unstall(self, call: Call) -> None:
-        """Read on as far as it is up to `call`."""
+        """Resume reading unless another call is stalled."""
         if call in self._stalled:
             self._stalled.remove(call)
             if not self._stalled and self._room is not None and not self._room.done():
@@ -256,13 +256,13 @@ class AgentChannel:
         self._last_id += 1
         call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
         try:
-            await self._post(frame)
+            await self._send_frame(frame)
         except BaseException:
             await call.leave()
             raise
         return call
 
-    async def _post(self, frame: bytes) -> None:
+    async def _send_frame(self, frame: bytes) -> None:
         if self._is_ended:
             raise ChannelEndedError(self.reason)
         try:
@@ -281,7 +281,7 @@ class AgentChannel:
                     await self._room
             reason = None
         except MalformedReplyError as error:
-            reason = _broken(str(error))
+            reason = _protocol_error(str(error))
         except ConnectionError:
             reason = None
         finally:
@@ -293,7 +293,7 @@ class AgentChannel:
         while len(buffer) >= self._needed:
             head_bytes, body_bytes = _HEAD.unpack_from(buffer)
             if head_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-                raise MalformedReplyError(f"lengths of {head_bytes} and {body_bytes}")
+                raise MalformedReplyError(f"frame too large: header {head_bytes} bytes, body {body_bytes} bytes")
             body_at = _HEAD.size + head_bytes
             length = body_at + body_bytes
             if len(buffer) < length:
@@ -303,29 +303,29 @@ class AgentChannel:
                 head, body = bytes(view[_HEAD.size : body_at]), bytes(view[body_at:length])
             del buffer[:length]
             self._needed = _HEAD.size
-            self._take_frame(head, body)
+            self._handle_frame(head, body)
 
-    def _take_frame(self, head: bytes, body: bytes) -> None:
+    def _handle_frame(self, head: bytes, body: bytes) -> None:
         try:
             header = orjson.loads(head)
         except ValueError:
             raise MalformedReplyError("a header that is not JSON") from None
         if type(header) is not dict:
-            raise MalformedReplyError("a header that is no object")
+            raise MalformedReplyError("a header that is not an object")
         if not self._hello.done():
             self._hello.set_result(_hello(header))
             return
         if "id" not in header and ("ending" in header or "oom_kills" in header):
-            self._take_news(header, body)
+            self._handle_notice(header, body)
             return
         number = header.get("id")
         call = self._calls.get(number) if type(number) is int else None
         if call is None:
-            raise MalformedReplyError("an answer to a call that nobody made")
+            raise MalformedReplyError("a reply to an unknown call")
         call.take(header, body)
 
-    def _take_news(self, header: Mapping[str, JSON], body: bytes) -> None:
-        """Take in what the agent says of the whole sandbox: that it ends, or that it survived an OOM kill."""
+    def _handle_notice(self, header: Mapping[str, JSON], body: bytes) -> None:
+        """Handle a notice about the whole sandbox: that it ends, or that it survived an OOM kill."""
         ending, kills = header.get("ending"), header.get("oom_kills")
         if isinstance(ending, str) and ending in _FAREWELLS and not body:
             self.farewell = CauseKind(ending)
@@ -337,14 +337,14 @@ class AgentChannel:
             raise MalformedReplyError("an unknown notice about the sandbox")
 
 
-def _broken(what: str) -> Cause:
+def _protocol_error(what: str) -> Cause:
     return Cause(CauseKind.PROTOCOL_ERROR, f"broken frame: {what}")
 
 
 def _hello(header: Mapping[str, JSON]) -> Hello:
     version, pid, python, uid = (header.get(name) for name in ("hello", "pid", "python", "uid"))
     if type(version) is not int:
-        raise MalformedReplyError(f"a first word that is not hello {_VERSION}")
+        raise MalformedReplyError(f"a first frame that is not hello {_VERSION}")
     if version != _VERSION:
         raise MalformedReplyError(
             f"hello {version} instead of hello {_VERSION}: another version of envkit started this sandbox; "
@@ -356,15 +356,15 @@ def _hello(header: Mapping[str, JSON]) -> Hello:
 
 
 def _frame(header: Fields, body: bytes = b"") -> bytes:
-    """Return a frame as it is sent.
+    """Encode a frame.
 
     Raises:
         ValueError: The header is too large.
     """
     try:
         head = orjson.dumps(header)
-    except TypeError:  # file names that are not UTF-8 hold lone surrogates, which only the slower one escapes
+    except TypeError:  # file names that are not UTF-8 contain lone surrogates, which only `json` escapes
         head = json.dumps(header).encode()
     if len(head) > MAX_HEADER_BYTES:
-        raise ValueError(f"arguments of more than {MAX_HEADER_BYTES} bytes cannot be sent into a box")
+        raise ValueError(f"arguments too large ({len(head)} bytes, limit {MAX_HEADER_BYTES}); send them as a file")
     return _HEAD.pack(len(head), len(body)) + head + body

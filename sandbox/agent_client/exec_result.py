@@ -1,4 +1,4 @@
-"""Encodes the request to run a program, and checks the agent's answer."""
+"""Encodes the request to run a program, and validates the agent's reply."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def fields_of(
     user: SandboxUser,
     max_output_bytes: int,
 ) -> dict[str, JSON]:
-    """Return the fields of a call that say what to run.
+    """Return the fields of an ``exec`` call.
 
     Raises:
-        ValueError: There is no program; something is no text or holds NUL; or a number is none.
+        ValueError: `argv` is empty; a text is not a string or contains NUL; or a number is invalid.
     """
     if isinstance(argv, str) or not argv:
         raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
@@ -41,10 +41,10 @@ def fields_of(
 
 
 def result_of(reply: Reply) -> ExecResult:
-    """Return what the agent says that a command did.
+    """Decode the result of a command.
 
     Raises:
-        ValueError: It says it wrongly; the message names the field.
+        ValueError: A field is invalid; the message names it.
     """
     end = reply.end
     timed_out = _flag(end, "timed_out")
@@ -52,16 +52,16 @@ def result_of(reply: Reply) -> ExecResult:
     if timed_out:
         code = None
     elif type(code) is not int or not -64 <= code <= 255:
-        raise ValueError("an exit code that is none")
+        raise ValueError("an invalid exit code")
     cut = end.get("cut")
     if type(cut) is not int or not 0 <= cut < 1 << 63:
-        raise ValueError("a number of dropped bytes that is none")
+        raise ValueError("an invalid number of dropped bytes")
     duration_s = end.get("duration_s")
     if type(duration_s) not in (int, float) or not (isinstance(duration_s, (int, float)) and _is_sane(duration_s)):
-        raise ValueError("a duration that is none")
+        raise ValueError("an invalid duration")
     state = end.get("state", "kept")
     if state not in ("kept", "lost"):
-        raise ValueError("a state of a shell that is none")
+        raise ValueError("an invalid shell state")
     return ExecResult(
         exit_code=code,
         stdout_bytes=reply.out,
@@ -77,7 +77,7 @@ def result_of(reply: Reply) -> ExecResult:
 def _flag(end: dict[str, JSON], name: str) -> bool:
     value = end.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name} that is neither true nor false")
+        raise ValueError(f"{name} is not a boolean")
     return value is True
 
 

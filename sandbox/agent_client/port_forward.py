@@ -1,4 +1,4 @@
-"""A connection to a socket inside a box that is carried by the box's channel."""
+"""A connection to a socket inside a sandbox, carried over the sandbox's channel."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from .channel import AgentChannel, Call, ChannelEndedError, RefusedCallError, So
 
 
 async def connected(
-    channel: AgentChannel, beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **place: JSON
+    channel: AgentChannel, start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **address: JSON
 ) -> socket.socket:
-    """Connect to a ``port`` or a ``socket``, named by its path, inside, and return one end of a pair of sockets.
+    """Connect to a ``port`` or a ``socket`` path inside; return one end of a socket pair.
 
     Args:
-        channel: What carries the bytes.
-        beside: Has what carries them done beside everything else, for as long as the box lives.
-        place: What to connect to.
+        channel: Carries the bytes.
+        start_task: Runs a coroutine in the background for as long as the sandbox lives.
+        address: ``port`` or ``socket``.
 
     Raises:
-        RefusedCallError: Nothing listens there.
-        ChannelEndedError: The box is gone.
+        RefusedCallError: Nothing listens at the address.
+        ChannelEndedError: The sandbox is gone.
     """
-    call = await channel.start("forward", **place)
+    call = await channel.start("forward", **address)
     try:
         if await call.receive() != ("open", b""):
-            raise channel.broken("a connection that is closed before it is open")
+            raise channel.broken("a connection that closed before it opened")
         call.disarm()
         ours, theirs = socket.socketpair()
     except BaseException:
         await call.leave()
         raise
     theirs.setblocking(False)
-    pump = beside(_pump(call, ours))
-    pump.add_done_callback(lambda _: ours.close())  # also of one that was cancelled before it had begun
+    pump = start_task(_pump(call, ours))
+    pump.add_done_callback(lambda _: ours.close())  # also if it is cancelled before it starts
     return theirs
 
 
 async def _pump(call: Call, ours: socket.socket) -> None:
-    """Carry bytes both ways until both sides have ended, or one is gone."""
+    """Copy bytes both ways until both sides have ended, or one is gone."""
     stream = SocketStream(ours)
     try:
         async with anyio.create_task_group() as tasks:

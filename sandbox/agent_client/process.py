@@ -1,4 +1,4 @@
-"""A program in a box whose output is wanted while it runs, and that reads what it is sent."""
+"""A program in a sandbox with streamed input and output."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from .call import MAX_BODY_BYTES, AgentCalls, Call, ChannelEndedError, Reply
 
 
 class Program:
-    """One program; made by `Box.program`."""
+    """One running program; made by `AgentSandbox.program`."""
 
-    def __init__(self, box: AgentCalls, call: Call, *, has_terminal: bool) -> None:
-        self._box = box
+    def __init__(self, sandbox: AgentCalls, call: Call, *, has_terminal: bool) -> None:
+        self._sandbox = sandbox
         self._call = call
         self._has_terminal = has_terminal
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Return the next piece of output and what it is of, ``"out"`` or ``"err"``; None once it has ended.
+        """Return the stream, ``"out"`` or ``"err"``, and content of the next piece of output; None at its end.
 
         Raises:
-            SandboxLostError: The box is gone.
+            SandboxLostError: The sandbox is gone.
         """
         try:
             return await self._call.receive()
         except ChannelEndedError:
-            raise SandboxLostError(self._box.id, await self._box.wait()) from None
+            raise SandboxLostError(self._sandbox.id, await self._sandbox.wait()) from None
 
     async def send(self, content: bytes) -> None:
-        """Have it read `content`, waiting while it reads nothing; silent once it or its box has ended."""
+        """Send input, waiting while the program does not read; does nothing after it or its sandbox has ended."""
         with suppress(ChannelEndedError):
             if not self._has_terminal:
                 await self._call.send_within_window(content)
@@ -40,19 +40,19 @@ class Program:
                     await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
 
     async def send_eof(self) -> None:
-        """Have it see the end of its input; of a terminal, what Ctrl-D does."""
+        """Send end of file; for a terminal, Ctrl-D."""
         if not self._call.is_over:
             with suppress(ChannelEndedError):
                 await self._call.send({"eof": True})
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal another size."""
+        """Resize its terminal."""
         if not self._call.is_over:
-            await self._box.call("resize", of=self._call.id, rows=rows, cols=columns)
+            await self._sandbox.call("resize", of=self._call.id, rows=rows, cols=columns)
 
     async def result(self) -> ExecResult:
-        """Return what became of it, without its output, once `receive` has returned None."""
+        """Return its result, without output, after `receive` has returned None."""
         end = self._call.end
         if end is None:
-            raise RuntimeError("the result of a program that has not ended")
-        return await self._box.result(Reply(end))
+            raise RuntimeError("the program has not ended; call receive until it returns None")
+        return await self._sandbox.result(Reply(end))

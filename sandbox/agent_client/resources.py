@@ -1,4 +1,4 @@
-"""What a backend gives a box to hold on to."""
+"""The host resources of a sandbox, as its backend provides them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .channel import Survived
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """How the parts of a box that lie outside it are reached, and ended.
+    """Callbacks and paths to reach and end a sandbox from the host.
 
     Attributes:
-        cause: Once it is gone, says why, given the OOM kills that it survived; takes at most 2 s.
-        kill: Ends everything in it and removes what it left; safe to repeat.
-        let_go: Gives back what we hold of it while it runs on; None for nothing.
-        sockets: The folder of its sockets on the host; None: they are reached through the agent.
-        snapshot: Keeps its files and returns the name; None where that cannot be done.
-        unenforced: What is not held of what others of its kind hold, such as ``"uid"``.
-        look: Says what holds it up, as far as that is seen from outside; None where nothing is.
-        disk_percent: Says how much of what it may write to its root is used; None where that is not bounded.
-        grader_home: The folder, named as inside, for what only a grader may touch.
-        on_survived: Called when its agent reports an OOM kill that it survived; returns at once. None for nothing.
+        cause: After its end, returns the cause, given the OOM kills that it survived; takes at most 2 s.
+        kill: Ends all its processes and removes its leftovers; safe to repeat.
+        let_go: Releases the host's handles while it continues to run; None for nothing.
+        sockets: The folder of its sockets on the host; None if they are reached through the agent.
+        snapshot: Saves its files and returns the name; None if unsupported.
+        unenforced: Limits that this sandbox does not enforce but others of its kind do, such as ``"uid"``.
+        look: Returns why it is blocked, as far as the host can see; None if the host cannot inspect it.
+        disk_percent: Returns the used share of its root's disk limit; None if there is no limit.
+        grader_home: The folder, as seen inside, that only a grader may access.
+        on_survived: Called when its agent reports an OOM kill that it survived; must not block. None for nothing.
     """
 
     cause: Callable[[Survived], Awaitable[Cause]]

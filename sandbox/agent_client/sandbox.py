@@ -1,4 +1,4 @@
-"""A running sandbox of any backend: calls to the agent inside, over a channel, and a hold on what it consists of."""
+"""A running sandbox of any backend: calls to its agent over a channel, and its host resources."""
 
 from __future__ import annotations
 
@@ -55,54 +55,54 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
 class AgentSandbox:
     """One sandbox; satisfies `envkit.protocols.Sandbox`. Made in a running event loop.
 
-    When its agent is gone, or breaks the rules of the channel, it is ended as a whole, and what it consists of is given
-    back at once, whether or not `stop` is called.
+    When its agent is gone or violates the protocol, the whole sandbox is ended and its resources are released at once,
+    whether or not `stop` is called.
 
     Args:
         sandbox_id: Its id.
-        channel: To its agent.
-        hold: What it consists of.
-        work: Folder, named as inside, that programs start in.
-        forget: Called once nothing is left of it.
+        channel: The channel to its agent.
+        resources: Its host resources.
+        work: Working directory of programs, as seen inside.
+        forget: Called when the teardown is complete.
 
     Attributes:
-        work: The same folder.
-        grader_home: The folder that only a grader can enter, where that is a user of its own.
-        unenforced: What is not held of what others of its kind hold.
+        work: The same directory.
+        grader_home: The directory that only a grader can enter, if graders are a separate user.
+        unenforced: Limits that this sandbox does not enforce but others of its kind do.
     """
 
     def __init__(
         self,
         sandbox_id: str,
         channel: AgentChannel,
-        hold: HostResources,
+        resources: HostResources,
         *,
         work: str,
         forget: Callable[[AgentSandbox], None],
     ) -> None:
         self.work = work
-        self.grader_home = hold.grader_home
-        self.unenforced = hold.unenforced
+        self.grader_home = resources.grader_home
+        self.unenforced = resources.unenforced
         self._id = sandbox_id
         self._channel = channel
-        self._hold = hold
+        self._resources = resources
         self._shells: dict[tuple[str, SandboxUser], AgentShell] = {}
-        self._ending = Teardown(sandbox_id, channel, hold, partial(forget, self))
+        self._teardown = Teardown(sandbox_id, channel, resources, partial(forget, self))
 
     @property
     def id(self) -> str:
         return self._id
 
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
-        """Return once the agent has answered and been told what to be; a command of it runs then, and its door is open.
+        """Wait until the agent is configured, its command runs and its control socket is open.
 
         Args:
-            config: The first frame to it.
-            timeout_s: Seconds until a box that is not ready counts as failed.
+            config: The first frame to the agent.
+            timeout_s: Seconds until the start counts as failed.
 
         Raises:
-            SandboxEndedError: It came up, and ended by itself before it was ready; nothing is left of it.
-            SandboxStartError: It did not come up, or was not ready in time; nothing is left of it.
+            SandboxEndedError: It started, but ended by itself before it was ready; it is cleaned up.
+            SandboxStartError: It did not start, or was not ready in time; it is cleaned up.
         """
         is_up = False
         try:
@@ -110,14 +110,14 @@ class AgentSandbox:
                 await self._channel.open(config, timeout_s)
                 is_up = True
                 if config.get("command") or config.get("door"):
-                    await self._channel.call("ping")  # answered after the command was started and the door opened
+                    await self._channel.call("ping")  # replied after the command runs and the control socket is open
             if limit.cancelled_caught:
                 self._channel.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
                 raise ChannelEndedError(self._channel.reason)
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            if is_up and not self._channel.reason:  # and not because we have ended it
+            if is_up and not self._channel.reason:  # the host has not ended it
                 raise not_ready(self._id, cause) from None
             raise SandboxStartError(self._id, cause) from None
         except BaseException:
@@ -125,21 +125,21 @@ class AgentSandbox:
             raise
 
     async def reached(self, timeout_s: float, *, observes: bool = False) -> None:
-        """Return once the agent of a box that has run for a while has answered; one that does not is let go.
+        """Connect to the agent of a detached sandbox; release the sandbox if it does not reply.
 
         Args:
-            timeout_s: Seconds that it has.
-            observes: Whether to look only: we do not count as a visitor, and the box's ``orphan_ttl_s`` goes on.
+            timeout_s: Seconds to wait for the agent.
+            observes: Whether not to count as a client, so that the sandbox's ``orphan_ttl_s`` continues.
 
         Raises:
-            UnreachableError: It did not, in so many seconds.
+            UnreachableError: No reply within `timeout_s`.
         """
-        self._ending.lets_go = True
+        self._teardown.is_released = True
         try:
             await self.started({"observes": True} if observes else {}, timeout_s)
         except SandboxStartError as error:
-            raise UnreachableError(f"sandbox {self._id} does not let us in: {error.cause}") from None
-        self._ending.lets_go = False
+            raise UnreachableError(f"cannot connect to sandbox {self._id}: {error.cause}") from None
+        self._teardown.is_released = False
 
     async def exec(
         self,
@@ -155,10 +155,10 @@ class AgentSandbox:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`.
 
         Raises:
-            ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
+            ValueError: An argument or variable contains NUL, or together they exceed 1 MiB.
         """
-        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
-        reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **order, stdin=bool(stdin), pty=None)
+        request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
+        reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **request, stdin=bool(stdin), pty=None)
         return await self.result(reply)
 
     @asynccontextmanager
@@ -172,25 +172,25 @@ class AgentSandbox:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[Program]:
-        """Run a program for the length of the block, and talk to it; what still runs at the end is ended.
+        """Run a program with streamed input and output during the block; it is ended with the block.
 
         Args:
             argv: Program and arguments.
             timeout_s: Seconds until it is stopped.
-            env: Variables beside those of the spec.
-            cwd: Folder to start in; None as for `exec`.
-            user: Who runs it.
-            terminal: Rows and columns of the terminal that it is to have; None for pipes.
+            env: Environment variables in addition to those of the spec.
+            cwd: Working directory; None as for `exec`.
+            user: The user that it runs as.
+            terminal: Rows and columns of its terminal; None for pipes.
 
         Raises:
-            ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
-            SandboxLostError: The box is gone.
-            UnsupportedError: The box has no such user, or no terminals.
+            ValueError: An argument or variable contains NUL, or together they exceed 1 MiB.
+            SandboxLostError: The sandbox is gone.
+            UnsupportedError: The sandbox has no such user, or no terminals.
         """
-        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
+        request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
         pty: JSON = None if terminal is None else [*terminal]
         try:
-            call = await self._channel.start("exec", **order, stdin=True, stream=True, pty=pty)
+            call = await self._channel.start("exec", **request, stdin=True, stream=True, pty=pty)
             try:
                 yield Program(self, call, has_terminal=terminal is not None)
             finally:
@@ -214,13 +214,13 @@ class AgentSandbox:
         await self.call("write", feed=content, path=path, mode=mode, user=user)
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
-        """Copy a file or folder of the host into the box; see `envkit.protocols.Sandbox.upload`.
+        """Copy a file or folder from the host into the sandbox; see `envkit.protocols.Sandbox.upload`.
 
-        Links are copied as links; everything belongs to `user` then.
+        Links are copied as links; `user` owns everything.
 
         Raises:
-            UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
-            RefusedFileError: It cannot be written.
+            UsageError: `source` is missing, cannot be read, or contains an entry other than a file, folder or link.
+            RefusedFileError: `target` cannot be written.
         """
         folder, name = posixpath.split(target.rstrip("/"))
         if not name:
@@ -230,7 +230,7 @@ class AgentSandbox:
             await self.call("unpack", feed=pieces, path=target if is_folder else folder, user=user)
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
-        """Copy a file or folder of the box to the host; see `envkit.protocols.Sandbox.download`.
+        """Copy a file or folder from the sandbox to the host; see `envkit.protocols.Sandbox.download`.
 
         Raises:
             UsageError: `target` exists, or its folder does not.
@@ -240,10 +240,10 @@ class AgentSandbox:
 
     async def connect(self, place: str | int) -> socket:
         """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`."""
-        await self._require_life()
+        await self._require_alive()
         if isinstance(place, str):
-            if self._hold.sockets is not None:
-                return run_dirs.connect(self._hold.sockets, place)
+            if self._resources.sockets is not None:
+                return run_dirs.connect(self._resources.sockets, place)
             if place in ("", ".", "..") or "/" in place or "\0" in place:
                 raise UnreachableError(f"{place!r} is not the name of a socket")
             return await self._forward(socket=f"{SOCKETS}/{place}")
@@ -252,7 +252,7 @@ class AgentSandbox:
         return await self._forward(port=place)
 
     async def probe(self, timeout_s: float) -> float:
-        """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
+        """Return the round-trip time to the agent in seconds; see `envkit.protocols.Sandbox.probe`."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self.call("ping")
@@ -260,64 +260,64 @@ class AgentSandbox:
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
-        """Keep the files as they are now; see `envkit.protocols.Sandbox.snapshot`."""
-        await self._require_life()
-        if self._hold.snapshot is None:
-            raise UnsupportedError(f"{self._id}: boxes of this kind cannot be kept")
-        return await self._hold.snapshot()
+        """Save the current files; see `envkit.protocols.Sandbox.snapshot`."""
+        await self._require_alive()
+        if self._resources.snapshot is None:
+            raise UnsupportedError(f"{self._id}: sandboxes of this kind do not support snapshots")
+        return await self._resources.snapshot()
 
     async def log(self) -> str:
-        """Return the last 64 KiB of what its command wrote to standard error."""
+        """Return the last 64 KiB of its command's standard error."""
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return ``processes`` and ``uptime_s``; ``memory_bytes`` where it can be known; ``disk_place``, the fullest
-        place that it may write to, and ``disk_percent``, how full that is, likewise.
+        """Return ``processes`` and ``uptime_s``; if known, also ``memory_bytes``, and ``disk_place``, the fullest
+        writable path, with its use, ``disk_percent``.
         """
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}
-        if self._hold.disk_percent is not None:
-            found |= {"disk_place": "/", "disk_percent": self._hold.disk_percent()}
+        if self._resources.disk_percent is not None:
+            found |= {"disk_place": "/", "disk_percent": self._resources.disk_percent()}
         return found
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing more is taken from it because somebody here does not take what has come."""
+        """Whether reading from it is paused because a caller does not read its reply."""
         return self._channel.is_stalled
 
     async def look(self) -> str:
-        """Return what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
-        return "" if self._hold.look is None else await self._hold.look()
+        """Return why it is blocked, such as ``"paused"``; empty if no reason is known."""
+        return "" if self._resources.look is None else await self._resources.look()
 
     async def wait(self) -> Cause:
-        """Return, once it is gone, why."""
-        return await self._ending.cause()
+        """Wait until it is gone and return the cause."""
+        return await self._teardown.cause()
 
     async def stop(self) -> None:
-        """End everything in it and remove what it left; safe to repeat, not cancelled, bounded (15 s).
+        """End the sandbox and remove its leftovers; safe to repeat, shielded from cancellation, takes at most 15 s.
 
         Raises:
-            SandboxError: That did not succeed.
+            SandboxError: The teardown failed.
         """
-        await self._ending.bring_about()
+        await self._teardown.stop()
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have `work` done beside everything else; it is cancelled when the box is gone."""
-        return self._ending.while_alive(work)
+        """Run `work` in the background; it is cancelled when the sandbox is gone."""
+        return self._teardown.while_alive(work)
 
     async def release(self) -> None:
-        """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
-        self._ending.lets_go = True
+        """Release the sandbox and leave it running; later calls fail as after `stop`."""
+        self._teardown.is_released = True
         await self.stop()
 
     async def call(
         self, do: str, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply:
-        """Make a call to the agent, see `envkit.sandbox.agent_client.channel.Channel.call`.
+        """Make a call to the agent; see `envkit.sandbox.agent_client.channel.AgentChannel.call`.
 
         Raises:
-            SandboxLostError: The box is gone.
-            EnvkitError: The agent refuses; the class says how.
+            SandboxLostError: The sandbox is gone.
+            EnvkitError: The agent refused the call; the class depends on its error code.
         """
         try:
             return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
@@ -325,10 +325,10 @@ class AgentSandbox:
             raise await self._error(error, fields.get("path")) from None
 
     async def result(self, reply: Reply) -> ExecResult:
-        """Return what a command did, which the agent may have said wrongly.
+        """Decode the result of a command.
 
         Raises:
-            SandboxLostError: It did; the box is ended.
+            SandboxLostError: The reply is invalid; the sandbox is ended.
         """
         try:
             return result_of(reply)
@@ -337,7 +337,7 @@ class AgentSandbox:
             raise SandboxLostError(self._id, await self.wait()) from None
 
     async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:
-        # Beside contents there are headers, of which small files have more than of contents.
+        # Headers count, too, and are larger than the contents of small files.
         bound = 2 * max_bytes + (16 << 20)
         try:
             call = await self._channel.start("pack", path=source, max_bytes=bound, user=user)
@@ -349,19 +349,19 @@ class AgentSandbox:
         except (ChannelEndedError, RefusedCallError) as error:
             raise await self._error(error, source) from None
 
-    async def _forward(self, **place: JSON) -> socket:
+    async def _forward(self, **address: JSON) -> socket:
         try:
-            return await port_forward.connected(self._channel, self.while_alive, **place)
+            return await port_forward.connected(self._channel, self.while_alive, **address)
         except (ChannelEndedError, RefusedCallError) as error:
             raise await self._error(error) from None
 
     async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
-        """Return what is to be raised instead of an error of the channel."""
+        """Return the exception to raise for an error of the channel."""
         if isinstance(error, ChannelEndedError):
             return SandboxLostError(self._id, await self.wait())
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
         return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
 
-    async def _require_life(self) -> None:
+    async def _require_alive(self) -> None:
         if self._channel.is_ended:
             raise SandboxLostError(self._id, await self.wait())

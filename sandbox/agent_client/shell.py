@@ -9,20 +9,20 @@ from ..host.validation import check_bounds
 from .call import AgentCalls
 
 _CHANGE_S = 5.0
-"""Seconds that a shell may take to end one command that is out of time and to begin the next."""
+"""Seconds that a shell may take to end a command after its timeout and start the next."""
 
 
 class AgentShell:
-    """A shell that stays; satisfies `envkit.protocols.Shell`. Made by `Box.shell`.
+    """A persistent shell; satisfies `envkit.protocols.Shell`. Made by `AgentSandbox.shell`.
 
     Args:
-        box: Where it is.
-        name: Its name there.
-        user: Who runs it.
+        sandbox: Its sandbox.
+        name: Its name in the sandbox.
+        user: The user that it runs as.
     """
 
-    def __init__(self, box: AgentCalls, name: str, user: SandboxUser) -> None:
-        self._box = box
+    def __init__(self, sandbox: AgentCalls, name: str, user: SandboxUser) -> None:
+        self._sandbox = sandbox
         self._name = f"{user}:{name}"
         self._user = user
         self._queued = 0
@@ -31,20 +31,20 @@ class AgentShell:
     async def run(
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
-        """Run `command`; see `envkit.protocols.Shell.run`. `timeout_s` counts from its turn.
+        """Run `command`; see `envkit.protocols.Shell.run`. `timeout_s` excludes time in the shell's queue.
 
         Raises:
-            ValueError: `command` holds NUL, or has more than 1 MiB.
+            ValueError: `command` contains NUL or exceeds 1 MiB.
         """
         if "\0" in command:
-            raise ValueError("a shell's command cannot hold NUL")
+            raise ValueError("a shell command cannot contain NUL")
         check_bounds(timeout_s, max_output_bytes)
         now = clock.now()
         begins = max(now, self._free_at) if self._queued else now
         self._free_at = begins + timeout_s + _CHANGE_S
         self._queued += 1
         try:
-            reply = await self._box.call(
+            reply = await self._sandbox.call(
                 "shell",
                 queue_s=begins - now,
                 name=self._name,
@@ -55,8 +55,8 @@ class AgentShell:
             )
         finally:
             self._queued -= 1
-        return await self._box.result(reply)
+        return await self._sandbox.result(reply)
 
     async def close(self) -> None:
-        """End the shell and everything that it started; safe to repeat."""
-        await self._box.call("close_shell", name=self._name)
+        """End the shell and everything it started; safe to repeat."""
+        await self._sandbox.call("close_shell", name=self._name)

@@ -1,4 +1,4 @@
-"""A connected socket as a stream of bytes of the event loop, with no more between them than a callback."""
+"""A connected socket as a byte stream of the event loop, with only a callback between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 _READ_BYTES = 256 << 10
 _FULL_BYTES = 1 << 20
-"""How much may wait on our side, in either direction, before the other side must."""
+"""Buffered bytes, in either direction, at which the other side must wait."""
 
 
 class SocketStream:
@@ -25,7 +25,7 @@ class SocketStream:
         self._loop = asyncio.get_running_loop()
         self._input: deque[bytes] = deque()
         self._input_bytes = 0
-        self._wanted: asyncio.Future[None] | None = None
+        self._data_waiter: asyncio.Future[None] | None = None
         self._output = bytearray()
         self._drained: asyncio.Future[None] | None = None
         self._waits_for_room = False
@@ -38,7 +38,7 @@ class SocketStream:
     async def send(self, data: bytes) -> None:
         """Send all of `data`; see `envkit.sandbox.agent_client.channel.Stream.send`.
 
-        What many send at one turn of the loop is sent at once.
+        Data of several calls in one iteration of the loop is sent together.
         """
         self._require_open()
         if not self._output:
@@ -47,12 +47,12 @@ class SocketStream:
         await self._wait_until_left(_FULL_BYTES)
 
     async def receive(self) -> bytes:
-        """Return what has come, waiting for some; empty at the end."""
+        """Wait for data and return it; empty at the end."""
         while not self._input:
             if self._is_at_end:
                 return b""
-            self._wanted = self._loop.create_future()
-            await self._wanted
+            self._data_waiter = self._loop.create_future()
+            await self._data_waiter
         data = self._input.popleft()
         self._input_bytes -= len(data)
         if not self._is_reading and not self._is_at_end and self._input_bytes < _FULL_BYTES // 2:
@@ -61,20 +61,20 @@ class SocketStream:
         return data
 
     async def end(self) -> None:
-        """Send no more, and return once the other side can read all and the end.
+        """Flush and shut down the write side.
 
         Raises:
-            ConnectionError: It is gone.
+            ConnectionError: The other side is gone.
         """
         await self._wait_until_left(0)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Let go at once; safe to repeat."""
+        """Close immediately; safe to repeat."""
         if self._is_closed:
             return
-        if self._output and not self._waits_for_room:  # there may be what was sent at this turn of the loop
+        if self._output and not self._waits_for_room:  # data sent in this iteration of the loop
             with suppress(OSError):
                 self._write(self._output)
         self._is_closed = self._is_at_end = True
@@ -82,11 +82,11 @@ class SocketStream:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._wake(self._wanted)
-        self._let_send()
+        self._wake(self._data_waiter)
+        self._wake_senders()
 
     async def _wait_until_left(self, count: int) -> None:
-        """Wait until no more than `count` bytes wait to be sent."""
+        """Wait until at most `count` bytes are unsent."""
         while len(self._output) > count:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -104,7 +104,7 @@ class SocketStream:
             return 0
         except ConnectionError:
             raise
-        except OSError as error:  # such as that there is no route any more
+        except OSError as error:  # such as a lost route
             raise ConnectionError(error.strerror or str(error)) from None
 
     def _on_readable(self) -> None:
@@ -122,10 +122,10 @@ class SocketStream:
         if not data or self._input_bytes >= _FULL_BYTES:
             self._is_reading = False
             self._loop.remove_reader(self._socket)
-        self._wake(self._wanted)
+        self._wake(self._data_waiter)
 
     def _send_some(self) -> None:
-        """Send what there is room for, and have the rest sent when there is more."""
+        """Send as much as possible, and the rest when the socket is writable."""
         if self._is_closed:
             return
         try:
@@ -135,7 +135,7 @@ class SocketStream:
             self.close()
             return
         if len(self._output) <= _FULL_BYTES // 2:
-            self._let_send()
+            self._wake_senders()
         if bool(self._output) is not self._waits_for_room:
             self._waits_for_room = bool(self._output)
             if self._waits_for_room:
@@ -143,7 +143,7 @@ class SocketStream:
             else:
                 self._loop.remove_writer(self._socket)
 
-    def _let_send(self) -> None:
+    def _wake_senders(self) -> None:
         self._wake(self._drained)
         self._drained = None
 

@@ -1,4 +1,4 @@
-"""How a box ends: with its channel. Why is found out, and what it consisted of is given back."""
+"""Teardown of a sandbox when its channel ends: find the cause and release its resources."""
 
 from __future__ import annotations
 
@@ -19,99 +19,101 @@ _KILL_S = 15.0
 _FAREWELLS = {
     CauseKind.KILLED: "killed by signal 15 (SIGTERM)",
     CauseKind.OUT_OF_MEMORY: "out of memory",
-    CauseKind.EXPIRED: "its time to live is over",
-    CauseKind.ORPHANED: "nobody was connected to it for its orphan_ttl_s",
+    CauseKind.EXPIRED: "time to live exceeded",
+    CauseKind.ORPHANED: "no client connected for orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
-"""Details for the farewells of an agent; of other kinds, the exit code and the last line of standard error say more."""
+"""Details for causes that the agent reports; for other kinds, exit code and standard error have more detail."""
 
 
 class Teardown:
-    """The end of one box, which begins by itself when its channel ends.
+    """The teardown of one sandbox; starts by itself when its channel ends.
 
     Args:
         sandbox_id: Its id.
-        channel: To its agent.
-        hold: What it consists of.
-        forget: Called once nothing is left of it.
+        channel: The channel to its agent.
+        resources: Its host resources.
+        forget: Called when the teardown is complete.
 
     Attributes:
-        lets_go: Whether what it consists of is let go then and runs on, instead of being ended.
+        is_released: Whether the sandbox is released and continues to run, instead of being ended.
     """
 
-    def __init__(self, sandbox_id: str, channel: AgentChannel, hold: HostResources, forget: Callable[[], None]) -> None:
-        self.lets_go = False
+    def __init__(
+        self, sandbox_id: str, channel: AgentChannel, resources: HostResources, forget: Callable[[], None]
+    ) -> None:
+        self.is_released = False
         self._id = sandbox_id
         self._channel = channel
-        self._hold = hold
+        self._resources = resources
         self._forget = forget
-        self._companions: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._cause: Cause | None = None
         self._failure: str | None = None
-        self._is_lost = anyio.Event()
-        self._is_gone = anyio.Event()
-        self._burial: asyncio.Task[None] | None = None
-        channel.on_survived = hold.on_survived
+        self._has_cause = anyio.Event()
+        self._is_torn_down = anyio.Event()
+        self._teardown_task: asyncio.Task[None] | None = None
+        channel.on_survived = resources.on_survived
         channel.when_ended(self._on_end)
 
     async def cause(self) -> Cause:
-        """Return, once the box is gone, why."""
-        await self._is_lost.wait()
+        """Wait until the sandbox is gone and return the cause."""
+        await self._has_cause.wait()
         assert self._cause is not None
         return self._cause
 
-    async def bring_about(self) -> None:
-        """End the box, unless it has ended, and wait until nothing is left of it; not cancelled, bounded (15 s).
+    async def stop(self) -> None:
+        """End the sandbox and wait for the teardown; shielded from cancellation, takes at most 15 s.
 
         Raises:
-            SandboxError: That did not succeed.
+            SandboxError: The teardown failed.
         """
         if not self._channel.is_ended:
             self._cause = Cause(CauseKind.STOPPED, "stopped")
             self._channel.close()
         with anyio.CancelScope(shield=True):
-            await self._is_gone.wait()
+            await self._is_torn_down.wait()
         if self._failure is not None:
             raise SandboxError(self._failure)
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have `work` done beside everything else; it is cancelled when the box is gone."""
+        """Run `work` in the background; it is cancelled when the sandbox is gone."""
         task = self._channel.loop.create_task(work)
-        self._companions.add(task)
-        task.add_done_callback(self._companions.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     def _on_end(self) -> None:
-        # A box ends when it likes, so no task group is open for this.
-        self._burial = self._channel.loop.create_task(self._bury())
+        # A sandbox may end at any time, so no task group is open for this.
+        self._teardown_task = self._channel.loop.create_task(self._tear_down())
 
-    async def _bury(self) -> None:
-        """Find out why it ended, and give back what it consists of."""
+    async def _tear_down(self) -> None:
+        """Find the cause and release the resources."""
         if self._cause is None:
-            self._cause = self._channel.reason or await self._found_cause()
-        self._is_lost.set()
-        for companion in self._companions:
-            companion.cancel()
+            self._cause = self._channel.reason or await self._find_cause()
+        self._has_cause.set()
+        for task in self._tasks:
+            task.cancel()
         try:
             with anyio.move_on_after(_KILL_S) as limit:
-                if not self.lets_go:
-                    await self._hold.kill()
-                elif self._hold.let_go is not None:
-                    self._hold.let_go()
+                if not self.is_released:
+                    await self._resources.kill()
+                elif self._resources.let_go is not None:
+                    self._resources.let_go()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
-        except Exception as error:  # whatever it is, somebody waits for the end
+        except Exception as error:  # a caller waits for the end in any case
             self._failure = f"{self._id} could not be ended: {error}"
         finally:
             self._forget()
-            self._is_gone.set()
+            self._is_torn_down.set()
 
-    async def _found_cause(self) -> Cause:
+    async def _find_cause(self) -> Cause:
         channel = self._channel
         try:
             with anyio.move_on_after(_CAUSE_S):
-                found = await self._hold.cause(channel.survived)
-                # A code alone does not tell a command's end from the agent's own; a container may be removed by now.
+                found = await self._resources.cause(channel.survived)
+                # An exit code alone may be the command's or the agent's; a container may already be removed.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):
@@ -120,6 +122,6 @@ class Teardown:
                 return Cause(channel.farewell, _FAREWELLS.get(channel.farewell, found.detail), is_own)
         except (EnvkitError, OSError):
             pass
-        except Exception as error:  # whatever it is, somebody waits to be told
-            return Cause(CauseKind.UNKNOWN, f"it has ended, and why was not found out: {error!r}")
+        except Exception as error:  # a caller waits for the cause in any case
+            return Cause(CauseKind.UNKNOWN, f"it has ended; finding the cause failed: {error!r}")
         return Cause(CauseKind.UNKNOWN, "it has ended")

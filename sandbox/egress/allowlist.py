@@ -1,7 +1,7 @@
-"""Which hosts a box may reach, and at which addresses.
+"""The allowlist of hosts that a sandbox may reach.
 
-A host must be on the list and have a public address; the address that was looked at is the one that is connected to, so
-that a name which changes its address in between gains nothing.
+A host must be on the list and have a public address. The checked address is the one that is connected to, so DNS
+rebinding does not help.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NOT_PUBLIC = tuple(
         "192.0.0.0/24",  # protocol assignments, such as DS-Lite
         "192.0.2.0/24",  # documentation
         "192.31.196.0/24",  # AS112, which a local network may answer
-        "192.52.193.0/24",  # AMT relays, likewise
-        "192.88.99.0/24",  # 6to4 relays, likewise
+        "192.52.193.0/24",  # AMT relays, which a local network may answer
+        "192.88.99.0/24",  # 6to4 relays, which a local network may answer
         "192.168.0.0/16",  # private
         "192.175.48.0/24",  # AS112
         "198.18.0.0/15",  # benchmarks
@@ -44,8 +44,8 @@ _NOT_PUBLIC = tuple(
         "203.0.113.0/24",  # documentation
         "224.0.0.0/4",  # multicast
         "240.0.0.0/4",  # reserved, and broadcast
-        # The same of IPv6: first what is not global unicast (2000::/3), such as ::1, ::ffff:0:0/96 and 64:ff9b::/96,
-        # which stand for IPv4 addresses, 100::/64, 5f00::/16, fc00::/7, fe80::/10 and ff00::/8.
+        # IPv6: first everything but global unicast (2000::/3), such as ::1, ::ffff:0:0/96 and 64:ff9b::/96 (which
+        # represent IPv4 addresses), 100::/64, 5f00::/16, fc00::/7, fe80::/10 and ff00::/8.
         "::/3",
         "4000::/2",
         "8000::/1",
@@ -56,14 +56,14 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",  # documentation
     )
 )
-"""What is not the internet, or need not be. Python's `ipaddress` takes some of it for global."""
+"""Networks that are not, or may not be, the public internet. Python's `ipaddress` treats some of them as global."""
 
 
 class RefusedError(Exception):
-    """A request that is not let through.
+    """The proxy refuses a request.
 
     Attributes:
-        status: What the client is told: 403, or 400 or 502 for what fails otherwise.
+        status: HTTP status: 403 if forbidden, 400 for a bad request, 502 if the host does not answer.
     """
 
     def __init__(self, status: int, why: str) -> None:
@@ -72,17 +72,17 @@ class RefusedError(Exception):
 
 
 def why_refused(spec: SandboxSpec) -> str | None:
-    """Return why a box cannot have the network that `spec` asks for, in one line; None when it can."""
+    """Return in one line why a sandbox cannot have the network of `spec`; None if it can."""
     if (why := why_no_network(spec.network)) is not None:
         return why
     is_alone = spec.detached and not isinstance(spec.network, str)
-    return "a box that stays has no proxy to reach hosts by: that is in this process" if is_alone else None
+    return "a detached sandbox cannot have an allowlist: the proxy ends with this process" if is_alone else None
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the internet: not of this host, its networks, its containers or its cloud.
+    """Whether an address is on the public internet, not of this host, its networks, containers or cloud.
 
-    An IPv6 address that stands for an IPv4 address is not public either.
+    An IPv6 address that represents an IPv4 address is not public.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -92,7 +92,7 @@ def is_public(text: str) -> bool:
 
 
 async def public_addresses(host: str, port: int) -> Sequence[Address]:
-    """Return where everybody can reach `host`; nothing when it has no public address."""
+    """Return the public addresses of `host`; may be empty."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -101,11 +101,11 @@ async def public_addresses(host: str, port: int) -> Sequence[Address]:
 
 
 class Allowlist:
-    """The hosts that a box may reach.
+    """The hosts that a sandbox may reach.
 
     Args:
-        hosts: Their names; ``*.example.org`` is all below that one.
-        resolve: Says where a host is; what it leaves out is not reached.
+        hosts: Their names; ``*.example.org`` matches all subdomains.
+        resolve: Returns the allowed addresses of a host.
     """
 
     def __init__(self, hosts: Sequence[str], resolve: Resolve = public_addresses) -> None:
@@ -113,18 +113,18 @@ class Allowlist:
         self._resolve = resolve
 
     async def connect(self, host: str, port: int) -> socket.socket:
-        """Return a connected, non-blocking stream to a host.
+        """Return a connected, non-blocking socket to a host.
 
         Raises:
-            RefusedError: It may not, or cannot, be reached.
+            RefusedError: The host is not allowed or not reachable.
         """
         host = host.lower().removesuffix(".")
-        # A name with a NUL in it would pass here by its end, and be looked up by its beginning.
+        # A name that contains NUL would match here by its end, but resolve by its beginning.
         is_named = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in self._hosts)
         if not is_named or not is_host(host):
-            raise RefusedError(403, f"{host} is not among the hosts that this sandbox may reach")
+            raise RefusedError(403, f"{host} is not on the allowlist of this sandbox; add it to `network`")
         if port not in _PORTS:
-            raise RefusedError(403, f"port {port} is refused: only 80 and 443 are reached")
+            raise RefusedError(403, f"port {port} is refused; use 80 or 443")
         addresses = await self._resolve(host, port)
         if not addresses:
             raise RefusedError(403, f"{host} has no public address")

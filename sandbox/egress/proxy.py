@@ -1,10 +1,9 @@
-"""Lets a box reach some hosts by HTTP and HTTPS, and nothing else.
+"""The HTTP proxy for the hosts that a sandbox may reach.
 
-The box has no network. In it runs `envkit.sandbox.egress.relay_inside`, at which ``HTTP_PROXY`` and ``HTTPS_PROXY``
-point; we keep some connections into the box waiting, and answer what is asked over them, as
-`envkit.sandbox.egress.allowlist` allows. HTTPS is passed on as it is (``CONNECT``) and never looked into: what an
-allowed server does with what it is sent, it does. Of plain HTTP each connection carries one request, whose host is the
-one that was asked for.
+The sandbox has no network. `envkit.sandbox.egress.relay_inside` runs in it, and ``HTTP_PROXY`` and ``HTTPS_PROXY``
+point at it. The proxy keeps idle connections into the sandbox and serves the requests that arrive on them, as
+`envkit.sandbox.egress.allowlist` allows. HTTPS is tunnelled (``CONNECT``) and not inspected: an allowed server may
+forward data anywhere. A plain HTTP connection carries one request, only to the host that it names.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from ..host.layout import SOCKETS
 from .allowlist import Allowlist, RefusedError, Resolve, public_addresses
 
 PORT = 3128
-"""Where the box's programs find the proxy."""
+"""Port of the relay on 127.0.0.1 in the sandbox."""
 SOCKET = "proxy"
-"""Where, among the box's sockets, we come in."""
+"""Name of the sandbox's socket that the proxy connects to."""
 
 _ADDRESS = f"http://127.0.0.1:{PORT}"
 VARIABLES: Mapping[str, str] = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _ADDRESS),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
 }
-"""Environment of a box that has a proxy."""
+"""Environment variables of a sandbox with a proxy."""
 
 _WAIT = ("sh", "-c", f'until [ -S "$ENVKIT_SOCKETS/{SOCKET}" ]; do sleep 0.02; done; exec "$@"', "sh")
-_SPARE = 4
-"""Connections into the box that wait for a client."""
+_IDLE_CONNECTIONS = 4
+"""Number of connections into the sandbox that wait for a client."""
 _AT_ONCE = 64
 _HEAD_BYTES = 64 << 10
 _HEAD_S = 10.0
 _IDLE_S = 300.0
 _LINGER_S = 30.0
-"""What is left to send when an answer is complete may take as long."""
+"""Maximum time to send the rest of a complete response."""
 _RETRY_S = 0.02
-"""Between attempts to come in; doubled each time, up to `_RESTART_S`."""
+"""Initial delay between connection attempts; doubled each time, up to `_RESTART_S`."""
 _RESTART_S = 1.0
 _FOR_EVER_S = 1e9
 _END = b"\r\n\r\n"
@@ -60,55 +59,57 @@ _INSIDE = Path(__file__).with_name("relay_inside.py")
 
 
 def variables(spec: SandboxSpec) -> Mapping[str, str]:
-    """Return what a box that is to reach some hosts has in its environment; nothing for others."""
+    """Return the environment variables of a sandbox with an allowlist; empty for others."""
     return {} if isinstance(spec.network, str) else VARIABLES
 
 
 def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
-    """Return what runs `command` once there is a proxy, if `spec` is to have one; nothing for no command."""
+    """Return an argv that runs `command` after the proxy is ready, if `spec` needs one; empty without a command."""
     return (*_WAIT, *command) if command and not isinstance(spec.network, str) else tuple(command)
 
 
-async def open_for(box: AgentSandbox, spec: SandboxSpec, python: str, *, resolve: Resolve = public_addresses) -> None:
-    """Let `box` reach the hosts that `spec` names, for as long as it lives; nothing to do if it names none.
+async def open_for(
+    sandbox: AgentSandbox, spec: SandboxSpec, python: str, *, resolve: Resolve = public_addresses
+) -> None:
+    """Serve the proxy for the hosts of `spec` as long as `sandbox` lives; does nothing without an allowlist.
 
     Args:
-        box: Started as `spec`, with `VARIABLES` in its environment, and no network.
-        spec: What it is to be.
+        sandbox: Started from `spec`, with `VARIABLES` in its environment, and no network.
+        spec: Its specification.
         python: Its Python.
-        resolve: Says where a host is.
+        resolve: Returns the allowed addresses of a host.
 
     Raises:
-        SandboxEndedError: It does not work inside, or the box has ended by itself; the box is stopped.
-        SandboxStartError: The box is gone otherwise.
+        SandboxEndedError: The relay does not start, or the sandbox has ended by itself; the sandbox is stopped.
+        SandboxStartError: The sandbox is gone for another reason.
     """
     if isinstance(spec.network, str):
         return
     command = [python, "-I", "-S", "-c", _INSIDE.read_text(), f"{SOCKETS}/{SOCKET}", str(PORT)]
-    box.while_alive(_keep_running(box, command))
+    sandbox.while_alive(_keep_running(sandbox, command))
     try:
         with anyio.move_on_after(spec.start_timeout_s):
-            (await _connected(box)).close()
-            box.while_alive(Proxy(Allowlist(spec.network, resolve)).serve(box))
+            (await _connected(sandbox)).close()
+            sandbox.while_alive(Proxy(Allowlist(spec.network, resolve)).serve(sandbox))
             return
     except SandboxLostError as error:
-        await box.stop()
-        raise not_ready(box.id, error.cause) from None
+        await sandbox.stop()
+        raise not_ready(sandbox.id, error.cause) from None
     except BaseException:
-        await box.stop()
+        await sandbox.stop()
         raise
-    await box.stop()
-    raise SandboxEndedError(box.id, f"no proxy listens at {_ADDRESS} in it")
+    await sandbox.stop()
+    raise SandboxEndedError(sandbox.id, f"the proxy relay at {_ADDRESS} inside did not start")
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """A request to a proxy.
+    """A request to the proxy.
 
     Attributes:
-        host: Whom it is for.
-        port: Which of its ports.
-        head: What that host is sent first; empty for ``CONNECT``.
+        host: The target host.
+        port: Its port.
+        head: The request head to send to the host; empty for ``CONNECT``.
     """
 
     host: str
@@ -117,16 +118,16 @@ class ProxyRequest:
 
     @classmethod
     def parse(cls, head: bytes) -> ProxyRequest:
-        """Read what ends with an empty line.
+        """Parse a request head, including its final empty line.
 
         Raises:
-            RefusedError: It is no request to a proxy.
+            RefusedError: It is not a valid proxy request.
         """
         line, *headers = head.removesuffix(_END).split(b"\r\n")
         if any(part in one for one in (line, *headers) for part in (b"\r", b"\n", b"\0")):
-            raise RefusedError(400, "not a request")  # where we see one header, a server may see two
+            raise RefusedError(400, "not a request")  # a server may split one header into two
         if any(one.startswith((b" ", b"\t")) for one in headers):
-            raise RefusedError(400, "not a request")  # goes on with the one before, which may be ours
+            raise RefusedError(400, "not a request")  # a folded line would continue the previous header, perhaps ours
         try:
             method, target, version = line.decode("ascii").split(" ")
             parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
@@ -138,7 +139,7 @@ class ProxyRequest:
         if method == "CONNECT":
             return cls(host, 443 if port is None else port, b"")
         if parts.scheme != "http":
-            raise RefusedError(400, f"{target[:100]} is refused: only http and, by CONNECT, https are let through")
+            raise RefusedError(400, f"{target[:100]} is refused; use http, or https by CONNECT")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         kept = [header for header in headers if header.partition(b":")[0].strip().lower() not in _OWN_HEADERS]
         own = [f"{method} {path} {version}".encode(), f"Host: {parts.netloc}".encode(), b"Connection: close"]
@@ -146,38 +147,38 @@ class ProxyRequest:
 
 
 class Proxy:
-    """Answers the requests of one box.
+    """Serves the requests of one sandbox.
 
     Args:
-        allowlist: Whom it may reach.
+        allowlist: The hosts that it may reach.
     """
 
     def __init__(self, allowlist: Allowlist) -> None:
         self._allowlist = allowlist
         self._limit = anyio.CapacityLimiter(_AT_ONCE)
 
-    async def serve(self, box: Sandbox) -> None:
-        """Keep connections into `box` waiting and answer what is asked over them, until it is gone."""
+    async def serve(self, sandbox: Sandbox) -> None:
+        """Keep idle connections into `sandbox` and serve the requests on them, until it is gone."""
         async with anyio.create_task_group() as tasks:
 
-            async def one() -> None:
+            async def serve_connection() -> None:
                 async with self._limit:
                     try:
-                        client = SocketStream(await _connected(box))
+                        client = SocketStream(await _connected(sandbox))
                     except SandboxLostError:
                         tasks.cancel_scope.cancel()
                         return
                     try:
                         first = await client.receive()
-                        if not first:  # hung up on, which must not set the pace
+                        if not first:  # closed by the sandbox; do not reconnect in a busy loop
                             await anyio.sleep(_RESTART_S)
-                        tasks.start_soon(one)  # in its place, now that it does not wait any more
+                        tasks.start_soon(serve_connection)  # replaces this connection, which is no longer idle
                         await self._answer(client, first)
                     finally:
                         client.close()
 
-            for _ in range(_SPARE):
-                tasks.start_soon(one)
+            for _ in range(_IDLE_CONNECTIONS):
+                tasks.start_soon(serve_connection)
 
     async def _answer(self, client: SocketStream, first: bytes) -> None:
         """Answer the request that begins with `first`."""
@@ -201,39 +202,39 @@ class Proxy:
                     pass
 
 
-async def _keep_running(box: AgentSandbox, command: Sequence[str]) -> None:
+async def _keep_running(sandbox: AgentSandbox, command: Sequence[str]) -> None:
     with suppress(SandboxLostError):
-        while True:  # a program of the box may kill what runs as the same user, to its own harm
-            await box.exec(command, timeout_s=_FOR_EVER_S)
+        while True:  # programs of the sandbox may kill the relay, which runs as the same user
+            await sandbox.exec(command, timeout_s=_FOR_EVER_S)
             await anyio.sleep(_RESTART_S)
 
 
-async def _connected(box: Sandbox) -> socket.socket:
-    """Connect to what runs inside, once it listens."""
+async def _connected(sandbox: Sandbox) -> socket.socket:
+    """Connect to the relay as soon as it listens."""
     pause_s = _RETRY_S
     while True:
         with suppress(UnreachableError, OSError):
-            return await box.connect(SOCKET)
+            return await sandbox.connect(SOCKET)
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, _RESTART_S)
 
 
 async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
-    """Return the head of the request that begins with `first`, and what came after it."""
-    came = first
+    """Return the head of the request that begins with `first`, and the data after it."""
+    received = first
     with anyio.move_on_after(_HEAD_S):
-        while _END not in came:
-            piece = await client.receive() if len(came) <= _HEAD_BYTES else b""
+        while _END not in received:
+            piece = await client.receive() if len(received) <= _HEAD_BYTES else b""
             if not piece:
                 raise RefusedError(400, "not a request")
-            came += piece
-        head, _, rest = came.partition(_END)
+            received += piece
+        head, _, rest = received.partition(_END)
         return head + _END, rest
     raise RefusedError(400, f"not a request within {_HEAD_S:g} s")
 
 
 async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
-    """Carry bytes both ways, `first` before all, until `upstream` has ended or nothing comes for too long."""
+    """Copy bytes both ways, `first` first, until `upstream` ends or the connection is idle for `_IDLE_S`."""
 
     async def carry_up() -> None:
         with suppress(ConnectionError):

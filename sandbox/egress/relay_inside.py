@@ -1,8 +1,8 @@
-"""What runs in a box that may reach some hosts: it listens where ``HTTP_PROXY`` points, and hands each client to a
-connection that our proxy has opened into the box and keeps waiting.
+"""The relay inside a sandbox with an allowlist: listens at ``HTTP_PROXY`` and joins each client with a connection that
+the host's proxy has opened into the sandbox.
 
-So nothing of the host can be reached from inside: it is the host that comes in. Written for Python 3.7 with nothing but
-the standard library, since the box's Python runs it.
+The host opens all connections, so nothing on the host is reachable from inside. Written for Python 3.7 and the standard
+library, because the sandbox's Python runs it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 
 _PIECE_BYTES = 1 << 16
 _MOST_WAITING = 128
-"""Clients without a connection to the host; more are turned away."""
+"""Maximum number of clients that wait for a connection to the host; more are refused."""
 
 
 class Switch:
-    """Connections of the host that wait for a client, and clients that wait for one."""
+    """Matches idle connections of the host with waiting clients."""
 
     def __init__(self, path: str, port: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -27,7 +27,7 @@ class Switch:
         if os.path.lexists(path):
             os.unlink(path)
         self._listen(socket.socket(socket.AF_INET), ("127.0.0.1", port), self._on_client)
-        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)  # by which the host knows that we are ready
+        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)  # last: signals readiness
 
     def run(self) -> None:
         while True:
@@ -58,7 +58,7 @@ class Switch:
             self._match()
 
     def _on_idle(self, ours: socket.socket) -> None:
-        """The host speaks only when it is spoken to: it has given this one up."""
+        """Close an idle connection; the host sends nothing first, so it has closed its end."""
         self._selector.unregister(ours)
         self._idle.remove(ours)
         ours.close()
@@ -69,17 +69,17 @@ class Switch:
             self._selector.unregister(ours)
             if _is_silent(ours):
                 Pair(self._selector, ours, self._waiting.pop(0))
-            else:  # given up, which `_on_idle` would have been told next
+            else:  # closed by the host; `_on_idle` has not yet run
                 ours.close()
 
 
 class Pair:
-    """Two connected streams, each of which is given what comes from the other."""
+    """Two connected streams; copies bytes both ways."""
 
     def __init__(self, selector: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
         self._selector = selector
         self._other = {one: other, other: one}
-        self._taken = {one: b"", other: b""}  # read from it, and not yet taken by the other
+        self._taken = {one: b"", other: b""}  # read from it, and not yet written to the other
         self._ended = {one: False, other: False}
         for end in self._other:
             selector.register(end, selectors.EVENT_READ, self._on_event)
@@ -126,7 +126,7 @@ class Pair:
 
 
 def _is_silent(stream: socket.socket) -> bool:
-    """Whether nothing has come, not even the end."""
+    """Whether the stream has neither data nor an end of file."""
     try:
         stream.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

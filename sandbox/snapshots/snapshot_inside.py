@@ -1,21 +1,21 @@
-"""What runs in a box to take its files out, for a snapshot, or to put those of another box in.
+"""Packs and unpacks the files of a snapshot inside a sandbox.
 
-They travel as a stream of records, one for each name, a folder before what is in it. Of a file only what is written
-is in it: holes stay holes, and so take nothing of the host's disk. A second name of a file is that again. Devices,
-sockets and pipes are left out, and so are what other file systems show, what another user keeps closed and what
-vanishes meanwhile. What its own user has closed (mode 0) is opened while it is read; its record has the mode as it was.
+The stream has one record for each name, a folder before its entries. Holes of sparse files are preserved and use no
+space; hard links stay hard links. Devices, sockets and pipes, other file systems, files that another user has closed
+and files that vanish meanwhile are skipped. A file that its own user cannot read (mode 0) is made readable while it is
+read; its record has the original mode.
 
-    record      kind (one byte: d, f, l, h, e), mode, mtime in ns, size, length of the name; the name, as from the root
-    f           then pieces, each offset, length and content; one of length 0 is the last
-    l, h        then `size` bytes: what a symbolic link points at, or the first name of the file
+    record      kind (one byte: d, f, l, h, e), mode, mtime in ns, size, length of the name; the absolute name
+    f           then pieces, each offset, length and content; the last has length 0
+    l, h        then `size` bytes: the target of a symbolic link, or the first name of the file
     e           the end
 
-Written for Python 3.7 with nothing but the standard library, since the box's Python runs it:
+Written for Python 3.7 and the standard library, because the sandbox's Python runs it:
 
-    python -I -S -c SOURCE pack|unpack UID PLACE...
+    python -I -S -c SOURCE pack|unpack UID ROOT...
 
-As root it becomes the user UID, whose rights hold, but not that user's process, so that programs of the box can neither
-stop nor end it.
+As root it takes the rights of user UID, but keeps a different real uid, so that programs of the sandbox cannot signal
+it.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _MAX_TIME_NS = (1 << 63) - 1
 _HIDDEN_UID = 1002
-"""Nobody's, as in `envkit.sandbox.agent.linux`."""
+"""A user id that no user of a sandbox has, as in `envkit.sandbox.agent.linux`."""
 
 
-def pack(places: list[bytes], write: Callable[[bytes], object]) -> None:
-    """Write what is in `places`.
+def pack(roots: list[bytes], write: Callable[[bytes], object]) -> None:
+    """Write what is in `roots`.
 
     Raises:
         OSError: Something cannot be read.
     """
     first_names: dict[tuple[int, int], bytes] = {}
     closed: dict[bytes, int] = {}
-    for place in places:
-        device = os.lstat(place).st_dev
-        waiting = [(os.path.dirname(place), [os.path.basename(place)])]
+    for root in roots:
+        device = os.lstat(root).st_dev
+        waiting = [(os.path.dirname(root), [os.path.basename(root)])]
         while waiting:
             folder, names = waiting[-1]
             try:
@@ -88,7 +88,7 @@ def pack(places: list[bytes], write: Callable[[bytes], object]) -> None:
 
 
 def _is_closed(path: bytes, about: os.stat_result) -> bool:
-    """Say whether a file or folder is another user's who keeps it from us, as graders do."""
+    """Return whether a file or folder of another user, such as a grader, is unreadable for us."""
     if about.st_uid == os.geteuid() or not (stat.S_ISDIR(about.st_mode) or stat.S_ISREG(about.st_mode)):
         return False
     try:
@@ -110,12 +110,12 @@ def _pack_file(path: bytes, write: Callable[[bytes], object]) -> None:
             os.fchmod(fd, mode)
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "no plain file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         write(_record(b"f", about, path, about.st_size))
         for begin, end in _written(fd, about.st_size):
             while begin < end:
                 piece = os.pread(fd, min(end - begin, _PIECE_BYTES), begin)
-                if not piece:  # it has just become shorter
+                if not piece:  # truncated meanwhile
                     break
                 write(_PIECE.pack(begin, len(piece)))
                 write(piece)
@@ -126,14 +126,14 @@ def _pack_file(path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _written(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where the parts of a file begin and end that are no holes."""
+    """Yield the start and end of each part of a file that is not a hole."""
     end = 0
     while end < size:
         try:
             begin = os.lseek(fd, end, os.SEEK_DATA)
             end = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # a file system that knows no holes
+            if error.errno == errno.EINVAL:  # a file system without holes
                 yield end, size
             elif error.errno != errno.ENXIO:
                 raise
@@ -146,18 +146,18 @@ def _record(kind: bytes, about: os.stat_result, path: bytes, size: int = 0) -> b
     return _RECORD.pack(kind, stat.S_IMODE(about.st_mode) & 0o777, time_ns, size, len(path)) + path
 
 
-def unpack(places: list[bytes], read: Callable[[int], bytes]) -> None:
-    """Put back what `pack` wrote; what is in the way is replaced, folders excepted.
+def unpack(roots: list[bytes], read: Callable[[int], bytes]) -> None:
+    """Restore the stream of `pack`; existing entries other than folders are replaced.
 
-    Each name must lie in a folder that came before it, so that no link is followed on the way.
+    The folder of each name must precede it, so that no link is followed.
 
     Args:
-        places: Where all of it must lie.
-        read: Returns as many bytes as asked for, fewer only at the end.
+        roots: Where all of it must lie.
+        read: Returns the requested number of bytes, fewer only at the end.
 
     Raises:
-        ValueError: It is something else.
-        OSError: Something cannot be written.
+        ValueError: The stream is invalid.
+        OSError: An entry cannot be written.
     """
     modes: dict[bytes, int] = {}
     while True:
@@ -168,7 +168,7 @@ def unpack(places: list[bytes], read: Callable[[int], bytes]) -> None:
             raise ValueError("a name of %d bytes" % max(length, size))
         path = _exactly(length, read)
         folder, name = os.path.split(path)
-        if path not in places and (folder not in modes or name in (b"", b".", b"..")):
+        if path not in roots and (folder not in modes or name in (b"", b".", b"..")):
             raise ValueError("%s is out of place" % os.fsdecode(path))
         mode &= 0o777
         if kind == b"d":
@@ -176,7 +176,7 @@ def unpack(places: list[bytes], read: Callable[[int], bytes]) -> None:
                 _clear(path)
                 os.mkdir(path, 0o700)
             modes[path] = mode
-        elif path in places:
+        elif path in roots:
             raise ValueError("%s is no folder" % os.fsdecode(path))
         elif kind == b"f":
             _clear(path)
@@ -193,8 +193,8 @@ def unpack(places: list[bytes], read: Callable[[int], bytes]) -> None:
         else:
             raise ValueError("a record of kind %r" % kind)
     for path in reversed(list(modes)):
-        if os.lstat(path).st_uid == os.geteuid():  # /tmp, and what is mounted in it, may be somebody else's
-            os.chmod(path, modes[path] | (0o700 if path in places else 0))
+        if os.lstat(path).st_uid == os.geteuid():  # /tmp and mounts in it may have another owner
+            os.chmod(path, modes[path] | (0o700 if path in roots else 0))
 
 
 def _unpack_file(path: bytes, size: int, mode: int, time_ns: int, read: Callable[[int], bytes]) -> None:
@@ -232,24 +232,24 @@ def _exactly(count: int, read: Callable[[int], bytes]) -> bytes:
 
 
 def _become(uid: int) -> None:
-    """Take a user's rights for good; who may signal us is then nobody in the box but its root."""
+    """Switch to a user irrevocably; afterwards only root can signal this process."""
     if os.getuid() == 0 and uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(_HIDDEN_UID, uid, _HIDDEN_UID)
 
 
-def main(do: str, uid: str, *places: str) -> int:
-    """Do it, and return an exit code; what went wrong is on standard error."""
-    wanted = [os.fsencode(place) for place in places]
+def main(do: str, uid: str, *roots: str) -> int:
+    """Run `do` and return an exit code; errors go to standard error."""
+    roots_bytes = [os.fsencode(root) for root in roots]
     files: list[BinaryIO] = [sys.stdin.buffer, sys.stdout.buffer]
     try:
         _become(int(uid))
         if do == "pack":
-            pack(wanted, files[1].write)
+            pack(roots_bytes, files[1].write)
             files[1].flush()
         else:
-            unpack(wanted, files[0].read)
+            unpack(roots_bytes, files[0].read)
     except OSError as error:
         name = os.fsdecode(error.filename) + ": " if error.filename is not None else ""
         print(ascii(name + (error.strerror or ""))[1:-1], file=sys.stderr)

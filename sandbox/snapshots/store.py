@@ -1,9 +1,9 @@
-"""Snapshots of boxes whose files are nowhere on the host: what lies in the places that can be written, in one file.
+"""Snapshots of sandboxes whose files are not on the host: the contents of the writable folders, in one file.
 
-It holds names, modes, times and contents as the agent's user sees them; processes, and what only a grader may read, are
-not in it. What it looks like is in `envkit.sandbox.snapshots.snapshot_inside`, which makes it inside. That is not
-believed: what counts is what is written here, which has a bound. So no program can fill the host's disk by way of a
-snapshot, neither with files that claim a size nor with many of them.
+A snapshot has names, modes, times and contents as the agent user sees them, without processes and without files that
+only a grader may read. `envkit.sandbox.snapshots.snapshot_inside` creates it inside and documents the format. The
+sandbox is not trusted: the size of the file on the host is limited, so that no program can fill the host's disk with
+a snapshot, neither with large sparse files nor with many files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..agent_client.sandbox import AgentSandbox
 from ..host import run_dirs
 from ..host.instances import not_ready
 
-PLACES = ("/workspace", "/tmp")
+ROOTS = ("/workspace", "/tmp")
 _INSIDE = Path(__file__).with_name("snapshot_inside.py")
 _TIMEOUT_S = 600.0
 _PIECE_BYTES = 1 << 20
-"""How much is written between two looks at how much is free."""
+"""Bytes written between two checks of free disk space."""
 _REASON_BYTES = 4096
 _COMMAND_BYTES = 1 << 20
 _GO_AHEAD = "/run/envkit/.go-ahead"
@@ -42,11 +42,11 @@ _NAME = re.compile(r"[a-z0-9-]{1,80}")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What of a box is kept.
+    """The limits and owner of a snapshot.
 
     Attributes:
-        disk_mib: What each of its places may hold; a snapshot is at most as large as all of them together.
-        uid: Whose files they are, where the box has more than one user; the box's root becomes that user.
+        disk_mib: Disk limit of each folder; a snapshot may have the sum of them.
+        uid: Owner of the files, if the sandbox has several users; its root switches to that user.
     """
 
     disk_mib: int
@@ -72,14 +72,14 @@ def remove(parent: Path, name: str) -> None:
 
 
 async def keep(channel: AgentChannel, path: Path, extent: Extent) -> None:
-    """Write what is in the places of a box into the new file `path`; its folder is made. Nothing is left on failure.
+    """Save the writable folders of a sandbox to the new file `path`, creating its folder; nothing is left on failure.
 
     Raises:
-        SandboxError: It is larger than `extent` allows, something cannot be read, or the host's disk is nearly full.
-        ChannelEndedError: The box is gone.
+        SandboxError: The snapshot exceeds `extent`, a file cannot be read, or the host's disk is nearly full.
+        ChannelEndedError: The sandbox is gone.
     """
     try:
-        file = await clock.to_thread(_made, path)
+        file = await clock.to_thread(_create, path)
         with file:
             first = await channel.call("read", path="/proc/1/cmdline", max_bytes=_COMMAND_BYTES)
             call = await channel.start(
@@ -91,7 +91,7 @@ async def keep(channel: AgentChannel, path: Path, extent: Extent) -> None:
                 stream=True,
             )
             try:
-                await _take(call, file, extent.disk_mib * len(PLACES))
+                await _take(call, file, extent.disk_mib * len(ROOTS))
             finally:
                 await call.leave()
     except BaseException as error:
@@ -103,23 +103,23 @@ async def keep(channel: AgentChannel, path: Path, extent: Extent) -> None:
 
 
 def waiting(command: Sequence[str]) -> tuple[str, ...]:
-    """Return what runs `command` once `put_back` has put the files back; nothing for no command."""
+    """Return an argv that runs `command` after `put_back` has restored the files; empty without a command."""
     return (*_WAIT, *command) if command else ()
 
 
-async def put_back(box: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | None) -> None:
-    """Write into the places of a box that was started as `spec`, its command `waiting`, what `keep` wrote.
+async def put_back(sandbox: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | None) -> None:
+    """Restore a snapshot into a sandbox that was started from `spec` with its command `waiting`.
 
-    It takes nothing of the host's disk, and of the box's what its own bounds allow.
+    It uses no disk space on the host; the sandbox's own limits apply.
 
     Raises:
-        SandboxEndedError: They cannot be written, or the box has ended by itself; the box is stopped.
-        SandboxStartError: The box is gone otherwise.
+        SandboxEndedError: The files cannot be written, or the sandbox has ended by itself; the sandbox is stopped.
+        SandboxStartError: The sandbox is gone for another reason.
     """
     try:
-        argv = _argv(await box.read("/proc/1/cmdline", max_bytes=_COMMAND_BYTES), "unpack", uid)
-        async with box.program(argv, timeout_s=_TIMEOUT_S, cwd="/", user=_user(uid)) as program:
-            with _opened(path, "rb") as file:
+        argv = _argv(await sandbox.read("/proc/1/cmdline", max_bytes=_COMMAND_BYTES), "unpack", uid)
+        async with sandbox.program(argv, timeout_s=_TIMEOUT_S, cwd="/", user=_user(uid)) as program:
+            with _open(path, "rb") as file:
                 while piece := await clock.to_thread(file.read, _PIECE_BYTES):
                     await program.send(piece)
             await program.send_eof()
@@ -128,28 +128,28 @@ async def put_back(box: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | 
                 reason = (reason + answer[1])[:_REASON_BYTES]
             result = await program.result()
         if result.exit_code != 0:
-            raise SandboxError(f"the snapshot cannot be put back: {_why(result.exit_code, reason)}")
+            raise SandboxError(f"cannot restore the snapshot: {_reason(result.exit_code, reason)}")
         if spec.command:
-            await box.exec(_GO, timeout_s=spec.start_timeout_s)
+            await sandbox.exec(_GO, timeout_s=spec.start_timeout_s)
     except BaseException as error:
-        await box.stop()
+        await sandbox.stop()
         if isinstance(error, SandboxLostError):
-            raise not_ready(box.id, error.cause) from None
+            raise not_ready(sandbox.id, error.cause) from None
         if isinstance(error, EnvkitError):
-            raise SandboxEndedError(box.id, str(error)) from None
+            raise SandboxEndedError(sandbox.id, str(error)) from None
         raise
 
 
 def _argv(command: bytes, do: str, uid: int | None) -> list[str]:
-    """Return what runs `envkit.sandbox.snapshots.snapshot_inside`, by the Python that the agent runs on.
+    """Return the argv of `envkit.sandbox.snapshots.snapshot_inside` with the agent's Python.
 
     Args:
-        command: What started the agent.
+        command: The agent's command line, NUL-separated.
         do: ``pack`` or ``unpack``.
-        uid: Whom to become.
+        uid: The user to switch to; None for no switch.
     """
     python = command.partition(b"\0")[0].decode(errors="surrogateescape")
-    return [python, "-I", "-S", "-c", _INSIDE.read_text(), do, str(uid or 0), *PLACES]
+    return [python, "-I", "-S", "-c", _INSIDE.read_text(), do, str(uid or 0), *ROOTS]
 
 
 def _user(uid: int | None) -> SandboxUser:
@@ -157,10 +157,10 @@ def _user(uid: int | None) -> SandboxUser:
 
 
 async def _take(call: Call, file: BinaryIO, bound_mib: int) -> None:
-    """Write what a box says about its files.
+    """Write the snapshot stream of a sandbox.
 
     Raises:
-        SandboxError: There is more than `bound_mib`, or something went wrong in the box.
+        SandboxError: It exceeds `bound_mib`, or failed inside.
         OSError: The disk is nearly full.
     """
     waiting = bytearray()
@@ -173,7 +173,7 @@ async def _take(call: Call, file: BinaryIO, bound_mib: int) -> None:
         count += len(piece[1])
         if count > bound_mib << 20:
             raise SandboxError(
-                f"no snapshot: with their names, the files in {' and '.join(PLACES)} have more than {bound_mib} MiB"
+                f"no snapshot: with their names, the files in {' and '.join(ROOTS)} have more than {bound_mib} MiB"
             )
         waiting += piece[1]
         if len(waiting) >= _PIECE_BYTES:
@@ -182,18 +182,18 @@ async def _take(call: Call, file: BinaryIO, bound_mib: int) -> None:
     await clock.to_thread(_write, file, waiting)
     code = call.end and call.end.get("code")
     if code != 0:
-        raise SandboxError(f"no snapshot: {_why(code, reason)}")
+        raise SandboxError(f"no snapshot: {_reason(code, reason)}")
 
 
-def _why(code: JSON, reason: bytes) -> str:
-    """Say in one line why what ran inside has failed."""
-    return one_line(reason.decode(errors="replace")) or f"what moves the files inside ended with {code}"
+def _reason(code: JSON, reason: bytes) -> str:
+    """Return in one line why the process inside failed."""
+    return one_line(reason.decode(errors="replace")) or f"the snapshot process inside ended with code {code}"
 
 
-def _made(path: Path) -> BinaryIO:
+def _create(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     run_dirs.require_space(path.parent)
-    return _opened(path, "xb")
+    return _open(path, "xb")
 
 
 def _write(file: BinaryIO, content: bytearray) -> None:
@@ -201,5 +201,5 @@ def _write(file: BinaryIO, content: bytearray) -> None:
     file.write(content)
 
 
-def _opened(path: Path, mode: str) -> BinaryIO:
+def _open(path: Path, mode: str) -> BinaryIO:
     return cast(BinaryIO, path.open(mode))

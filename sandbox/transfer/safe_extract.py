@@ -1,7 +1,7 @@
-"""Writes what comes out of a box, a tar stream of somebody who may be hostile, into a folder of the host.
+"""Unpacks a tar stream from a sandbox, which may be hostile, into a folder of the host.
 
-Every name is opened from its parent and no link is followed. Only folders, plain files, links that stay inside and
-second names of files that are already there are taken.
+Every name is opened from its parent and no link is followed. Only folders, regular files, links that stay inside and
+hard links to files already unpacked are accepted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from envkit.errors import RefusedFileError, TooLargeError, UsageError
 _BLOCK = tarfile.BLOCKSIZE
 _PIECE_BYTES = 1 << 20
 _MAX_NAME_BYTES = 64 << 10
-"""Names longer than this, or headers that hold them, are refused."""
+"""Maximum size of a long name or an extended header."""
 _MAX_DEPTH = 256
-"""Folders within each other; most programs cannot cope with many more, such as those that remove them."""
+"""Maximum depth of folders; many programs, such as those that remove trees, fail with more."""
 _MAX_TIME_S = 1 << 33
 
 _Reader: TypeAlias = Generator[int, bytes, None]
-"""Asks for a number of bytes, at most `_PIECE_BYTES`, and is given them."""
+"""Yields a number of bytes to read, at most `_PIECE_BYTES`, and receives them."""
 
 
 class Unpacker:
-    """Writes a tar stream into the folder `place`, under the name ``tree``, as it comes.
+    """Unpacks a tar stream piece by piece into the folder `place`, under the name ``tree``.
 
     Args:
-        place: A new folder of ours, which nobody else writes to.
-        max_bytes: Bound on all contents together.
+        place: A new folder that no other process writes to.
+        max_bytes: Limit of the total size of the contents.
         takes_any_link: Whether links may lead out.
     """
 
@@ -45,12 +45,12 @@ class Unpacker:
         self._is_root_made = False
         self._is_over = False
         self._handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._near: tuple[tuple[str, ...], int] = (), os.dup(self._handle)
+        self._current: tuple[tuple[str, ...], int] = (), os.dup(self._handle)
         self._reader = self._read()
         self._needed = next(self._reader)
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece. Raises as `unpacked`."""
+        """Unpack the next piece. Raises as `unpacked`."""
         waiting = self._waiting
         waiting += data
         at = 0
@@ -66,9 +66,9 @@ class Unpacker:
             waiting.clear()
 
     def finish(self, target: Path) -> None:
-        """Move what was unpacked to `target`. Raises as `unpacked`."""
+        """Move the unpacked tree to `target`. Raises as `unpacked`."""
         if not self._is_over or not self._is_root_made:
-            raise RefusedFileError("what came from the box ends in the middle")
+            raise RefusedFileError("the tar stream from the sandbox ends early")
         for parts, mode in reversed(self._modes):
             os.chmod(parts[-1], mode, dir_fd=self._folder(parts[:-1]))
         if os.path.lexists(target):
@@ -76,15 +76,15 @@ class Unpacker:
         (self._place / "tree").rename(target)
 
     def close(self) -> None:
-        """Let go of the folder; safe to repeat."""
+        """Close the folder; safe to repeat."""
         self._reader.close()
         if self._handle >= 0:
             os.close(self._handle)
-            os.close(self._near[1])
+            os.close(self._current[1])
             self._handle = -1
 
     def _read(self) -> _Reader:
-        """Take one member after the other."""
+        """Unpack one member after the other."""
         name: bytes | None = None
         link: bytes | None = None
         while (block := (yield _BLOCK)) != bytes(_BLOCK):
@@ -109,7 +109,7 @@ class Unpacker:
     def _take(self, member: tarfile.TarInfo) -> _Reader:
         parts = _parts(member.name)
         if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
-            parts = ()  # it is the whole, whatever its name
+            parts = ()  # the root, whatever its name
         elif not self._is_root_made or not parts:
             raise RefusedFileError(f"{_shown(member.name)} is out of order")
         place = ("tree", *parts)
@@ -125,16 +125,16 @@ class Unpacker:
                     _check_link(member, len(parts) - 1)
                 os.symlink(member.linkname, name, dir_fd=folder)
             elif member.islnk():
-                self._take_second_name(member, folder, name)
+                self._take_hard_link(member, folder, name)
             else:
-                raise RefusedFileError(f"{_shown(member.name)} is neither file, folder nor link")
+                raise RefusedFileError(f"{_shown(member.name)} is not a file, folder or link")
         except OSError as error:
             raise RefusedFileError(f"{_shown(member.name)}: {error.strerror}") from None
         self._is_root_made = True
 
     def _take_file(self, member: tarfile.TarInfo, folder: int, name: str) -> _Reader:
         if member.size > self._left:
-            raise TooLargeError(f"{_shown(member.name)}: there are more than {self._max_bytes} bytes")
+            raise TooLargeError(f"{_shown(member.name)}: contents exceed the limit of {self._max_bytes} bytes")
         self._left -= member.size
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(name, flags, 0o600, dir_fd=folder)
@@ -154,30 +154,30 @@ class Unpacker:
         if padding := -member.size % _BLOCK:
             yield padding
 
-    def _take_second_name(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
+    def _take_hard_link(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
         *steps, other = "tree", *_parts(member.linkname)
         other_folder = _entered(self._handle, steps)
         try:
             about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            if not stat.S_ISREG(about.st_mode):  # a link that stays inside there may lead out here
-                raise RefusedFileError(f"{_shown(member.name)} is a second name of what is no plain file")
+            if not stat.S_ISREG(about.st_mode):  # a symbolic link that stays inside there may lead out here
+                raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
             os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
             os.close(other_folder)
 
     def _folder(self, steps: tuple[str, ...]) -> int:
-        """Return the folder that `steps` lead to; it stays open until the next is asked for, mostly the same."""
-        near, handle = self._near
-        if steps != near:
-            is_next = steps[:-1] == near
+        """Return the folder at path `steps`; it stays open until another is requested."""
+        current, handle = self._current
+        if steps != current:
+            is_next = steps[:-1] == current
             entered = _entered(handle, steps[-1:]) if is_next else _entered(self._handle, steps)
             os.close(handle)
-            self._near = steps, entered
-        return self._near[1]
+            self._current = steps, entered
+        return self._current[1]
 
 
 def _entered(folder: int, steps: Sequence[str]) -> int:
-    """Open the folder that `steps` lead to from `folder`, one after the other, so that no link is followed."""
+    """Open the folder at path `steps` below `folder`, step by step, so that no link is followed."""
     handle = os.dup(folder)
     try:
         for step in steps:
@@ -194,25 +194,25 @@ def _header(block: bytes) -> tarfile.TarInfo:
     try:
         member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
-        raise RefusedFileError(f"what came from the box is no tar stream: {error}") from None
+        raise RefusedFileError(f"invalid tar stream from the sandbox: {error}") from None
     if member.size < 0:
-        raise RefusedFileError("what came from the box is no tar stream: a negative size")
+        raise RefusedFileError("invalid tar stream from the sandbox: negative size")
     return member
 
 
 def _long(member: tarfile.TarInfo) -> Generator[int, bytes, bytes]:
-    """Take what is too long for a header."""
+    """Read a long name or an extended header."""
     if member.size > _MAX_NAME_BYTES:
-        raise RefusedFileError(f"a name of {member.size} bytes")
+        raise RefusedFileError(f"name or extended header too large ({member.size} bytes, limit {_MAX_NAME_BYTES})")
     size = member.size + -member.size % _BLOCK
     return (yield size)[: member.size] if size else b""
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Read the records of POSIX, each ``LENGTH NAME=VALUE`` and a line end.
+    """Decode POSIX extended header records, each ``LENGTH NAME=VALUE`` and a newline.
 
     Raises:
-        RefusedFileError: They are broken, or say that a size or the holes of a file are elsewhere.
+        RefusedFileError: A record is malformed, or sets a size or sparse file data.
     """
     found: dict[bytes, bytes] = {}
     while content:
@@ -221,26 +221,26 @@ def _records(content: bytes) -> dict[bytes, bytes]:
         record, content = content[:length], content[length:]
         name, equals, value = record[len(digits) + 1 : -1].partition(b"=")
         if not equals or not record.endswith(b"\n") or name == b"size" or name.startswith(b"GNU.sparse"):
-            raise RefusedFileError("what came from the box is no tar stream that is understood here")
+            raise RefusedFileError("invalid tar stream from the sandbox: unsupported extended header")
         found[name] = value
     return found
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the steps of a name that stays inside."""
+    """Split a name; refuse one that leads out of the folder."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or "\0" in name or not name:
         raise RefusedFileError(f"{_shown(name)} leads out of the folder")
     if len(parts) > _MAX_DEPTH:
-        raise RefusedFileError(f"{_shown(name)} lies more than {_MAX_DEPTH} folders deep")
+        raise RefusedFileError(f"{_shown(name)} is more than {_MAX_DEPTH} folders deep")
     return parts
 
 
 def _check_link(member: tarfile.TarInfo, depth: int) -> None:
     """Refuse a link that could lead out.
 
-    Its target may go up only at its beginning, and no further than to the root. Since the folder that holds it was
-    reached without following links, it then begins inside, and each link on its way likewise leads inside.
+    ``..`` is allowed only at the start of its target, and no further than to the root. The link's folder was reached
+    without following links, so the target then starts inside, and so do all links on its path.
 
     Args:
         member: The link.

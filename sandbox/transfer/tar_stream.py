@@ -1,10 +1,9 @@
-"""Files and folders on their way into a box and out of it, as tar streams.
+"""Tar streams of files and folders, to and from sandboxes.
 
-The names of a folder's entries are relative to it, and it is itself the first, ``.``; a file is the only entry.
+The names of a folder's entries are relative to it; the folder itself is the first, ``.``. A file is the only entry.
 
-What comes out of a box is written by somebody who may be hostile. It is put together, by an
-`envkit.sandbox.transfer.safe_extract.Unpacker`, in a new folder beside its target. Whole or not at all: it gets its
-name at the end.
+A stream from a sandbox may be hostile. An `envkit.sandbox.transfer.safe_extract.Unpacker` unpacks it in a new folder
+beside its target and renames it at the end, so the target appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ _PIECE_BYTES = 1 << 20
 
 
 def is_folder(source: Path) -> bool:
-    """Say whether `source` is a folder, and not a link to one."""
+    """Return whether `source` is a folder, and not a link to one."""
     return source.is_dir() and not source.is_symlink()
 
 
 @asynccontextmanager
 async def waiting_place() -> AsyncIterator[Path]:
-    """Give a new, private folder for what is on its way; a later run removes it if we cannot.
+    """Yield a new, private folder for a transfer; a later run removes it if this process cannot.
 
     Raises:
-        RefusedFileError: There is too little space for anything.
+        RefusedFileError: The disk is nearly full.
     """
-    place = await clock.to_thread(run_dirs.new_run_folder)
+    folder = await clock.to_thread(run_dirs.new_run_folder)
     try:
         try:
-            run_dirs.require_space(place)
+            run_dirs.require_space(folder)
         except OSError as error:
             raise RefusedFileError(str(error.strerror)) from None
-        yield place
+        yield folder
     finally:
         with anyio.CancelScope(shield=True):
-            await clock.to_thread(run_dirs.remove, place)
+            await clock.to_thread(run_dirs.remove, folder)
 
 
 async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
-    """Yield the file, link or folder `source` as a tar stream, in pieces of about a MiB.
+    """Yield the file, link or folder `source` as a tar stream, in pieces of about 1 MiB.
 
-    Links are not followed. Owners are left out: whoever unpacks it owns it. What is no folder is called `name`.
+    Links are not followed, and owners are omitted. The entry of a file or link is called `name`.
 
     Raises:
-        UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
+        UsageError: `source` is missing, cannot be read, or contains an entry other than a file, folder or link.
     """
     pieces = _gathered(_packed(source, name))
     while True:
@@ -70,25 +69,25 @@ async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
 
 
 async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False) -> None:
-    """Write a tar stream to `target`, or nothing at all.
+    """Unpack a tar stream to `target`, completely or not at all.
 
-    Setuid, setgid and sticky bits are dropped, and so are owners; what it holds can be read by us.
+    Setuid, setgid and sticky bits and owners are dropped; all entries are readable by this process.
 
     Args:
         pieces: The stream.
         target: Must not exist; its folder must.
-        max_bytes: Bound on all contents together.
-        takes_any_link: Whether links may lead out, for what only waits here to go into a box: nobody follows them.
+        max_bytes: Limit of the total size of the contents.
+        takes_any_link: Whether links may lead out; only for files on their way into a sandbox, which are not followed.
 
     Raises:
         UsageError: `target` exists, or its folder does not.
-        TooLargeError: There is more than `max_bytes`.
-        RefusedFileError: It holds what must not be copied; the message names it.
+        TooLargeError: The contents exceed `max_bytes`.
+        RefusedFileError: An entry is not allowed; the message names it.
     """
-    place = await clock.to_thread(_place_beside, target)
+    folder = await clock.to_thread(_temporary_folder, target)
     unpacker: Unpacker | None = None
     try:
-        unpacker = Unpacker(place, max_bytes, takes_any_link=takes_any_link)
+        unpacker = Unpacker(folder, max_bytes, takes_any_link=takes_any_link)
         waiting: list[bytes] = []
         count = 0
         async for piece in pieces:
@@ -103,10 +102,10 @@ async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int
         with anyio.CancelScope(shield=True):
             if unpacker is not None:
                 unpacker.close()
-            await clock.to_thread(run_dirs.remove, place)
+            await clock.to_thread(run_dirs.remove, folder)
 
 
-def _place_beside(target: Path) -> Path:
+def _temporary_folder(target: Path) -> Path:
     if os.path.lexists(target):
         raise UsageError(f"{target} exists already")
     try:
@@ -116,7 +115,7 @@ def _place_beside(target: Path) -> Path:
 
 
 def _packed(source: Path, alone: str) -> Iterator[bytes]:
-    """Yield the pieces of a tar stream as they come."""
+    """Yield a tar stream in pieces of any size."""
     waiting = [(source, "")]
     while waiting:
         path, name = waiting.pop()
@@ -138,7 +137,7 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
 
 
 def _packed_file(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a file as it is at this moment; one that shrinks is filled with zeros."""
+    """Yield a file at its current size; one that shrinks is padded with zeros."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(handle)
@@ -163,7 +162,7 @@ def _head(about: os.stat_result, name: str, kind: bytes, *, size: int = 0, link:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield `pieces` in larger ones, so that few threads are needed for many small files."""
+    """Join `pieces` to larger ones, so that many small files need few calls of threads."""
     waiting: list[bytes] = []
     count = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Running one program to its end, with everything that it started."""
+"""The ``exec`` call: runs one program and ends everything that it started."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ..users import Context
     from .workers import WorkerReport
 
-_TIOCSWINSZ = 0x5414  # of Linux; a reduced Python has no `termios`
+_TIOCSWINSZ = 0x5414  # on Linux; a reduced Python has no `termios`
 _NO_START = 126
 _KEEP_BYTES = 1 << 20
 _TERMINAL_BYTES = 1 << 20
-"""How much of a terminal is read at most once its program has ended."""
+"""Maximum read from a terminal after its program has ended."""
 
 
 class Exec(IncomingCall):
-    """One program."""
+    """One program that runs in a worker."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -49,7 +49,7 @@ class Exec(IncomingCall):
         self._ends = False
         user = context.user(header.get("user", "agent"))
         if not isinstance(header["argv"], list):
-            raise CallError("bad", "arguments that are no list")
+            raise CallError("bad", "argv must be a list")
         argv = [encoded(part) for part in header["argv"]]
         env = context.environment(user, header.get("env"))
         folder = encoded(header.get("cwd") or context.start_folder(user))
@@ -77,10 +77,12 @@ class Exec(IncomingCall):
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
             if self._acknowledges and not self._input.is_open:
-                self.send_header(ack=len(piece))  # nobody reads it any more
+                self.send_header(ack=len(piece))  # the program no longer reads
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
-                self._end_with(lambda: self.fail("too_large", "the program does not read what it is sent"))
+                self._end_with(
+                    lambda: self.fail("too_large", "the program does not read its input (64 MiB are waiting)")
+                )
 
     def eof(self) -> None:
         if self._input is not None:
@@ -96,13 +98,13 @@ class Exec(IncomingCall):
         self._end_with(lambda: self.fail("bad", text))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal another size."""
+        """Resize its terminal."""
         if self._terminal is None or self._ends:
-            raise CallError("bad", "a program without a terminal")
+            raise CallError("bad", "the program has no terminal")
         fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
-        """Return the files that the program gets."""
+        """Open the pipes; return the program's ends."""
         loop = self._context.loop
         files = []
         if takes_input:
@@ -118,11 +120,11 @@ class Exec(IncomingCall):
         return files
 
     def _open_terminal(self, user: User, rows: int, columns: int) -> bytes:
-        """Return the name of the terminal that the program opens, which is the user's own."""
+        """Open a terminal that belongs to `user`; return the name that the program opens."""
         try:
-            ours, self._held = user.act(os.openpty)  # held until the end, or reading could find nobody there yet
+            ours, self._held = user.act(os.openpty)  # held until the end; without a writer, reading would fail
         except OSError as error:
-            raise CallError("unsupported", "no terminals in this box: %s" % error.strerror) from None
+            raise CallError("unsupported", "this sandbox has no terminals: %s" % error.strerror) from None
         name = os.ttyname(self._held)
         fcntl.ioctl(ours, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._terminal = ours
@@ -131,7 +133,7 @@ class Exec(IncomingCall):
         return name.encode()
 
     def _taker(self, of: str) -> Callable[[bytes], None]:
-        """Return what takes each piece of an output."""
+        """Return the handler for each piece of an output."""
         if not self._streams:
             return self._tails[of].add
 
@@ -159,7 +161,7 @@ class Exec(IncomingCall):
             self._close_and(lambda: self._finish_with_code(report.code))
 
     def _end_with(self, then: Callable[[], None]) -> None:
-        """End everything that it started, then call `then`."""
+        """End the program and everything it started, then call `then`."""
         if not self._ends:
             self._ends = True
             self._worker.kill(lambda: self._close_and(then), self)
@@ -179,11 +181,11 @@ class Exec(IncomingCall):
 
     def _finish_with_code(self, code: int | None, timed_out: bool = False) -> None:
         duration_s = round(time.monotonic() - self._began, 6)
-        self._context.report_oom_kills()  # also those that the command survived; a shell's wait for the next check
+        self._context.report_oom_kills()  # includes kills that the command survived
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 
     def _refuse(self, error: OSError) -> None:
-        """Answer that no process could be started."""
+        """Finish with a message that no process could be started."""
         self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
         self._finish_with_code(_NO_START)

@@ -1,4 +1,4 @@
-"""What programs read: written as they take it, never waiting for them."""
+"""Standard input of programs, written without blocking."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from ..event_loop import Loop
 
 MAX_WAITING_BYTES = 64 << 20
-"""How much may wait for a program that does not read."""
+"""Maximum of unread input; the program is ended above it."""
 
 
 class Input:
-    """The writing end of a pipe, socket or terminal. It is closed once all is written and `end` was called.
+    """The write end of a pipe, socket or terminal. It is closed once everything is written and `end` was called.
 
     Args:
-        on_written: Told how many bytes were taken.
+        on_written: Receives the number of bytes of each write.
         on_closed: Called when it is closed, for whatever reason.
 
     Attributes:
-        is_open: Whether somebody can still read.
-        waiting_bytes: How much is not taken yet.
+        is_open: Whether the other end can still read.
+        waiting_bytes: Bytes that are not yet written.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Input:
         self._watch = loop.watch(fd, on_write=self._write, owner=owner)
 
     def add(self, piece: bytes) -> None:
-        """Write `piece` after what waits already; nobody reads it once the other end is closed."""
+        """Queue `piece`; dropped if the other end is closed."""
         if self.is_open and piece:
             self._waiting.append(piece)
             self.waiting_bytes += len(piece)
@@ -53,7 +53,7 @@ class Input:
                 self._write()
 
     def end(self) -> None:
-        """Close it when all is written."""
+        """Close it when everything is written."""
         self._ends = True
         if not self._waiting:
             self.close()
@@ -75,7 +75,7 @@ class Input:
             except BlockingIOError:
                 self._watch.want(write=True)
                 return
-            except OSError:  # nobody reads it any more
+            except OSError:  # the other end is closed
                 self.close()
                 return
             self.waiting_bytes -= written

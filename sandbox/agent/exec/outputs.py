@@ -1,4 +1,4 @@
-"""What programs write: drained all the time, the end of it kept."""
+"""Output of programs: drained continuously, with a bounded tail kept."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SLACK_BYTES = 1 << 20
 
 
 class OutputTail:
-    """The last `limit` bytes of what was added.
+    """Keeps the last `limit` bytes.
 
     Attributes:
-        limit: May be changed at any time.
+        limit: Bytes; may be changed at any time.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,14 +34,14 @@ class OutputTail:
             self._trim()
 
     def take(self) -> tuple[bytes, int]:
-        """Return what is kept and how many bytes were dropped in front of it; it is empty then."""
+        """Return the kept bytes and the number of bytes dropped before them, and clear both."""
         self._trim()
         kept, cut = bytes(self._kept), self._cut
         self._kept, self._cut = bytearray(), 0
         return kept, cut
 
     def peek(self) -> bytes:
-        """Return what is kept."""
+        """Return the kept bytes."""
         self._trim()
         return bytes(self._kept)
 
@@ -53,10 +53,10 @@ class OutputTail:
 
 
 class Output:
-    """The reading end of a pipe or terminal; `on_piece` gets what comes. It is closed at its end.
+    """The read end of a pipe or terminal; `on_piece` receives the data. It closes itself at the end of file.
 
     Args:
-        on_over: Called when nobody can write to it any more.
+        on_over: Called at the end of file.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class Output:
         self.is_open = True
 
     def pause(self, paused: bool) -> None:
-        """Read no more, or read again."""
+        """Pause or resume reading."""
         if self.is_open:
             self._watch.want(read=not paused)
 
     def take_waiting(self, at_most: int | None = None) -> None:
-        """Read what has been written, not waiting for what others are still writing.
+        """Read the data that is already there.
 
         Args:
-            at_most: Roughly how many bytes; None asks a pipe how many there are (a terminal does not know).
+            at_most: Approximate maximum in bytes; None reads what a pipe holds (unknown for a terminal).
         """
         if at_most is None:
             at_most = linux.waiting_bytes(self._fd) if self.is_open else 0
@@ -100,12 +100,12 @@ class Output:
             os.close(self._fd)
 
     def _read(self) -> int:
-        """Read one piece and return its length; 0 when there is none."""
+        """Read one piece and return its length; 0 if nothing is there."""
         try:
             piece = os.read(self._fd, PIECE_BYTES)
         except BlockingIOError:
             return 0
-        except OSError:  # how a terminal says that nobody has it open any more
+        except OSError:  # a terminal that no process has open any more
             piece = b""
         if piece:
             self._on_piece(piece)

@@ -1,7 +1,7 @@
-"""Who runs below whom, and how to end all of them: no setsid, double fork or ignored signal escapes.
+"""Finds and kills process trees; setsid, a double fork or ignored signals do not help a process to escape.
 
-Everybody is stopped before anybody is killed, so that nobody starts others meanwhile; then one looks again, until
-nobody is left. Orphans do not escape either as long as the process above them adopts orphans.
+All processes are stopped before the first is killed, so that none can fork meanwhile; this repeats until none is left.
+Orphans do not escape as long as a process above them is their subreaper.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ else:
     import _signal as signal
 
 _STATE, _PARENT, _THREADS = 0, 1, 17  # in /proc/PID/stat, counted from behind the name
-_SCANS = 50  # that one round of ending takes at most; a fork bomb may start others as fast as we check
+_SCANS = 50  # maximum per round; a fork bomb may fork as fast as we scan
 _ROUNDS = 200
 
 
 def table() -> Table:
-    """Return, of each process that we see, its parent and whether it is alive (and not only waiting to be counted)."""
+    """Return the parent of each visible process and whether it is alive (not a zombie)."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -36,17 +36,17 @@ def table() -> Table:
                     content = os.read(fd, 4096)
                 finally:
                     os.close(fd)
-            except OSError:  # gone meanwhile
+            except OSError:  # it has exited meanwhile
                 continue
-            # The name in the second field may hold anything, also brackets.
+            # The name in the second field may hold anything, including parentheses.
             fields = content[content.rindex(b")") + 2 :].split()
-            # Who has ended its first thread, and goes on in others, looks like the dead.
+            # A process whose main thread has exited but other threads run looks like a zombie.
             found[int(name)] = (int(fields[_PARENT]), fields[_STATE] not in b"ZX" or int(fields[_THREADS]) > 1)
     return found
 
 
 def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
-    """Return who is alive among `roots` and everybody below them."""
+    """Return the live processes among `roots` and their descendants."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
         children.setdefault(parent, []).append(pid)
@@ -61,7 +61,7 @@ def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
 
 
 def kill_once(choose: Callable[[Table], set[int]]) -> bool:
-    """Stop, then kill, everybody that `choose` names; say whether there was anybody."""
+    """Stop, then kill, all processes that `choose` returns; return whether there were any."""
     stopped: set[int] = set()
     for _ in range(_SCANS):
         fresh = choose(table()) - stopped
@@ -76,7 +76,7 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
 
 
 class TreeKill:
-    """Ends everybody that `choose` names, and calls `then`; what the kernel holds is left alone after some seconds."""
+    """Kills all processes that `choose` returns, then calls `then`; gives up after some seconds."""
 
     def __init__(
         self, loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object
@@ -97,7 +97,7 @@ class TreeKill:
 
 
 def kill_descendants() -> None:
-    """Return when nobody below this process is left."""
+    """Kill all descendants; return when none is left."""
     us = os.getpid()
     for _ in range(_ROUNDS):
         if not kill_once(lambda processes: alive_below([us], processes) - {us}):
@@ -107,7 +107,7 @@ def kill_descendants() -> None:
 
 
 def reap() -> dict[int, int]:
-    """Collect everybody who has ended: wait status by pid."""
+    """Reap all children that have exited; return their wait status by pid."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -120,12 +120,12 @@ def reap() -> dict[int, int]:
 
 
 def exit_code(status: int) -> int:
-    """Return the exit code that a wait status means, negative for a signal."""
+    """Return the exit code of a wait status, negative for a signal."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except OSError:  # gone, or it became another user
+    except OSError:  # it has exited, or it changed its user
         pass

@@ -1,12 +1,11 @@
-"""Shells: a bash that takes one script after another and keeps its folder, variables and functions between them.
+"""Persistent shells: one bash runs scripts in turn and keeps its working directory, variables and functions.
 
-It has no terminal and shows no prompt, so nothing that a script prints or changes can be mistaken for its end: scripts
-come in by file 9, and the exit code of each goes out by file 8, neither of which a script sees. Its standard input is
-empty. What is in its pipes at that moment belongs to the script; background jobs cannot hold the answer back.
+It has no terminal and no prompt, so no output of a script can be mistaken for its end: scripts arrive on descriptor 9
+and exit codes leave on descriptor 8, both closed for the script. Its standard input is empty. The output in the pipes
+when the script ends belongs to it; background jobs cannot delay the reply.
 
-A script that looks for these files finds them all the same, and may say that it has ended while it goes on. So scripts
-are numbered, and a shell that says anything but the code of the script that it has, once, is given up: what it writes
-from then on could be of one script or of another.
+A hostile script can still open these descriptors and fake its end. So scripts are numbered, and a shell that sends
+anything but the code of its current script, once, is discarded: its later output could belong to any script.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from .workers import Worker, WorkerReport
 
 _SCRIPTS, _CODES = 9, 8
-# `read -N` takes blocks, and counts bytes only in the C locale; to change to that and back is a fifth of a turn's work,
-# and not needed where all is ASCII. The function hands a script the code of the one before as `$?`: as a condition,
-# since a failing command would end a shell that has `set -e`. What `set -x` says about this loop itself goes nowhere.
+# `read -N` reads blocks, and counts bytes only in the C locale; switching to it costs a fifth of a turn and is not
+# needed for ASCII. The function sets `$?` to the code of the previous script; it is a condition, because a failing
+# command would end a shell with `set -e`. The output of `set -x` for this loop is discarded.
 _LOOP = b"""_envkit_head=
 _envkit_was() { return "$1"; }
 while { _envkit_code=$?
@@ -51,21 +50,21 @@ else builtin eval "$_envkit_script" 8>&- 9<&-
 fi
 done"""
 _INTERRUPT_S = 0.4
-"""How long a shell may go on starting programs, or compute, once its time is over."""
+"""How long a shell may keep running after its timeout before it is killed."""
 _KEEP_BYTES = 1 << 20
 _CODE_DIGITS = 3
-_DISCARDED = b"a script has written to the shell's own files; the shell is given up\n"
+_DISCARDED = b"a script has written to the shell's own descriptors; the shell was ended\n"
 
 
 class ShellCall(IncomingCall):
-    """One script."""
+    """One script that runs in a shell."""
 
     def __init__(self, shell: PersistentShell, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         self._shell = shell
         self.script = encoded(header["command"]) + b"\n"
         if b"\0" in self.script:
-            raise CallError("bad", "a script cannot hold NUL")
+            raise CallError("bad", "a script cannot contain NUL")
         self.timeout_s = float(header["timeout_s"])
         self.keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
 
@@ -77,7 +76,7 @@ class ShellCall(IncomingCall):
 
 
 class PersistentShell:
-    """One shell, with the scripts that wait for it. It starts with the first of them."""
+    """One shell and its queue of scripts. The first script starts it."""
 
     def __init__(self, context: Context, user: User) -> None:
         self._context = context
@@ -98,13 +97,13 @@ class PersistentShell:
         self._ended_code: int | None = None
 
     def run(self, call: ShellCall) -> None:
-        """Run a script once those before it have ended."""
+        """Run a script after those before it have ended."""
         self._waiting.append(call)
         if self._current is None:
             self._next()
 
     def cancel(self, call: ShellCall) -> None:
-        """End a script with what it started; the shell keeps its state where it can."""
+        """End a script and everything it started; the shell keeps its state if possible."""
         if call is self._current:
             self._interrupt("cancelled")
         elif call in self._waiting:
@@ -112,7 +111,7 @@ class PersistentShell:
             call.finish(cancelled=True)
 
     def crashed(self, text: str) -> None:
-        """Start anew after a mistake of ours."""
+        """Restart the shell after an exception in the agent."""
         self._stop(lambda: None)
         call, self._current = self._current, None
         if call is not None and not call.is_over:
@@ -120,7 +119,7 @@ class PersistentShell:
         self._next()
 
     def close(self, then: Callable[[], None]) -> None:
-        """End the shell, all that runs in it and the scripts that wait; then call `then`."""
+        """End the shell, its processes and its queue; then call `then`."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call.fail("refused", "the shell was closed")
@@ -140,7 +139,7 @@ class PersistentShell:
         self._interrupted = None
         for tail in self._tails.values():
             tail.limit = call.keep_bytes
-        if self._ended_code is not None:  # nobody was told yet
+        if self._ended_code is not None:  # not yet reported
             code, self._ended_code = self._ended_code, None
             self._tails["err"].add(b"the shell had ended before this command\n")
             self._answer(code, lost=True)
@@ -204,8 +203,8 @@ class PersistentShell:
             self._answer(int(code) if code.isdigit() else 1, lost=False)
 
     def _discard(self) -> None:
-        """End the shell; a script that it has is lost, with what may be another's output."""
-        if self._worker is None:  # it is ended already
+        """End the shell; its current script is lost, and so is output that may belong to another script."""
+        if self._worker is None:  # it has already ended
             return
 
         def ended() -> None:
@@ -223,7 +222,7 @@ class PersistentShell:
         self._stop(ended)
 
     def _on_ended(self, report: WorkerReport) -> None:
-        """Bash itself has ended, or was killed."""
+        """Handle the end of bash itself."""
 
         def ended() -> None:
             if self._current is None:
@@ -239,7 +238,7 @@ class PersistentShell:
         self._interrupt("timed out")
 
     def _interrupt(self, why: str) -> None:
-        """End what the current script started, until it gives up; where it never does, end the shell."""
+        """Kill what the current script started until the script ends; after a deadline, end the shell."""
         if self._interrupted is not None or self._worker is None:
             return
         self._interrupted = why
@@ -260,12 +259,12 @@ class PersistentShell:
         check()
 
     def _doomed(self, running: Table) -> set[int]:
-        """Everybody below the shell."""
+        """Return all processes below the shell."""
         assert self._worker is not None
         return process_tree.alive_below([self._worker.pid], running) - {self._worker.pid, self._pid}
 
     def _stop(self, then: Callable[[], None], keeps_worker: bool = False) -> None:
-        """End bash and everybody below it, then call `then`."""
+        """End bash and all processes below it, then call `then`."""
         if self._stopping is not None:
             self._stopping.append(then)
             return

@@ -1,11 +1,11 @@
-"""The inner end of a worker: a process that runs commands, one after another, with a user's rights.
+"""The process of a worker: runs commands, one after another, with a user's rights.
 
-It dropped all others for good when it was forked, so each command can be started in the quickest way; and it adopts the
-orphans of its commands, so it knows whether one left anybody behind.
+It dropped all other rights when it was forked, so it can start commands in the quickest way. It is the subreaper of its
+commands, so it knows whether one left a process behind.
 
-An encode_request is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in;
-``1`` when the pid is request; the file numbers that the accompanying files get, separated by blanks; the number of
-arguments; the arguments; the environment. For the answers see `ANSWER`.
+A request is its length (four bytes) and, separated by NUL: the terminal to open, or empty; the working directory; ``1``
+if the pid is wanted; the target descriptors of the attached files, separated by spaces; the number of arguments; the
+arguments; the environment. For the replies see `ANSWER`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ else:
     import _signal as signal
 
 ANSWER = struct.Struct(">iiii")
-"""Kind; pid or exit code; whether somebody is left over; whether the program could not be started."""
+"""Kind; pid or exit code; whether processes are left; whether the program failed to start."""
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
 ROOM_TIMEOUT_S = 2.0
-"""How long a program waits for room, when others are ended to make some."""
+"""How long a program waits for a free pid while preemptible programs are killed."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
-_FIRST_FREE = 10  # what the encode_request's files may become is below
-# What we or Python ignore would stay so in another program.
+_FIRST_FREE = 10  # above the target descriptors of requests
+# Signals that Python ignores would stay ignored in the program.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 
 
 class WorkerRequest:
-    """One command, see the module's text."""
+    """One decoded request; see the module docstring."""
 
     def __init__(self, content: bytes) -> None:
         parts = content.split(b"\0")
@@ -64,28 +64,28 @@ def encode_request(
     terminal: bytes = b"",
     wants_pid: bool = False,
 ) -> bytes:
-    """Return an encode_request, in the form that is sent.
+    """Encode a request.
 
     Raises:
-        ValueError: An argument or a variable holds NUL.
+        ValueError: An argument or a variable contains NUL.
     """
     numbers = " ".join([str(number) for number in targets]).encode()
     head = [terminal, folder, b"1" if wants_pid else b"0", numbers, str(len(argv)).encode()]
     parts = head + argv + [name + b"=" + value for name, value in env.items()]
     content = b"\0".join(parts)
     if content.count(b"\0") != len(parts) - 1:
-        raise ValueError("a program's arguments and environment cannot hold NUL")
+        raise ValueError("arguments and environment variables cannot contain NUL")
     return struct.pack(">I", len(content)) + content
 
 
 def serve(fd: int, user: linux.User, parent: int) -> None:
-    """Take orders from socket `fd` until its other end is closed. Never returns."""
+    """Serve requests from socket `fd` until its other end is closed. Never returns."""
     isolate(user, parent, fd)
     linux.adopt_orphans()
     channel = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(filler, 0)  # what a command that is given no standard input reads
+    os.dup2(filler, 0)  # standard input of commands without one
     while filler < _FIRST_FREE - 1:
         filler = os.dup(filler)
     while True:
@@ -94,11 +94,11 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
 
 
 def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
-    """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it.
+    """Isolate a forked child from the agent: switch the user, close all files but `kept`, and die with the parent.
 
-    A `hidden` one cannot be signalled by the user's programs.
+    The user's programs cannot signal a `hidden` child.
     """
-    os.setpgid(0, 0)  # whoever kills the agent's group leaves us the time to end those below us
+    os.setpgid(0, 0)  # so that a signal to the agent's group leaves us time to kill our descendants
     linux.close_others(*kept)
     if user.preemptible:
         linux.be_killed_first()
@@ -150,14 +150,14 @@ def _start_with_retries(request: WorkerRequest, files: list[int], timeout_s: flo
     while True:
         try:
             return _start(request, files)
-        except BlockingIOError:  # the box has as many processes as it may have
+        except BlockingIOError:  # the sandbox is at its limit of processes
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_RETRY_S)
 
 
 def _start(request: WorkerRequest, files: list[int]) -> int:
-    """Start the command in a session of its own and return its pid."""
+    """Start the command in a new session and return its pid."""
     if not request.argv or not request.argv[0]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"")
     os.chdir(request.folder)
@@ -173,12 +173,12 @@ def _start(request: WorkerRequest, files: list[int]) -> int:
         return os.posix_spawn(
             program, request.argv, request.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
         )
-    except NotImplementedError:  # this C library cannot begin a session so
+    except NotImplementedError:  # the C library has no POSIX_SPAWN_SETSID
         return _fork(program, request, files)
 
 
 def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
-    """Start `program` where posix_spawn is missing or too weak."""
+    """Start `program` without posix_spawn."""
     reader, writer = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if not pid:
@@ -205,7 +205,7 @@ def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
 
 
 def _find(name: bytes, path: bytes) -> bytes:
-    """Return the file that `name` means, searched in `path` as a shell would."""
+    """Return the program file for `name`, searched in `path` as a shell does."""
     if b"/" in name:
         return name
     refused = None
@@ -220,7 +220,7 @@ def _find(name: bytes, path: bytes) -> bytes:
 
 
 def _report_error(request: WorkerRequest, files: list[int], error: OSError) -> None:
-    """Say on the command's standard error why it does not start."""
+    """Write to the command's standard error why it failed to start."""
     name = error.filename if error.filename is not None else request.argv[0]
     text = os.fsencode(name) + b": " + os.fsencode(error.strerror or "cannot be started") + b"\n"
     try:
@@ -232,7 +232,7 @@ def _report_error(request: WorkerRequest, files: list[int], error: OSError) -> N
 
 
 def _receive(channel: socket) -> tuple[bytes, list[int]]:
-    """Return the next encode_request and the files that came with it."""
+    """Return the next request and its attached files."""
     piece, attached, _, _ = channel.recvmsg(1 << 16, CMSG_SPACE(4 * MAX_FILES), MSG_CMSG_CLOEXEC)
     files: list[int] = []
     for level, kind, content in attached:

@@ -1,11 +1,10 @@
-"""Lanes: processes of another user's rights, each of which runs commands for us one after another.
+"""Pre-forked workers: processes with a user's rights that each run commands one after another.
 
-Forking is what a command costs; a worker is forked before anybody asks. One that is waiting is kept for each user.
+Most of a command's cost is the fork, so workers are forked in advance; one idle worker is kept for each user.
 
-A box has only so many processes, and the agent's programs may have taken all. Who must run nevertheless, a grader or
-what copies folders for the host, finds some free: when there are too few, the programs of users that yield are ended.
-Likewise they find memory: those programs are in a memory cgroup of their own, and their System V objects are removed
-before a grader starts, when these hold much.
+The agent user's programs may use up the sandbox's limit of processes. If fewer than 32 pids are free, they are killed
+so that graders and file transfers can start. Memory is reserved for these, too: the agent user's programs have a memory
+cgroup of their own, and large System V objects are removed before a grader starts.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ if TYPE_CHECKING:
     from .process_tree import Table
 
 _SURPLUS_S = 2.0
-"""How long a worker must not have been needed until it is let go."""
+"""How long a surplus worker is idle before it is closed."""
 _RESERVE = 32
-"""How many processes are free for who does not yield; a quarter of the box's bound where that is less."""
+"""Free pids reserved for users that are not preemptible; at most a quarter of the sandbox's limit."""
 _CHECK_S = 0.01
 _RETRY_S = 0.5
-"""When to check again where there was nobody to end."""
+"""Interval of checks after one that found no process to kill."""
 _ROUNDS = 200
 LOST = -9
 """Exit code of a command whose worker was killed."""
 
 
 class WorkerReport:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
         code: Exit code, negative for a signal.
-        left: Whether something that it started may still run.
-        failed: Whether it did not start at all.
+        left: Whether processes that it started may still run.
+        failed: Whether it failed to start.
     """
 
     def __init__(self, code: int, left: bool, failed: bool) -> None:
@@ -53,11 +52,11 @@ class WorkerReport:
 
 
 class Worker:
-    """The outer end of a worker.
+    """The agent's handle of a worker process.
 
     Attributes:
-        pid: Of the process that keeps it.
-        busy: Whether a command runs in it.
+        pid: Its process id.
+        busy: Whether it runs a command.
     """
 
     def __init__(self, workers: Workers, user: linux.User) -> None:
@@ -84,14 +83,14 @@ class Worker:
         on_ended: Callable[[WorkerReport], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a command, see `worker.encode_request`; `files` are closed here."""
+        """Run a command; see `worker.encode_request`. Closes `files`."""
         self.busy = True
         self._on_ended = on_ended
         self._on_started = on_started
         try:
             attached = [(SOL_SOCKET, SCM_RIGHTS, struct.pack("%di" % len(files), *files))]
             sent = self._line.sendmsg([request], attached)
-        except OSError:  # it was killed while it waited
+        except OSError:  # it was killed while idle
             self._workers.loop.soon(self._lost, self)
             return
         finally:
@@ -102,13 +101,13 @@ class Worker:
             self._watch.want(write=True)
 
     def kill(self, then: Callable[[], None], owner: object) -> None:
-        """End it with everything that it started, then call `then`; it reports no more."""
+        """Kill it and everything it started, then call `then`; no report follows."""
         self._on_ended = self._on_started = None
         self.close()
         self._workers.end(self.pid, then, owner)
 
     def close(self) -> None:
-        """Let it go; unless it has a command, it ends."""
+        """Close it; an idle worker then exits."""
         self._watch.close()
         self._line.close()
         self._workers.discard(self)
@@ -154,25 +153,22 @@ class Worker:
 
 
 class Workers:
-    """All workers, and every other process that we forked.
-
-    Args:
-        loop: The agent's.
+    """All workers and other children of the agent.
 
     Attributes:
-        loop: The same.
-        agent: The user whose programs leave room to others; None before the configuration.
+        loop: The agent's event loop.
+        agent: The preemptible user; None before the configuration.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.agent: linux.User | None = None
-        self._adopts: bool | None = None  # whether orphans of a worker's commands stay below the worker
+        self._adopts: bool | None = None  # whether workers are subreapers of their commands
         self._all: set[Worker] = set()
         self._idle: dict[linux.User, list[Worker]] = {}  # the last one is taken first
-        self._surplus: dict[linux.User, int] = {}  # how many of those nobody has taken since `_trim`
+        self._surplus: dict[linux.User, int] = {}  # how many of those stayed idle since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
-        self._preemptible: set[int] = set()  # those of them that are ended, with all below, to make room
+        self._preemptible: set[int] = set()  # children that are killed, with descendants, to free pids
         self._trims = False
         self._is_checking = False
         self._bound = linux.process_bound()
@@ -181,15 +177,15 @@ class Workers:
         self._agent_group = linux.JoinedCgroup(lent.get("g"))
 
     def take(self, user: linux.User) -> Worker:
-        """Return a worker with that user's rights, which is then the caller's.
+        """Return a worker of `user`; the caller owns it until `give_back`.
 
         Raises:
-            OSError: No further process can be started.
+            OSError: No process can be started.
         """
         if not user.preemptible:
             self._ensure_free_pids()
             if self.agent is not None:
-                from .. import ipc  # not before it is needed: most sandboxes have no grader
+                from .. import ipc  # loaded on demand: most sandboxes have no grader
 
                 ipc.remove_large(self.agent)
             if not self._is_checking:
@@ -198,14 +194,14 @@ class Workers:
         while idle:
             exec_worker = idle.pop()
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
-            if exec_worker.pid in self._children:  # else it was ended a moment ago, to make room
+            if exec_worker.pid in self._children:  # otherwise it was just killed to free pids
                 return exec_worker
         exec_worker = Worker(self, user)
         self._all.add(exec_worker)
         return exec_worker
 
     def give_back(self, exec_worker: Worker) -> None:
-        """Keep a worker that has nothing left to do."""
+        """Keep an idle worker for the next command."""
         idle = self._idle.setdefault(exec_worker.user, [])
         idle.append(exec_worker)
         if len(idle) > 1 and not self._trims:
@@ -218,7 +214,7 @@ class Workers:
             idle.remove(exec_worker)
 
     def protect(self, exec_worker: Worker) -> None:
-        """Never end what runs in a worker to make room."""
+        """Exclude a worker's processes from being killed to free pids."""
         self._preemptible.discard(exec_worker.pid)
 
     def fork(
@@ -233,12 +229,12 @@ class Workers:
 
         Args:
             run: Called in the child.
-            on_exit: Called here once that has ended.
-            preemptible: Whether it is ended, with all below it, when there is no room for others.
-            is_charged: Whether what it takes of memory counts as the agent's; that of one who preemptible does.
+            on_exit: Called in the agent after the child has ended.
+            preemptible: Whether it may be killed, with its descendants, to free pids.
+            is_charged: Whether its memory counts as the agent user's; always true if preemptible.
 
         Raises:
-            OSError: No further process can be started.
+            OSError: No process can be started.
         """
         if self._adopts is None:
             self._adopts = linux.adopt_orphans()
@@ -266,7 +262,7 @@ class Workers:
         return pid
 
     def reap(self) -> None:
-        """Collect everybody who has ended, also strangers that came to us as orphans."""
+        """Reap all children that have exited, including adopted orphans."""
         for pid, status in process_tree.reap().items():
             on_exit = self._children.pop(pid, None)
             self._preemptible.discard(pid)
@@ -274,11 +270,11 @@ class Workers:
                 on_exit(process_tree.exit_code(status))
 
     def has_orphans(self) -> bool:
-        """Whether orphans that nobody else can own came to us because no worker could adopt them."""
+        """Whether the agent has orphans of commands because workers cannot be subreapers."""
         return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
-        """End our child `pid`, everybody below it and whoever else lost its worker, then call `then`."""
+        """Kill child `pid`, its descendants and orphans of ended workers, then call `then`."""
 
         def victims(running: Table) -> set[int]:
             roots = {pid} if pid in self._children else set()
@@ -292,12 +288,12 @@ class Workers:
         return any(exec_worker.busy for exec_worker in self._all)
 
     def _orphans(self, running: Table) -> set[int]:
-        """Children of ours that we did not start."""
+        """Return children that the agent did not fork."""
         us = os.getpid()
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
     def _ensure_free_pids(self) -> bool:
-        """Have some processes free; say whether there are."""
+        """Keep the reserve of pids free; return whether that worked."""
         if self._bound is None:
             return True
         count = linux.process_count()
@@ -309,13 +305,13 @@ class Workers:
             self.loop.after(delay_s, self._check)
 
     def _check(self) -> None:
-        """See to it that the agent's programs do not take the room while somebody who does not yield runs."""
+        """Keep the reserve of pids free while a user that is not preemptible runs a command."""
         self._is_checking = False
         if any(exec_worker.busy and not exec_worker.user.preemptible for exec_worker in self._all):
             self._check_later(_CHECK_S if self._ensure_free_pids() else _RETRY_S)
 
     def _free_pids(self) -> bool:
-        """End everybody who preemptible, and return once they are gone; say whether there was anybody."""
+        """Kill all preemptible processes and wait until they are gone; return whether there were any."""
         us = os.getpid()
 
         def victims(running: Table) -> set[int]:

@@ -1,6 +1,6 @@
-"""Copying whole folders out of the box and into it, by a child with the rights of one of its users.
+"""Copies folders out of and into the sandbox, in a child process with a user's rights.
 
-So links lead only to where that user may go, and a huge tree keeps nobody waiting.
+So links lead only to where that user may go, and a huge tree does not block other calls.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ else:
 
 _REASON_BYTES = 4096
 _WAITING_BYTES = 4 << 20
-"""How much may wait for the child before no more is taken from the host."""
+"""Unwritten bytes at which reading from the host pauses."""
 
 
 class _Tree(IncomingCall):
-    """What both have in common: the child, and the end that it comes to."""
+    """Base of `Pack` and `Unpack`: the child process and its result."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -48,7 +48,7 @@ class _Tree(IncomingCall):
         self._end_early("bad", text)
 
     def _fork(self, work: Callable[[], None], theirs: list[int]) -> None:
-        """Run `work` in the child, with `theirs` (closed here) and a pipe for what goes wrong."""
+        """Run `work` in a child that inherits `theirs` (closed here) and a pipe for errors."""
         errors, writer = os.pipe()
         user, us = self._user, os.getpid()
 
@@ -86,14 +86,14 @@ class _Tree(IncomingCall):
         if self._problem is not None:
             self.fail(*self._problem)
         elif self._code:
-            text = self._reason.peek().decode(errors="replace") or "the child was ended with code %d" % self._code
+            text = self._reason.peek().decode(errors="replace") or "the copy process ended with code %d" % self._code
             self.fail(code, text)
         else:
             self.finish()
 
 
 class Pack(_Tree):
-    """Gives a file or folder as a tar archive."""
+    """Sends a file or folder as a tar archive."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(context, connection, number, header)
@@ -102,7 +102,7 @@ class Pack(_Tree):
         ours, theirs = os.pipe()
 
         def work() -> None:
-            with open(theirs, "wb", PIECE_BYTES) as archive:  # headers are small, and each write wakes the host
+            with open(theirs, "wb", PIECE_BYTES) as archive:  # buffered, because each small write would wake the host
                 tar.pack(path, archive.write)
 
         self._archive = Output(context.loop, ours, self._take, self, self._finish_when_done)
@@ -111,7 +111,7 @@ class Pack(_Tree):
     def _take(self, piece: bytes) -> None:
         self._left -= len(piece)
         if self._left < 0:
-            self._end_early("too_large", "it has more bytes than were asked for")
+            self._end_early("too_large", "it has more bytes than `max_bytes`")
         if self._problem is None:
             self.send_piece("data", piece)
             if self.connection.is_full:
@@ -124,7 +124,7 @@ class Pack(_Tree):
 
 
 class Unpack(_Tree):
-    """Takes a tar archive and makes a folder of it."""
+    """Receives a tar archive and unpacks it into a folder."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(context, connection, number, header)

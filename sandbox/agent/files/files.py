@@ -1,4 +1,4 @@
-"""Reading and writing one file, with the rights of a user of the box, so that links lead only to where it may go."""
+"""Reads and writes one file with a user's rights, so that links lead only to where that user may go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIES = 100
 
 
 class Read(IncomingCall):
-    """Gives a file's content, as fast as it is taken."""
+    """Sends a file's content as fast as the host reads it."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -37,7 +37,7 @@ class Read(IncomingCall):
             os.close(self._fd)
             if stat.S_ISREG(about.st_mode):
                 raise CallError("too_large", "it has %d bytes" % about.st_size)
-            raise CallError("missing", "it is a folder" if stat.S_ISDIR(about.st_mode) else "it is no plain file")
+            raise CallError("missing", "it is a folder" if stat.S_ISDIR(about.st_mode) else "it is not a regular file")
         self._mode = stat.S_IMODE(about.st_mode)
         self._stopped = False
         connection.feed(self._frames())
@@ -46,7 +46,7 @@ class Read(IncomingCall):
         self._stopped = True
 
     def _frames(self) -> Iterator[bytes]:
-        """Read as far as the end, wherever that is: what the kernel makes up says that it has no size."""
+        """Read to the end of file; files in /proc report a size of 0."""
         size = 0
         problem = None
         try:
@@ -70,7 +70,7 @@ class Read(IncomingCall):
 
 
 class Write(IncomingCall):
-    """Writes a file beside the name it gets, and renames it once it is whole."""
+    """Writes a temporary file in the target folder and renames it when it is complete."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -128,7 +128,7 @@ class Write(IncomingCall):
         os.rename(self._temporary, self._path)
 
     def _drop(self) -> None:
-        """Leave nothing behind."""
+        """Remove the temporary file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -139,7 +139,7 @@ class Write(IncomingCall):
 
 
 def make_folders(folder: bytes, mode: int = 0o777) -> None:
-    """Make `folder` and what leads to it, however long that is."""
+    """Make `folder` and its missing parents, without recursion."""
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)

@@ -1,7 +1,7 @@
-"""Tar archives as a stream, in GNU's form, written and read with the rights of whoever calls.
+"""Writes and reads GNU tar streams with the rights of the calling process.
 
-Python's own `tarfile` is missing in reduced Pythons, takes long to load, and before 3.12 believes what an archive says.
-Files, folders and links are known; devices, sockets and pipes are left out when packing and refused when unpacking.
+Python's `tarfile` is missing in reduced Pythons, slow to load, and unsafe to extract with before 3.12.
+Files, folders and links are supported; devices, sockets and pipes are skipped by `pack` and refused by `unpack`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class RefusedEntryError(Exception):
-    """An archive holds what is not unpacked."""
+    """An archive contains an entry that is not allowed."""
 
 
 def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
-    The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
-    other file systems show inside a folder is left out, and so is what vanishes meanwhile. `path` may be a link; below
-    it none is followed. What our user has closed to itself (mode 0) is opened while it is read; the archive has the
-    modes as they were.
+    The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. Other
+    file systems mounted inside a folder are skipped, and so are entries that vanish meanwhile. `path` may be a link;
+    links below it are not followed. Entries that our own user cannot read (mode 0) are made readable while they are
+    read; the archive has their original modes.
 
     Raises:
-        OSError: Something cannot be read.
+        OSError: An entry cannot be read.
     """
     closed = _unlock(path, os.stat(path))
     fd = os.open(path, _TO_READ)
@@ -51,7 +51,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> int | None:
-    """Let our user read what it has closed to itself; return the mode as it was, or None where all is open already."""
+    """Make an entry of our own user readable; return the original mode, or None if it was readable."""
     mode, needed = stat.S_IMODE(about.st_mode), 0o500 if stat.S_ISDIR(about.st_mode) else 0o400
     if about.st_uid != os.geteuid() or mode & needed == needed:
         return None
@@ -60,13 +60,13 @@ def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> in
 
 
 class _OpenFolders:
-    """The folders of a tree, each opened from the one above it, so that no link is followed; one is open at a time.
+    """Opens the folders of a tree, one at a time and each from its parent, so that no link is followed.
 
     Args:
-        top: The tree's root, open.
+        top: Descriptor of the root.
 
     Attributes:
-        fd: The folder that was entered last.
+        fd: Descriptor of the last entered folder.
     """
 
     def __init__(self, top: int) -> None:
@@ -75,7 +75,7 @@ class _OpenFolders:
         self._steps: tuple[bytes, ...] = ()
 
     def enter(self, steps: tuple[bytes, ...]) -> None:
-        """Open the folder that `steps` lead to from the root."""
+        """Open the folder at path `steps` below the root."""
         is_next = len(steps) > 0 and steps[:-1] == self._steps
         fd = os.dup(self.fd if is_next else self._top)
         try:
@@ -123,10 +123,10 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: 
                         _pack_entry(folders.fd, at, about, write)
                 except FileNotFoundError:
                     pass
-    except OSError as error:  # which knows the last step alone
+    except OSError as error:  # it names only the last part of the path
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
-        for steps, mode in reversed(list(modes.items())):  # what is in a folder before it
+        for steps, mode in reversed(list(modes.items())):  # children before their folder
             try:
                 folders.enter(steps)
                 os.fchmod(folders.fd, mode)
@@ -136,7 +136,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: 
 
 
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
-    """Write what is no folder."""
+    """Write a file or link."""
     if stat.S_ISLNK(about.st_mode):
         write(_header(b"/".join(steps), _SYMBOLIC, about, target=os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
@@ -153,7 +153,7 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object], closed: i
         os.fchmod(fd, closed)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
-        raise OSError(errno.EINVAL, "no plain file", name)
+        raise OSError(errno.EINVAL, "not a regular file", name)
     write(_header(name, b"0", about))
     left = about.st_size
     while left:
@@ -194,18 +194,18 @@ def _number(value: int, width: int) -> bytes:
 
 
 def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> None:
-    """Unpack an archive into the folder `top`, which is made; what is in the way is replaced, folders excepted.
+    """Unpack an archive into the folder `top`, which is created; existing entries other than folders are replaced.
 
-    Links may lead anywhere, as they do in a virtual environment: whoever follows one needs the rights for that.
+    Links may lead anywhere, as in a virtual environment; following one needs the rights for its target.
 
     Args:
         top: The folder.
-        read: Returns as many bytes as asked for, fewer only at the end.
-        rights: What is taken of each mode.
+        read: Returns the requested number of bytes, fewer only at the end.
+        rights: Mask for each mode.
 
     Raises:
-        RefusedEntryError: It holds an absolute name, a way out of `top`, a device, or is no archive.
-        OSError: Something cannot be written.
+        RefusedEntryError: It contains an absolute name, a path out of `top` or a device, or is not an archive.
+        OSError: An entry cannot be written.
     """
     modes = []
     make_folders(top)
@@ -218,7 +218,7 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
             make_folders(path)
             modes.append((path, mode | 0o700 if not parts else mode, is_new))
         elif not parts:
-            raise RefusedEntryError("an entry without a name")
+            raise RefusedEntryError("entry without a name")
         else:
             make_folders(os.path.dirname(path))
             if os.path.lexists(path):
@@ -233,7 +233,7 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
         try:
             os.chmod(path, mode)
         except PermissionError:
-            if is_new:  # else it may be somebody else's, as /tmp is
+            if is_new:  # an existing one may belong to another user, as /tmp does
                 raise
 
 
@@ -254,12 +254,12 @@ def _unpack_file(path: bytes, size: int, mode: int, time_s: int, read: Callable[
 
 
 def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, int, int, bytes]]:
-    """Yield name, kind, size, mode, time and target of each entry; whoever takes a file reads its content."""
+    """Yield name, kind, size, mode, time and target of each entry; the caller reads a file's content."""
     known: dict[bytes, bytes] = {}
     while True:
         block = _exactly(_BLOCK, read)
         if not block.strip(b"\0"):
-            while read(_PIECE):  # the rest is filling
+            while read(_PIECE):  # the rest is padding
                 pass
             return
         if _value(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
@@ -267,7 +267,7 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
         kind, size = block[156:157], _value(block[124:136])
         if kind in b"LKxg":
             if size > _MAX_NAME_BYTES:
-                raise RefusedEntryError("a name of %d bytes" % size)
+                raise RefusedEntryError("name too long (%d bytes, limit %d)" % (size, _MAX_NAME_BYTES))
             content = _exactly(size, read)
             _exactly(-size % _BLOCK, read)
             if kind in b"LK":
@@ -282,14 +282,14 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
         if kind in _FILES and name.endswith(b"/"):
             kind = _FOLDER
         if kind not in (_LINK, _SYMBOLIC, _FOLDER) and kind not in _FILES:
-            raise RefusedEntryError("%s is a device or the like" % os.fsdecode(name))
+            raise RefusedEntryError("%s is not a file, folder or link" % os.fsdecode(name))
         time_s = int(float(known.get(b"mtime", _value(block[136:148]))))
         known = {}
         yield name, kind, size, _value(block[100:108]) & 0o777, time_s, target
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Return what an extended header says: records of their own length, a name and a value."""
+    """Return the records of an extended header; each is its length, a name and a value."""
     found = {}
     while content:
         length, _, _ = content.partition(b" ")
@@ -303,7 +303,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 def _parts(name: bytes) -> list[bytes]:
-    """Return the steps of a name that stays inside."""
+    """Split a name; refuse one that leads out of the folder."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if name.startswith(b"/") or b".." in parts or b"\0" in name:
         raise RefusedEntryError("%s leads out of the folder" % os.fsdecode(name))
