@@ -286,13 +286,13 @@ async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None
     """Measure what a lean client gets for each second of processor; the servers share one, and we have another."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
-        boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
+        sandboxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
         sokoban: Sides = {
             "envkit": (here, SocketPlayer.begin, SESSIONS),
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
             "envkit, POST of lists": (here, HttpPlayer.begin_many, BATCHES),
-            "envkit in boxes": (boxes, SocketPlayer.begin, SESSIONS),
-            "envkit in boxes, lists of frames": (boxes, SocketPlayer.begin_many, BATCHES),
+            "envkit in sandboxes": (sandboxes, SocketPlayer.begin, SESSIONS),
+            "envkit in sandboxes, lists of frames": (sandboxes, SocketPlayer.begin_many, BATCHES),
         }
         for name, server in (await _openenv(stack, _SERVER)).items():
             sokoban[name] = (server, OpenEnvPlayer.begin, SESSIONS)
@@ -301,7 +301,7 @@ async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None
         bare = uvicorn("starlette", package="starlette", variables={REPLY_VARIABLE: answered}, processor=_SERVER)
         echo: Sides = {
             "envkit": (here, EchoPlayer.begin, CONNECTIONS),
-            "envkit in boxes": (boxes, EchoPlayer.begin, CONNECTIONS),
+            "envkit in sandboxes": (sandboxes, EchoPlayer.begin, CONNECTIONS),
             "Starlette": (await stack.enter_async_context(bare), EchoPlayer.begin_bare, CONNECTIONS),
         }
         with on_processor(_CLIENT):
