@@ -63,11 +63,11 @@ def on_processor(number: int | None) -> Iterator[None]:
 
 @asynccontextmanager
 async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Server]:
-    """Start ``envkit serve`` without an access log, with the world of `served.py`.
+    """Start ``envkit serve`` without an access log, with the environment of `served.py`.
 
     Args:
-        words: What else it is told.
-        processor: Where it and all that it starts runs; None is anywhere.
+        words: Further arguments.
+        processor: The core of its processes; None is any core.
     """
     with TemporaryDirectory(prefix="envkit-bench-") as folder:
         (port,) = free_ports(1)
