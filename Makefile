@@ -14,20 +14,20 @@ PYTEST = $(BIN)/pytest --durations=40
 
 .PHONY: install quickstart quickstart-llm test test-fast peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean clean-cache
 
-# What it takes to play, serve and train.
+# The requirements of playing, serving and training.
 install: .venv/train
 
-# Train a small policy to play, on this machine's CPU, and look at it: runs/quickstart/.
+# Train a tiny policy on this machine's CPU: runs/quickstart/.
 quickstart: install
 	$(BIN)/envkit train examples/quickstart.yaml --output runs/quickstart
 
-# Train a language model of 135 million parameters to add numbers, on this machine's CPU: runs/quickstart-llm/.
+# Train a language model of 135 million parameters to add numbers on this machine's CPU: runs/quickstart-llm/.
 quickstart-llm: install
 	$(BIN)/envkit model get smollm2-135m
 	$(BIN)/envkit train examples/llm-arithmetic.yaml --output runs/quickstart-llm
 
-# All tests: first all that may run beside others, in parallel, then those marked `alone`, one after the other. What needs
-# Docker, bubblewrap or the language model is skipped, with the reason, where that is missing. Durations are in .reports/.
+# All tests: first in parallel, then those marked `alone`, one by one. Tests whose component (Docker, bubblewrap, the
+# language model) is missing are skipped with the reason. Durations are in .reports/.
 test: .venv/dev .venv/model
 	docker/install-missing
 	docker/with-daemon docker/with-base sh -c '\
@@ -37,12 +37,12 @@ test: .venv/dev .venv/model
 	[ $$beside -ne $(NO_TESTS) ] || exit $$alone; [ $$alone -ne $(NO_TESTS) ] || exit $$beside; \
 	exit $$((beside | alone))' pytest $(ARGS)
 
-# The tests that need no Docker, bubblewrap or Ray, and that take no more than moments; none of the whole path.
+# The quick tests, without Docker, bubblewrap, Ray and end-to-end tests.
 test-fast: .venv/dev
 	$(PYTEST) --junitxml=.reports/fast.xml -n $(WORKERS) --dist loadgroup -m "not (alone or slow or docker or bwrap or ray)" \
 	--ignore=tests/e2e --ignore=tests/docs/test_commands.py $(ARGS)
 
-# What tests/parity compares with; without it those tests are skipped.
+# The packages that tests/parity compares with; without them those tests are skipped.
 peers: .venv/peers/done
 
 lint: .venv/dev
@@ -52,8 +52,8 @@ lint: .venv/dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# The benchmarks; see benchmarks/README.md. ARGS=--quick gives each its smallest setting, which shows that it runs. All run,
-# and make fails at the end if one did. Games: ARGS="--roll PATH --ragen PATH" gives the peers that are checkouts.
+# The benchmarks; see benchmarks/README.md. ARGS=--quick uses the smallest settings, to show that they run. All run, and make
+# fails at the end if one failed. ARGS="--roll PATH --ragen PATH" names the checkouts of these peers.
 bench: .venv/dev .venv/bench/done
 	failed=; for name in text_games vector_games levels; do \
 	$(BIN)/python benchmarks/bench_$$name.py $(ARGS) || failed="$$failed $$name"; done; \
@@ -61,12 +61,12 @@ bench: .venv/dev .venv/bench/done
 	$(BIN)/python benchmarks/bench_$$name.py $$quick || failed="$$failed $$name"; done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-# What boxes cost, beside SWE-ReX and ROCK, whose server it starts. About five minutes, and as many to install ROCK.
+# The cost of sandboxes, compared with SWE-ReX and ROCK, whose server it starts. Five minutes, and five more to install ROCK.
 bench-boxes: .venv/boxes/done .venv/rock/done
 	docker/install-missing
 	docker/with-daemon docker/with-base .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
 
-# The gateway, beside ROCK's server and OpenEnv's. About ten minutes, and an image for the boxes that play.
+# The cost of the gateway, compared with ROCK's and OpenEnv's servers. About ten minutes; builds an image of the games.
 bench-fleet: .venv/boxes/done .venv/rock/done
 	docker/install-missing
 	docker/with-daemon docker/with-base sh -c '\
@@ -74,22 +74,22 @@ bench-fleet: .venv/boxes/done .venv/rock/done
 	code=0; .venv/boxes/bin/python benchmarks/bench_fleet.py --games-image $(GAMES) $(ARGS) || code=$$?; \
 	docker image rm $(GAMES) >/dev/null; exit $$code'
 
-# 200 containers at once, and 1,000 boxes of bubblewrap; needs 12 GiB of free memory.
+# 200 containers at once, and 1,000 bubblewrap sandboxes; needs 12 GiB of free memory.
 bench-many-boxes: .venv/dev
 	docker/install-missing
 	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_many_boxes.py $(ARGS)
 
-# 200 boxes for half an hour with all processors busy: is one that is well called lost?
+# 200 sandboxes for half an hour with all processors busy: is a healthy one declared lost?
 bench-false-losses: .venv/dev
 	docker/install-missing
 	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_false_losses.py $(ARGS)
 
-# Which files of docs/evidence/ are fresh, stale or missing.
+# List the files of docs/evidence/ as fresh, stale or missing.
 .PHONY: evidence-status
 evidence-status:
 	@$(PYTHON) benchmarks/evidence/status.py
 
-# The references of the configuration files, written from envkit/config/.
+# Rewrite the references of the configuration files from envkit/config/.
 docs: .venv/dev
 	$(BIN)/python docs/generate.py
 
@@ -97,14 +97,14 @@ clean:
 	rm -rf .venv .reports dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environments and images that all clones share. What a clone has linked stays. Not while one is being made.
+# Remove the cache of all clones; existing .venv folders still work. Do not run it while a cached environment is being made.
 clean-cache:
 	rm -f .venv/model
 	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
-# torch comes first and alone: then pip takes the wheel that suits the machine from wherever its own settings point,
-# such as a folder of CPU wheels, and nothing that follows replaces it.
+# torch is installed first and alone: pip's own settings choose its wheel, such as one from a folder of CPU wheels, and later
+# installs do not replace it.
 .venv/train: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"envkit needs Python 3.11 or newer, not {v[0]}.{v[1]}: make PYTHON=...")'
 	$(VENV) .venv $(TRAIN)
@@ -114,11 +114,11 @@ clean-cache:
 	$(VENV) .venv $(TRAIN) ".[dev]"
 	touch .venv/train $@
 
-# The language model that tests use, in the cache that all clones share. Offline, the tests that need it are skipped.
+# The language model of the tests, in the cache of all clones. Offline, the tests that need it are skipped.
 .venv/model: .venv/dev
-	@$(BIN)/envkit model get smollm2-135m >$@ || { rm -f $@; echo "going on without the model smollm2-135m" >&2; }
+	@$(BIN)/envkit model get smollm2-135m >$@ || { rm -f $@; echo "continuing without the model smollm2-135m" >&2; }
 
-# Peers live apart: they are old, or need older versions of what envkit needs.
+# Peers have environments of their own: they need older versions of envkit's requirements.
 .venv/peers/done: tests/parity/peers.txt
 	$(VENV) .venv/peers @tests/parity/peers.txt
 	touch $@

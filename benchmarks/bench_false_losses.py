@@ -1,7 +1,7 @@
-"""Many boxes on a machine whose processors are all busy: is one of them called lost, or suspect, that is well?
+"""Count false losses: healthy sandboxes that are declared lost or suspect on a machine whose processors are all busy.
 
-Half of the boxes are containers and half of bubblewrap, unless ``--docker`` or ``--local`` says otherwise. Every second
-some of them run a program. Ends with status 1 when any box was lost or any program failed; Ctrl-C ends it early.
+By default, half of the sandboxes are containers and half use bubblewrap (``--docker``, ``--local``). Every second,
+some of them run a program. Exits with status 1 if any sandbox was lost or any program failed; Ctrl-C ends it early.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from envkit.types import SandboxSpec, SandboxState
 
 _ALARMS = (SandboxState.SUSPECT, SandboxState.LOST)
 _CALLS = 4
-"""Programs that are run every second."""
+"""Programs per second."""
 _STARTING = 8
 
 
-async def soak(told: argparse.Namespace) -> bool:
-    """Keep the boxes for as long as was said, and return whether none was lost and every program ran."""
+async def soak(settings: argparse.Namespace) -> bool:
+    """Run for the chosen time; return whether no sandbox was lost and every program ran."""
     seen: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
         nodes = {}
-        if told.docker:
+        if settings.docker:
             nodes["docker"] = Node("docker", await stack.enter_async_context(DockerBackend()))
-        if told.local:
+        if settings.local:
             nodes["local"] = Node("local", await stack.enter_async_context(LocalBackend()))
         pools = {kind: await stack.enter_async_context(Pool([node])) for kind, node in nodes.items()}
         tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -49,13 +49,13 @@ async def soak(told: argparse.Namespace) -> bool:
         names: list[tuple[Pool, str]] = []
         async with anyio.create_task_group() as starting:
             for kind, pool in pools.items():
-                spec = SandboxSpec(image=told.image if kind == "docker" else None)
-                for index in range(getattr(told, kind)):
+                spec = SandboxSpec(image=settings.image if kind == "docker" else None)
+                for index in range(getattr(settings, kind)):
                     starting.start_soon(partial(_start, turn, pool, f"{kind}-{index}", spec, names))
-        print(f"{len(names)} boxes", flush=True)
+        print(f"{len(names)} sandboxes", flush=True)
         stack.enter_context(busy_processors())
         tasks.start_soon(_report, list(pools.values()), seen)
-        with anyio.move_on_after(told.minutes * 60):
+        with anyio.move_on_after(settings.minutes * 60):
             await _call(tasks, names, seen)
         tasks.cancel_scope.cancel()
     print(f"programs {seen['program']}, failed {seen['failed']}; suspect {seen['suspect']}, lost {seen['lost']}")
@@ -100,19 +100,19 @@ async def _report(pools: list[Pool], seen: Counter[str]) -> None:
     while True:
         await anyio.sleep(60)
         slowest_s = max(max(pool.counts().probe_s.values()) for pool in pools)
-        said = f"suspect {seen['suspect']}, lost {seen['lost']}, slowest probe {slowest_s * 1e3:.0f} ms"
-        print(f"{(clock.now() - begin) / 60:3.0f} min: {said}, load {os.getloadavg()[0]:.1f}", flush=True)
+        message = f"suspect {seen['suspect']}, lost {seen['lost']}, slowest probe {slowest_s * 1e3:.0f} ms"
+        print(f"{(clock.now() - begin) / 60:3.0f} min: {message}, load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=30, help="how long")
     arguments.add_argument("--docker", type=int, default=100, help="containers")
-    arguments.add_argument("--local", type=int, default=100, help="boxes of bubblewrap")
+    arguments.add_argument("--local", type=int, default=100, help="sandboxes of bubblewrap")
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
-    told = parsed(arguments, minutes=0.1, docker=2, local=2)
+    settings = parsed(arguments, minutes=0.1, docker=2, local=2)
     try:
-        sys.exit(not clock.run(soak, told))
+        sys.exit(not clock.run(soak, settings))
     except KeyboardInterrupt:
         sys.exit(130)
 

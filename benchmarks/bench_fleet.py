@@ -49,17 +49,17 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
     arguments.add_argument("--round-s", type=float, default=2, help="seconds of a round of many callers")
     arguments.add_argument("--rock-s", type=float, default=70, help="seconds to wait for ROCK's refusal")
-    told = parsed(arguments, starts=2, calls=5, rounds=1, round_s=0.2, rock_s=1)
+    settings = parsed(arguments, starts=2, calls=5, rounds=1, round_s=0.2, rock_s=1)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
-    if told.only != "steps":
+    if settings.only != "steps":
         print("Sandboxes")
-        clock.run(partial(sandboxes, findings, told), fast=True)
-    if told.only != "sandboxes":
+        clock.run(partial(sandboxes, findings, settings), fast=True)
+    if settings.only != "sandboxes":
         print("Steps")
-        clock.run(partial(steps, findings, told.rounds, told.round_s), fast=True)
+        clock.run(partial(steps, findings, settings.rounds, settings.round_s), fast=True)
     print(f"Load average after: {os.getloadavg()[0]:.1f}")
-    findings.check(CLAIMS, is_strict=not told.quick)
+    findings.check(CLAIMS, is_strict=not settings.quick)
 
 
 if __name__ == "__main__":

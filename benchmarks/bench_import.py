@@ -1,4 +1,6 @@
-"""What an import costs: CPU time that it adds to a bare interpreter, beside Gymnasium's. Prints medians and a ratio."""
+"""What an import costs: the CPU time that it adds to a bare interpreter, compared with Gymnasium's. Prints medians
+and a ratio.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ PROGRAMS = {
 
 
 def cpu_s(program: str) -> float:
-    """Seconds of CPU, user and system, that a new interpreter takes for `program`."""
+    """Return the CPU seconds, user and system, of a new interpreter that runs `program`."""
     process = subprocess.Popen([sys.executable, "-c", program])
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -30,9 +32,9 @@ def cpu_s(program: str) -> float:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--runs", type=int, default=9, help="rounds of which the median counts")
-    told = parsed(arguments, runs=1)
-    # Rounds over all programs, so that whatever else the machine does meets each of them alike; the first one warms up.
-    rounds = [{name: cpu_s(program) for name, program in PROGRAMS.items()} for _ in range(told.runs + 1)][1:]
+    settings = parsed(arguments, runs=1)
+    # Rounds over all programs, so other load of the machine affects all of them; the first round is a warm-up.
+    rounds = [{name: cpu_s(program) for name, program in PROGRAMS.items()} for _ in range(settings.runs + 1)][1:]
     median = {name: statistics.median(each[name] for each in rounds) for name in PROGRAMS}
     bare = median.pop("bare interpreter")
     for name, seconds in median.items():

@@ -1,9 +1,9 @@
 """What a new level of Sokoban costs, and whether it can be solved.
 
-envkit's levels are those of a reset with default options and a seed that was never used before; the peers' are made
-with their defaults. The first levels that each makes are solved from the start by `solver`, which knows nothing of how
-they were made: it says how many can be solved, how long the solutions are, and whether envkit's
-``info["level"]["shortest"]`` is right. ROLL and RAGEN, given as ``--roll PATH --ragen PATH``, are only shown.
+envkit's levels come from a reset with default options and a new seed; the peers' are made with their defaults.
+`solver`, which is independent of the generators, solves each contestant's first levels from the start: how many can
+be solved, how long the solutions are, and whether envkit's ``info["level"]["shortest"]`` is right. ROLL and RAGEN
+(``--roll PATH --ragen PATH``) take part without claims.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ CLAIMS = (
 KINDS = ((8, 2), (6, 1), (6, 2), (10, 4))
 """Size and boxes."""
 SLOW = (10, 4)
-"""Of these a peer needs several seconds for one: one a round, and only the two that are claimed about."""
+"""A peer needs several seconds for one of these: one per round, and only the two contestants of the claims."""
 
 
 class Made(NamedTuple):
-    """A level that was made: an observation that ends with its board, and what is said of its shortest solution."""
+    """A generated level: an observation that ends with its board, and the reported length of its shortest solution."""
 
     text: str
     shortest: int | None
 
 
 class Own:
-    """Levels of envkit's; calling it takes a turn."""
+    """Generates levels with envkit; calling it takes a turn."""
 
     def __init__(self, size: int, boxes: int) -> None:
         env = envkit.make("Sokoban-v0", size=size, boxes=boxes)
@@ -64,14 +64,14 @@ class Own:
 def grade(name: str, levels: Sequence[Made], size: int) -> None:
     """Solve levels and print what comes out."""
     lengths: list[int | None] = []
-    said, right = 0, 0
+    reported, right = 0, 0
     for text, shortest in levels:
         try:
             length = shortest_solution("\n".join(text.split("\n")[-size:]))
         except TooLargeError:
             continue
         lengths.append(length)
-        said += shortest is not None
+        reported += shortest is not None
         right += shortest is not None and shortest == length
     solved = [length for length in lengths if length is not None]
     line = f"  {name:50} {len(levels)} levels"
@@ -81,10 +81,10 @@ def grade(name: str, levels: Sequence[Made], size: int) -> None:
         line += f", {len(solved) / len(lengths):.0%} of {len(lengths)} solvable"
     if solved:
         line += f"; moves {min(solved)} to {max(solved)}, median {statistics.median(solved):g}"
-    print(line + (f"; {right} of {said} agree with what was said" if said else ""), flush=True)
+    print(line + (f"; {right} of {reported} reported lengths are right" if reported else ""), flush=True)
 
 
-def compare(size: int, boxes: int, told: argparse.Namespace) -> Rates:
+def compare(size: int, boxes: int, settings: argparse.Namespace) -> Rates:
     """Time and grade levels of one kind."""
     kind = f"{size}x{size}, {boxes} box{'es' if boxes > 1 else ''}"
     is_slow = (size, boxes) == SLOW
@@ -93,14 +93,14 @@ def compare(size: int, boxes: int, told: argparse.Namespace) -> Rates:
     peers: dict[str, tuple[object, ...]] = {
         "gym-sokoban": ("gym_sokoban_levels",),
         "GEM": ("gem_levels",),
-        "ROLL": ("roll_levels", told.roll),
-        "RAGEN": ("ragen_levels", told.ragen),
+        "ROLL": ("roll_levels", settings.roll),
+        "RAGEN": ("ragen_levels", settings.ragen),
     }
     for name, (peer, *checkout) in list(peers.items())[: 2 if is_slow else None]:
-        starts[f"{name} {kind}"] = partial(Peer, told, str(peer), *checkout, size, boxes)
+        starts[f"{name} {kind}"] = partial(Peer, settings, str(peer), *checkout, size, boxes)
     with taking_part(starts) as makers:
-        round_cpu_s = min(0.1, told.round_cpu_s) if is_slow else told.round_cpu_s
-        rates = measure(makers, unit="levels", rounds=told.rounds, round_cpu_s=round_cpu_s)
+        round_cpu_s = min(0.1, settings.round_cpu_s) if is_slow else settings.round_cpu_s
+        rates = measure(makers, unit="levels", rounds=settings.rounds, round_cpu_s=round_cpu_s)
         for name, maker in makers.items():
             levels = [made if isinstance(made, Made) else Made(made, None) for made in maker.levels()]
             grade(name, levels[: 10 if is_slow else GRADED], size)
@@ -111,11 +111,11 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=5, round_cpu_s=2.0)
     arguments.add_argument("--kinds", type=int, default=len(KINDS), help="how many sizes, the slowest last")
-    told = parsed(arguments, rounds=1, round_cpu_s=0.02, kinds=1)
+    settings = parsed(arguments, rounds=1, round_cpu_s=0.02, kinds=1)
     rates: dict[str, Sequence[float]] = {}
-    for size, boxes in KINDS[: told.kinds]:
-        rates |= compare(size, boxes, told)
-    check(CLAIMS, rates, is_strict=not told.quick)
+    for size, boxes in KINDS[: settings.kinds]:
+        rates |= compare(size, boxes, settings)
+    check(CLAIMS, rates, is_strict=not settings.quick)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Very many boxes at once in one pool: what each takes of memory, how it answers among all the others, how all end.
+"""Many sandboxes at once in one pool: how much memory each takes, how fast each answers, and how long it takes to
+stop them.
 
-Boxes without a command, with an agent in each that answers; ``--docker 0`` or ``--local 0`` leaves one kind out. No
-further box is started where the machine has less than 4 GiB of memory left. Ends with status 1 also when anything is
+The sandboxes have no command, only a running agent; ``--docker 0`` or ``--local 0`` leaves one backend out. No
+further sandbox is started while the machine has less than 4 GiB of free memory. Exits with status 1 if anything is
 left afterwards.
 """
 
@@ -30,19 +31,19 @@ from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec
 
 CLAIMS = (
-    Claim("lease among docker boxes", "envkit", at_most=1000),
-    Claim("true among docker boxes", "envkit", at_most=4),
-    Claim("step of a shell among docker boxes", "envkit", at_most=2),
-    Claim("lease among local boxes", "envkit", at_most=100),
-    Claim("true among local boxes", "envkit", at_most=4),
-    Claim("step of a shell among local boxes", "envkit", at_most=2),
+    Claim("lease among docker sandboxes", "envkit", at_most=1000),
+    Claim("true among docker sandboxes", "envkit", at_most=4),
+    Claim("step of a shell among docker sandboxes", "envkit", at_most=2),
+    Claim("lease among local sandboxes", "envkit", at_most=100),
+    Claim("true among local sandboxes", "envkit", at_most=4),
+    Claim("step of a shell among local sandboxes", "envkit", at_most=2),
 )
 
 _LEAST_MIB = 4096
 _STARTING = 16
-"""Boxes that are being started at once."""
+"""Concurrent starts."""
 _SHOWN = 100
-"""Boxes from one line of progress to the next."""
+"""Sandboxes between two lines of progress."""
 
 
 async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
@@ -54,7 +55,7 @@ async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
         backend = await stack.enter_async_context(DockerBackend() if kind == "docker" else LocalBackend())
         pool = await stack.enter_async_context(Pool([Node("here", backend)]))
         names = await start_all(pool, spec, number)
-        print(f"{len(names)} {kind} boxes\n  all started in {clock.now() - begin:13.1f} s")
+        print(f"{len(names)} {kind} sandboxes\n  all started in {clock.now() - begin:13.1f} s")
         await anyio.sleep(2)  # what was needed for starting alone goes
         print(f"  memory of the machine {(free - available_mib()) / len(names):9.1f} MiB each")
         print(f"  of its processes {await clock.to_thread(_pss_mib, kind) / len(names):14.1f} MiB each", flush=True)
@@ -68,7 +69,7 @@ async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
 
 
 async def start_all(pool: Pool, spec: SandboxSpec, number: int) -> list[str]:
-    """Lend up to so many boxes, and return their names."""
+    """Lease up to `number` sandboxes, and return their names."""
     names: list[str] = []
     turn = anyio.CapacityLimiter(_STARTING)
 
@@ -83,12 +84,12 @@ async def start_all(pool: Pool, spec: SandboxSpec, number: int) -> list[str]:
 
     async with anyio.create_task_group() as tasks:
         for index in range(number):
-            tasks.start_soon(start, f"box-{index}")
+            tasks.start_soon(start, f"sandbox-{index}")
     return names
 
 
-async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, boxes: list[Sandbox]) -> None:
-    """Measure a further lease, and calls of one box after the other."""
+async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, sandboxes: list[Sandbox]) -> None:
+    """Measure a further lease, and calls to the sandboxes in turns."""
     further = count()
 
     async def lease() -> Callable[[], Awaitable[None]]:
@@ -97,10 +98,10 @@ async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, b
         return partial(pool.stop, name)
 
     turns = count()
-    shells = [box.shell("main") for box in boxes[:_SHOWN]]
+    shells = [sandbox.shell("main") for sandbox in sandboxes[:_SHOWN]]
 
     async def execute() -> None:
-        result = await boxes[next(turns) % len(boxes)].exec(["true"], timeout_s=10)
+        result = await sandboxes[next(turns) % len(sandboxes)].exec(["true"], timeout_s=10)
         assert result.exit_code == 0, result
 
     async def step() -> None:
@@ -109,13 +110,13 @@ async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, b
 
     for _ in shells:  # each begins with its first command
         await step()
-    await findings.latency(f"lease among {kind} boxes", {"envkit": lease}, number=20, rounds=1)
-    await findings.latency(f"true among {kind} boxes", {"envkit": execute}, number=1000, rounds=1)
-    await findings.latency(f"step of a shell among {kind} boxes", {"envkit": step}, number=1000, rounds=1)
+    await findings.latency(f"lease among {kind} sandboxes", {"envkit": lease}, number=20, rounds=1)
+    await findings.latency(f"true among {kind} sandboxes", {"envkit": execute}, number=1000, rounds=1)
+    await findings.latency(f"step of a shell among {kind} sandboxes", {"envkit": step}, number=1000, rounds=1)
 
 
 def _pss_mib(kind: str) -> float:
-    """Return the MiB of the processes of our boxes, without this one."""
+    """Return the MiB of the processes of our sandboxes, without this process."""
     if kind == "local":
         return pss_mib(family([os.getpid()])[1:])
     ours = set(_containers())
@@ -135,7 +136,7 @@ def _words(path: Path) -> list[bytes]:
 
 
 def _containers() -> list[str]:
-    """Return the ids of our containers, those that have ended too."""
+    """Return the ids of our containers, including ended ones."""
     form = '{{.Label "envkit.owner"}} {{.ID}}'
     command = ["docker", "ps", "--all", "--no-trunc", "--filter", "label=envkit.owner", "--format", form]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -143,7 +144,7 @@ def _containers() -> list[str]:
 
 
 def _left(kind: str) -> list[str]:
-    """Return what there still is of our boxes."""
+    """Return what is left of our sandboxes."""
     if kind == "docker":
         return [f"container {id}" for id in _containers()]
     folders = [str(path) for path in Path("/tmp").glob(f"envkit-*-{os.getpid()}-*")]
@@ -152,21 +153,21 @@ def _left(kind: str) -> list[str]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--docker", type=int, default=200, metavar="COUNT", help="boxes of Docker")
-    arguments.add_argument("--local", type=int, default=1000, metavar="COUNT", help="boxes of bubblewrap")
+    arguments.add_argument("--docker", type=int, default=200, metavar="COUNT", help="sandboxes of Docker")
+    arguments.add_argument("--local", type=int, default=1000, metavar="COUNT", help="sandboxes of bubblewrap")
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
-    told = parsed(arguments, docker=2, local=4)
+    settings = parsed(arguments, docker=2, local=4)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
     are_clean = [
-        clock.run(partial(fill, findings, kind, number, told.image), fast=True)
-        for kind, number in (("docker", told.docker), ("local", told.local))
+        clock.run(partial(fill, findings, kind, number, settings.image), fast=True)
+        for kind, number in (("docker", settings.docker), ("local", settings.local))
         if number
     ]
     print(f"Load average after: {os.getloadavg()[0]:.1f}")
     if not all(are_clean):
         sys.exit("some were lost, or something is left")
-    findings.check([claim for claim in CLAIMS if vars(told)[claim.what.split()[-2]]], is_strict=not told.quick)
+    findings.check([claim for claim in CLAIMS if vars(settings)[claim.what.split()[-2]]], is_strict=not settings.quick)
 
 
 if __name__ == "__main__":

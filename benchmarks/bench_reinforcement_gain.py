@@ -1,7 +1,7 @@
-"""What reinforcement adds: the quickstart against its own warm-up alone, given as much time.
+"""What reinforcement adds: the quickstart, compared with its own warm-up alone for the same time.
 
-Runs ``examples/quickstart.yaml``, then the same file with imitation only, its updates stretched by the factor by which
-the whole run was longer than its warm-up. Prints held-out success of both and of the demonstrators, and their ratio.
+Runs ``examples/quickstart.yaml``, then the same file with imitation only; its updates are multiplied by the ratio of
+the whole run's time to its warm-up's. Prints held-out success of both and of the demonstrators, and their ratio.
 Takes about twice as long as the quickstart.
 """
 
@@ -42,14 +42,14 @@ def warmup_updates(updates: Mapping[str, float]) -> list[str]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[7], help="of the runs, each of which is a row")
-    told = parsed(arguments)
-    updates = {name: 1 if told.quick else getattr(WarmupSection(), name) for name in STAGES}
-    changes = SMALLEST if told.quick else []
+    settings = parsed(arguments)
+    updates = {name: 1 if settings.quick else getattr(WarmupSection(), name) for name in STAGES}
+    changes = SMALLEST if settings.quick else []
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        for seed in told.seeds:
+        for seed in settings.seeds:
             whole = run(Path(name) / f"whole-{seed}", seed, *changes, *warmup_updates(updates))
-            factor = whole["wall_s"] / whole["warmup"]["wall_s"]  # imitation alone is to take as long
+            factor = whole["wall_s"] / whole["warmup"]["wall_s"]  # so that imitation alone takes as long
             longer = warmup_updates({stage: number * factor for stage, number in updates.items()})
             imitation = ("trainer.steps=0", "warmup.greedy_goal=1.0", *longer)
             alone = run(Path(name) / f"alone-{seed}", seed, *changes, *imitation)

@@ -1,7 +1,7 @@
-"""What a step of Sokoban costs in text: whole answers in, text out, in one environment that starts anew when it ends.
+"""What a step of Sokoban costs in text: whole answers in, text out, in one environment with automatic resets.
 
 6x6 rooms with one box and 10,000 moves; each contestant plays the same random moves. ROLL and RAGEN need their
-checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment is given numbers, since it reads no answers itself.
+checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment gets numbers, since it does not parse answers itself.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def envkit_text() -> Turn:
 
 
 def main() -> None:
-    told = parsed(parser(__doc__), rounds=1, round_cpu_s=0.05)
+    settings = parsed(parser(__doc__), rounds=1, round_cpu_s=0.05)
     print("Sokoban 6x6, one box: text steps in one environment")
     starts: dict[str, Callable[[], Turn]] = {
         "envkit": envkit_text,
-        "GEM": partial(Peer, told, "gem_text"),
-        "ROLL": partial(Peer, told, "roll_text", told.roll),
-        "RAGEN": partial(Peer, told, "ragen_text", told.ragen),
+        "GEM": partial(Peer, settings, "gem_text"),
+        "ROLL": partial(Peer, settings, "roll_text", settings.roll),
+        "RAGEN": partial(Peer, settings, "ragen_text", settings.ragen),
     }
     with taking_part(starts) as contestants:
-        rates = measure(contestants, unit="steps", rounds=told.rounds, round_cpu_s=told.round_cpu_s)
-    check(CLAIMS, rates, is_strict=not told.quick)
+        rates = measure(contestants, unit="steps", rounds=settings.rounds, round_cpu_s=settings.round_cpu_s)
+    check(CLAIMS, rates, is_strict=not settings.quick)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What a step of 1,024 games at once costs: grids out and numbers in, beside envpool; and text both ways.
+"""What a step of 1,024 games at once costs: grids out and numbers in, compared with envpool; and text both ways.
 
 envpool's Sokoban plays one built-in level of 10x10 with four boxes and 120 moves in all its environments; envkit's has
 as many boxes and moves, and draws from 1,000 levels. envpool's lake is the 4x4 map, always slippery, with 100 moves.
-envpool is measured with one thread and with two, and the better of both per CPU-second counts. New levels at every
-reset are only shown.
+envpool is measured with one thread and with two; the better rate per CPU second counts. New levels at every
+reset are measured without claims.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOM: dict[str, Any] = {"size": 10, "boxes": 4, "max_moves": 120}
 LAKE: dict[str, Any] = {"map": "4x4", "max_moves": 100}
 SMALL: dict[str, Any] = {"size": 6, "boxes": 1, "max_moves": 10_000}
 WARM_STEPS = 1_500
-"""Enough that every one of 1,000 levels was drawn: 12 episodes in each of 1,024 environments."""
+"""Enough to draw each of 1,000 levels: 12 episodes in each of 1,024 environments."""
 ROUNDS_OF_NEW_LEVELS = 3
 
 
@@ -48,7 +48,7 @@ def vector(num_envs: int, env_id: str, warm_steps: int = 0, **options: Any) -> P
 
 
 def episodes(num_envs: int, moves: int, **options: Any) -> Play:
-    """Play whole episodes, since random moves solve next to nothing and so all rooms begin again at once."""
+    """Play whole episodes: random moves solve almost no room, so all rooms reset at the same step."""
     play = vector(num_envs, "Sokoban-v0", max_moves=moves, **options)
     return lambda times: play(times * (moves + 1))
 
@@ -78,22 +78,22 @@ def one_of_text() -> Play:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--envs", type=int, default=1024, help="environments at once")
-    told = parsed(arguments, rounds=1, round_cpu_s=0.05, envs=16)
+    settings = parsed(arguments, rounds=1, round_cpu_s=0.05, envs=16)
 
     def own(make: Callable[..., Play], *words: Any, **options: Any) -> Callable[[], Turn]:
-        return lambda: turns(make(told.envs, *words, **options))
+        return lambda: turns(make(settings.envs, *words, **options))
 
     def pool(env_id: str, threads: int) -> Callable[[], Turn]:
-        return partial(Peer, told, "envpool", env_id, told.envs, threads)
+        return partial(Peer, settings, "envpool", env_id, settings.envs, threads)
 
-    def compete(title: str, starts: Mapping[str, Callable[[], Turn]], rounds: int = told.rounds) -> Rates:
+    def compete(title: str, starts: Mapping[str, Callable[[], Turn]], rounds: int = settings.rounds) -> Rates:
         print(title)
         with taking_part(starts) as present:
-            return measure(present, unit="steps", rounds=rounds, round_cpu_s=told.round_cpu_s)
+            return measure(present, unit="steps", rounds=rounds, round_cpu_s=settings.round_cpu_s)
 
     rates = {
         **compete(
-            f"Sokoban 10x10, {told.envs:,} at once: grids and numbers",
+            f"Sokoban 10x10, {settings.envs:,} at once: grids and numbers",
             {
                 "envkit Sokoban, 4 boxes": own(vector, "Sokoban-v0", WARM_STEPS, num_levels=1000, **ROOM),
                 ENVPOOL_SOKOBAN[0]: pool("Sokoban-v0", 1),
@@ -101,7 +101,7 @@ def main() -> None:
             },
         ),
         **compete(
-            f"FrozenLake 4x4, {told.envs:,} at once: grids and numbers",
+            f"FrozenLake 4x4, {settings.envs:,} at once: grids and numbers",
             {
                 "envkit FrozenLake, 4x4 map, slippery": own(vector, "FrozenLake-v0", slip=2 / 3, **LAKE),
                 "envkit FrozenLake, 4x4 map": own(vector, "FrozenLake-v0", slip=0.0, **LAKE),
@@ -118,15 +118,15 @@ def main() -> None:
             },
         ),
         **compete(
-            f"Sokoban 10x10, {told.envs:,} at once, a new level after each episode",
+            f"Sokoban 10x10, {settings.envs:,} at once, a new level after each episode",
             {
                 "envkit Sokoban, 1 box, 25 moves": own(episodes, 25, size=10, boxes=1),
                 "envkit Sokoban, 4 boxes, 120 moves": own(episodes, 120, size=10, boxes=4),
             },
-            rounds=min(told.rounds, ROUNDS_OF_NEW_LEVELS),
+            rounds=min(settings.rounds, ROUNDS_OF_NEW_LEVELS),
         ),
     }
-    check(CLAIMS, rates, is_strict=not told.quick)
+    check(CLAIMS, rates, is_strict=not settings.quick)
 
 
 if __name__ == "__main__":

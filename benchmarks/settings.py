@@ -15,11 +15,11 @@ def parsed(parser: argparse.ArgumentParser, **quick: object) -> argparse.Namespa
     """Parse the command line and add ``--quick``.
 
     Args:
-        parser: Of everything else.
-        quick: Defaults with ``--quick``: the smallest with which all of the program runs.
+        parser: A parser of the other arguments.
+        quick: Defaults with ``--quick``: the smallest with which the whole program runs.
     """
-    said = "the smallest setting: shows that the program runs; its figures mean nothing, and no claim fails it"
-    parser.add_argument("--quick", action="store_true", help=said)
+    message = "smallest setting: shows that the program runs; its results mean nothing, and claims are not checked"
+    parser.add_argument("--quick", action="store_true", help=message)
     if "--quick" in sys.argv:
         parser.set_defaults(**quick)
     return parser.parse_args()

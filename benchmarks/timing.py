@@ -1,7 +1,7 @@
-"""Timing: how much several contestants get done in a second of CPU, in rounds, so that noise meets each of them alike.
+"""Work per CPU second of several contestants, in rounds, so noise of the machine affects all of them.
 
-CPU time is that of all threads of a contestant's process. It says less than the clock about a program that waits, and
-more about one that computes on a machine that others use, too.
+CPU time is that of all threads of a contestant's process. It suits programs that compute on a machine with other
+load; use `waiting.py` for programs that wait.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from operator import truediv
 from typing import NamedTuple, TypeAlias
 
 Play: TypeAlias = Callable[[int], int]
-"""Does its work so many times, and returns how many units (steps, levels) that was."""
+"""Does its work the given number of times, and returns the number of units (steps, levels)."""
 Turn: TypeAlias = Callable[[float], float]
-"""Plays for at least so many CPU seconds, and returns the units per CPU second."""
+"""Plays for at least the given CPU seconds, and returns the units per CPU second."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 """Units per CPU-second in each round, by contestant."""
 
@@ -25,12 +25,12 @@ _CALIBRATED_S = 0.02
 
 
 class Claim(NamedTuple):
-    """What is said about a contestant, and checked.
+    """A claim about a contestant, which is checked.
 
     Attributes:
         ours: Name of the contestant.
         at_least: Times as fast as the fastest of `peers`, in the median round; without peers, units per CPU-second.
-        peers: Names of contestants. Those that did not take part are passed over.
+        peers: Names of contestants. Those that did not take part are ignored.
     """
 
     ours: str
@@ -39,18 +39,18 @@ class Claim(NamedTuple):
 
 
 def turns(play: Play) -> Turn:
-    """Play until it is warm, and return turns that are timed in this process."""
+    """Warm up, and return turns that are timed in this process."""
     return partial(_rate, play, _calibrate(play))
 
 
 def measure(contestants: Mapping[str, Turn], *, unit: str, rounds: int, round_cpu_s: float) -> Rates:
-    """Let all play, and print the median of `rounds` of each contestant.
+    """Measure all contestants, and print the median of each one's rounds.
 
     Args:
         contestants: By name.
-        unit: What they do, in the plural.
-        rounds: Number of rounds; in each, every contestant plays once, in an order that turns round.
-        round_cpu_s: CPU seconds a contestant and round, at least.
+        unit: Name of the unit of work, in the plural.
+        rounds: Number of rounds; in each, every contestant plays once, in alternating order.
+        round_cpu_s: Minimum CPU seconds per contestant and round.
     """
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
@@ -67,7 +67,7 @@ def measure(contestants: Mapping[str, Turn], *, unit: str, rounds: int, round_cp
 
 
 def check(claims: Sequence[Claim], rates: Rates, *, is_strict: bool = True) -> None:
-    """Print each claim and whether it holds; if `is_strict`, leave the program with status 1 when one does not."""
+    """Print each claim and whether it holds; if `is_strict`, exit with status 1 if one does not."""
     print("Claims" if is_strict else "Claims (not of a quick run)")
     broken = 0
     for ours, at_least, peers in claims:
@@ -77,20 +77,20 @@ def check(claims: Sequence[Claim], rates: Rates, *, is_strict: bool = True) -> N
             continue
         if present:
             peer = max(present, key=lambda name: statistics.median(rates[name]))
-            # Within a round, since what else the machine does changes from one to the next.
+            # Compare within a round, since the machine's other load changes between rounds.
             found = statistics.median(map(truediv, rates[ours], rates[peer]))
-            said = f"{found:.1f} times {peer}, at least {at_least:g} wanted"
+            message = f"{found:.1f} times {peer}, at least {at_least:g} wanted"
         else:
             found = statistics.median(rates[ours])
-            said = f"{_short(found)} per CPU-second, at least {_short(at_least)} wanted"
+            message = f"{_short(found)} per CPU-second, at least {_short(at_least)} wanted"
         broken += found < at_least
-        print(f"  {'BROKEN' if found < at_least else 'holds':11}  {ours}: {said}")
+        print(f"  {'BROKEN' if found < at_least else 'holds':11}  {ours}: {message}")
     if broken and is_strict:
         sys.exit(f"{broken} of {len(claims)} claims broken")
 
 
 def _calibrate(play: Play) -> int:
-    """Play until it is warm, and return how often to play between two looks at the clock."""
+    """Warm up, and return how often to play between two readings of the clock."""
     times = 1
     while True:
         begin = time.process_time()

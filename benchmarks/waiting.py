@@ -1,6 +1,6 @@
-"""Timing of calls that mostly wait: contestants take turns, by the clock, so that noise meets each of them alike.
+"""Wall-clock timing of calls that mostly wait. Contestants take turns, so noise of the machine affects all of them.
 
-`timing.py` is for programs that compute; it takes the CPU's time instead.
+`timing.py` measures the CPU time of programs that compute.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import anyio
 from envkit import clock
 
 Call: TypeAlias = Callable[[], Awaitable[object]]
-"""Does one thing. If it returns a function, that is awaited afterwards, untimed: it tidies up."""
+"""Makes one call. If it returns a function, that is awaited afterwards, untimed, for clean-up."""
 CallBy: TypeAlias = Callable[[int], Awaitable[object]]
-"""The same by a caller of that number. If it returns a number, that many things were done."""
+"""Makes one call for the caller with that number. If it returns a number, it counts as that many calls."""
 Rounds: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """Seconds of every call in each round, by contestant."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
@@ -34,14 +34,14 @@ class FailedCallError(Exception):
 
 
 class Claim(NamedTuple):
-    """What is said about a contestant, and checked; without a bound it is only told.
+    """A claim about a contestant; without a limit it is printed but not checked.
 
     Attributes:
         what: Name of the measurement.
         ours: Name of the contestant.
         at_most: Milliseconds that the median call takes; with peers, times that of the fastest of them.
         at_least: Times as fast as the fastest of the peers.
-        peers: Names of contestants. Those that did not take part are passed over.
+        peers: Names of contestants. Those that did not take part are ignored.
     """
 
     what: str
@@ -52,7 +52,7 @@ class Claim(NamedTuple):
 
 
 class Findings:
-    """What was measured so far: prints it as it comes, and holds it against what is claimed."""
+    """Measures, prints each result at once, and checks the claims at the end."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Rounds, Rates]] = {}
@@ -98,16 +98,16 @@ class Findings:
         round_s: float,
         cpu_s: Mapping[str, Callable[[], float]] | None = None,
     ) -> None:
-        """Let many call at once, without pause, and print the median of the rounds' calls per second.
+        """Make concurrent calls without pause, and print the median of the rounds' calls per second.
 
         Args:
             what: Name of the measurement.
             calls: By contestant.
-            callers: How many call at once; by contestant, where that differs.
-            rounds: Turns that each contestant has.
-            round_s: Seconds after which no further call is begun; those under way are waited for, and count.
-            cpu_s: Give the seconds of processor that each contestant has taken so far; rates are then per second
-                of that, and what they are by the clock stands beside them.
+            callers: Number of concurrent callers, or that number by contestant.
+            rounds: Turns of each contestant.
+            round_s: Seconds after which no further call begins; running calls are awaited and counted.
+            cpu_s: Returns the CPU seconds that each contestant has used so far; rates are then per CPU second, and the
+                rates by the clock are printed too.
         """
         rates: dict[str, list[float]] = {name: [] for name in calls}
         by_clock: dict[str, list[float]] = {name: [] for name in calls}
@@ -141,13 +141,13 @@ class Findings:
         self._found[what] = ({}, rates)
 
     def check(self, claims: Sequence[Claim], *, is_strict: bool = True) -> None:
-        """Print each claim and whether it holds; if `is_strict`, leave the program with status 1 when one does not."""
+        """Print each claim and whether it holds; if `is_strict`, exit with status 1 if one does not."""
         print("Claims" if is_strict else "Claims (not of a quick run)")
         broken = 0
         for claim in claims:
-            said, holds = self._check(claim)
+            message, holds = self._check(claim)
             broken += holds is False
-            print(f"  {_VERDICTS[holds]:11}  {claim.what}, {claim.ours}: {said}")
+            print(f"  {_VERDICTS[holds]:11}  {claim.what}, {claim.ours}: {message}")
         if broken and is_strict:
             sys.exit(f"{broken} of {len(claims)} claims broken")
 
@@ -162,7 +162,7 @@ class Findings:
             found = 1000 * statistics.median(chain(*seconds[claim.ours]))
             return f"{found:.3g} ms, at most {claim.at_most:g} wanted", found <= claim.at_most
         peer = max(peers, key=lambda name: statistics.median(speeds[name]))
-        # Within a round, since what else the machine does changes from one to the next.
+        # Compare within a round, since the machine's other load changes between rounds.
         times = statistics.median(map(truediv, speeds[claim.ours], speeds[peer]))
         if claim.at_least is None and claim.at_most is None:
             return f"{times:.3g} times as fast as {peer}", None

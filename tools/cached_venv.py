@@ -1,15 +1,15 @@
 """Make a virtual environment from cached layers: ``cached_venv.py FOLDER LAYER...``.
 
-A LAYER is what one ``pip install`` brings: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
-requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed in FOLDER only,
-and editable; what builds it is the first layer, so that a filled cache suffices without a network.
+A LAYER is one ``pip install``: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
+requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed only in FOLDER,
+as editable; its build requirements are the first layer, so that a filled cache works without a network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
 interpreter, of pip's environment variables, of the month, and of the requirements up to it: once a month, layers are
-built anew, with what was released since. A layer is built in a folder beside its place, under a lock, and renamed when
-it is complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
-layer (copies on another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment,
-pip updates it. Where the cache cannot be written, FOLDER is made without it.
+built again with the newest releases. A layer is built in a temporary folder next to it, under a lock, and renamed when
+complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
+layer (copies on another file system): do not edit them in place; pip replaces them. If FOLDER already holds an environment,
+pip updates it. If the cache cannot be written, FOLDER is made without it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
 def main(folder: Path, layers: list[str]) -> None:
-    """Make or update the environment in `folder`. Of two processes at once, the second waits for the first."""
+    """Make or update the environment in `folder`. A second process waits for the first."""
     wanted = [_requirements(layer) for layer in layers]
     editable = any(_PROJECT.fullmatch(layer) for layer in layers)
     if editable:
@@ -87,7 +87,7 @@ def _pyproject() -> dict[str, Any]:
 
 
 def _make(folder: Path, layers: list[list[str]]) -> None:
-    """Link the environment from the cache, or install it into `folder` where the cache cannot be written."""
+    """Link the environment from the cache, or install it into `folder` if the cache cannot be written."""
     cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _cached(cache: Path, layers: list[list[str]]) -> Path:
 
 
 def _remove_unused(cache: Path, since_s: float) -> None:
-    """Remove the layers whose lock nobody took after `since_s`, in seconds since 1970; an empty lock file stays."""
+    """Remove the layers whose lock was last taken before `since_s` (seconds since 1970); the lock files are kept."""
     for path in cache.glob("*.lock"):
         if path.stat().st_mtime < since_s:
             for suffix in ("", ".new"):
@@ -136,7 +136,7 @@ def _pip_install(folder: Path, arguments: list[str]) -> None:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Remove an environment without an interpreter, such as one of a Python that is gone, but none inside `folder`."""
+    """Remove an environment whose interpreter no longer exists, but none inside `folder`."""
     (folder / "pyvenv.cfg").unlink(missing_ok=True)
     for name in ("bin", "lib"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -43,8 +43,8 @@ def make(clone: Path, target: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fresh", action="store_true", help="also make again what was made on this commit")
-    told = parser.parse_args()
-    evidence = Evidence(NAME, stale_after=STALE_AFTER, fresh=told.fresh)
+    settings = parser.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, fresh=settings.fresh)
     with TemporaryDirectory(prefix="envkit-clone-") as folder:
         clone = Path(folder) / "envkit"
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)

@@ -1,8 +1,8 @@
-"""Boxes on a machine whose processors are all busy: is one that is well called lost?
+"""Sandboxes on a machine whose processors are all busy: is one that is well called lost?
 
     python benchmarks/evidence/false_losses.py --minutes 30
 
-Runs `benchmarks/bench_false_losses.py`, half of the boxes containers and half of bubblewrap. Ends with status 1
+Runs `benchmarks/bench_false_losses.py`, half of the sandboxes containers and half of bubblewrap. Ends with status 1
 when one was lost or a program failed.
 """
 
@@ -23,12 +23,12 @@ def main() -> int:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--minutes", type=float, default=30, help="how long")
     arguments.add_argument("--docker", type=int, default=100, help="containers")
-    arguments.add_argument("--local", type=int, default=100, help="boxes of bubblewrap")
+    arguments.add_argument("--local", type=int, default=100, help="sandboxes of bubblewrap")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     sizes = ["--minutes", str(asked.minutes), "--docker", str(asked.docker), "--local", str(asked.local)]
     command = [sys.executable, "benchmarks/bench_false_losses.py", *sizes]
-    part = f"{asked.docker} containers, {asked.local} boxes of bubblewrap, {asked.minutes:g} minutes"
+    part = f"{asked.docker} containers, {asked.local} sandboxes of bubblewrap, {asked.minutes:g} minutes"
     return int(evidence.part(part, partial(run, command, ROOT))["exit_code"])
 
 

@@ -1,4 +1,4 @@
-"""Days of a thousand sandboxes that fail at random, on virtual time: each one and each lease is accounted for.
+"""Simulate days of 1,000 sandboxes that fail at random, on virtual time: each one and each lease is accounted for.
 
     python benchmarks/evidence/fleet_day.py
 
@@ -27,7 +27,7 @@ TWIN = (
 
 
 def day(hours: float, seed: int) -> dict[str, Any]:
-    """Play so many virtual hours, and return what became of leases and sandboxes."""
+    """Simulate this number of hours, and return the outcomes of leases and sandboxes."""
     users = NODES * BOXES_PER_NODE
     began_s = sum(os.times()[:2])
     lived = live(hours, users, seed)

@@ -1,4 +1,4 @@
-"""A thousand episodes of a real gateway, of which each twentieth has its box killed: each ends once, nothing is left.
+"""Play 1,000 episodes on a real gateway and kill the sandbox of every twentieth: each ends once, nothing is left.
 
     python benchmarks/evidence/killed_episodes.py
 
@@ -31,7 +31,7 @@ BACKENDS = ("local", "docker")
 
 
 def play(backend: str, episodes: int) -> dict[str, Any]:
-    """Play so many episodes, and return what became of them."""
+    """Play this number of episodes, and return their outcomes."""
     began = clock.stopwatch()
     with TemporaryDirectory(prefix="envkit-campaign-") as folder:
         figures = accounted_for(backend, Path(folder), episodes, KILL_CHANCE)

@@ -1,4 +1,4 @@
-"""Very many boxes at once: what each takes of memory, how it answers among the others, how all end.
+"""Very many sandboxes at once: what each takes of memory, how it answers among the others, how all end.
 
     python benchmarks/evidence/many_boxes.py
 
@@ -21,12 +21,12 @@ TWIN = "tests/project/test_benchmarks.py::test_many_sandboxes_answer_and_end"
 def main() -> int:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--docker", type=int, default=200, help="containers")
-    arguments.add_argument("--local", type=int, default=1000, help="boxes of bubblewrap")
+    arguments.add_argument("--local", type=int, default=1000, help="sandboxes of bubblewrap")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     sizes = ["--docker", str(asked.docker), "--local", str(asked.local)]
     command = [sys.executable, "benchmarks/bench_many_boxes.py", *sizes]
-    part = f"{asked.docker} containers, {asked.local} boxes of bubblewrap"
+    part = f"{asked.docker} containers, {asked.local} sandboxes of bubblewrap"
     return int(evidence.part(part, partial(run, command, ROOT))["exit_code"])
 
 

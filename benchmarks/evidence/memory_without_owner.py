@@ -91,33 +91,33 @@ Figures = dict[str, Any]
 async def attacked(backend: LocalBackend | DockerBackend, hog: str, memory_mib: int) -> Figures:
     """Return what became of a sandbox and of its grader once the agent has run `hog`."""
     image = OFFLINE_BASE if isinstance(backend, DockerBackend) else None
-    box = await backend.start(SandboxSpec(image=image, untrusted=True, memory_mib=memory_mib))
-    assert isinstance(box, AgentSandbox)
+    sandbox = await backend.start(SandboxSpec(image=image, untrusted=True, memory_mib=memory_mib))
+    assert isinstance(sandbox, AgentSandbox)
     found: Figures = {"cause": None, "grader_exit_code": None, "grader_s": None, "agent_after": None}
     began = clock.stopwatch()
     try:
-        await box.write("hog.py", HOGS[hog].encode())
-        await box.shell().run("for try in 1 2 3; do python3 hog.py; done &", timeout_s=20)
-        found["filled_mib"] = await _most_mib(box)
+        await sandbox.write("hog.py", HOGS[hog].encode())
+        await sandbox.shell().run("for try in 1 2 3; do python3 hog.py; done &", timeout_s=20)
+        found["filled_mib"] = await _most_mib(sandbox)
         found["fill_s"] = round(clock.stopwatch() - began, 2)
         began = clock.stopwatch()
-        graded = await box.exec(GRADER, user="grader", timeout_s=20)
+        graded = await sandbox.exec(GRADER, user="grader", timeout_s=20)
         found |= {"grader_exit_code": graded.exit_code, "grader_s": round(clock.stopwatch() - began, 3)}
-        after = await box.exec(["true"], timeout_s=20)
+        after = await sandbox.exec(["true"], timeout_s=20)
         found["agent_after"] = OUT_OF_MEMORY if after.is_out_of_memory else f"exit code {after.exit_code}"
     except SandboxLostError as error:
         found |= {"cause": error.cause.plain(), "lost_after_s": round(clock.stopwatch() - began, 3)}
     finally:
-        await box.stop()
+        await sandbox.stop()
     return found
 
 
-async def _most_mib(box: AgentSandbox) -> int:
+async def _most_mib(sandbox: AgentSandbox) -> int:
     """Return how many MiB the sandbox has in use once that grows no more."""
     most, quiet = 0, 0
     with anyio.move_on_after(FILL_S):
         while quiet < STEADY_LOOKS:
-            now = int(str((await box.stats())["memory_bytes"])) >> 20
+            now = int(str((await sandbox.stats())["memory_bytes"])) >> 20
             quiet = 0 if now > most else quiet + 1
             most = max(most, now)
             await anyio.sleep(LOOK_S)

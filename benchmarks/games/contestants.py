@@ -28,7 +28,7 @@ class Peer:
     """A peer in its own process and virtual environment; calling it takes a turn, as a `timing.Turn` does.
 
     Args:
-        told: The command line, of `parser`.
+        settings: The command line, of `parser`.
         name: In `peers.PEERS`.
         arguments: Of that; None is a checkout that was not given.
 
@@ -36,13 +36,13 @@ class Peer:
         MissingPeerError: It is not installed, or not given.
     """
 
-    def __init__(self, told: argparse.Namespace, name: str, *arguments: object) -> None:
+    def __init__(self, settings: argparse.Namespace, name: str, *arguments: object) -> None:
         if None in arguments:
             raise MissingPeerError(f"give its checkout with --{name.partition('_')[0]} PATH")
-        if not told.peers.exists():
-            raise MissingPeerError(f"there is no {told.peers}; make .venv/bench/done")
+        if not settings.peers.exists():
+            raise MissingPeerError(f"there is no {settings.peers}; make .venv/bench/done")
         self._name = name
-        command = [str(told.peers), "-m", "games.peer_process", name, *map(str, arguments)]
+        command = [str(settings.peers), "-m", "games.peer_process", name, *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(_BENCHMARKS)}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

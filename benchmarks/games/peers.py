@@ -68,7 +68,7 @@ def stepping(env: Any, actions: Sequence[object]) -> Play:
 
 
 def batches(num_envs: int) -> Any:
-    """Return 64 times random moves for so many environments."""
+    """Return 64 batches of random moves, each for `num_envs` environments."""
     return np.random.default_rng(0).integers(0, 4, (64, num_envs))
 
 

@@ -10,7 +10,7 @@ class TooLargeError(Exception):
 
 
 def shortest_solution(board: str, *, max_states: int = 300_000) -> int | None:
-    """Return the moves of a shortest solution; None when there is none.
+    """Return the length of a shortest solution; None without a solution.
 
     Raises:
         TooLargeError: It takes more than `max_states`.

@@ -31,7 +31,7 @@ _UNLIKE = {"ContainerIDFile", "ConsoleSize", "ReadonlyPaths", "RestartPolicy"}
 
 
 class Plain:
-    """Starts containers with ``docker run -d`` that are bounded as the one of a box of this process.
+    """Starts containers with ``docker run -d`` that are bounded as the one of a sandbox of this process.
 
     Raises:
         ValueError: That container has settings which no flag here gives.
@@ -73,7 +73,7 @@ class Plain:
         return _PROFILE + self._profile.name
 
     def _container(self, sandbox_id: str) -> str:
-        """Return the id of a box's container; other processes may have boxes of the same name."""
+        """Return the id of a sandbox's container; other processes may have sandboxes of the same name."""
         find = [self._docker, "ps", "--filter", f"label=envkit.sandbox={sandbox_id}", "--format"]
         found = subprocess.run(
             [*find, '{{.Label "envkit.owner"}} {{.ID}}'], check=True, capture_output=True, text=True

@@ -23,9 +23,9 @@ from envkit import clock
 
 CALLERS = 16
 AT_ONCE = 8
-_SPARES = 4
+_WARM = 4
 _MEMORY_MIB = 512
-_NO_SPARES_MIB = 513
+_NOT_WARM_MIB = 513
 """Memory of sandboxes of which none is kept ready."""
 _CPUS = 12.0
 """More than the machine of ROCK's server has, and less than the 16 above which it refuses anything."""
@@ -33,7 +33,7 @@ _ATTEMPTS = 5
 """How often ROCK is asked for one sandbox: of several asked for at once, its database refuses some."""
 
 
-class Place(Protocol):
+class Contestant(Protocol):
     """One sandbox with a shell for each of many callers."""
 
     async def execute(self) -> object:
@@ -82,49 +82,49 @@ class LeanRock:
         return None
 
 
-async def sandboxes(findings: Findings, told: argparse.Namespace) -> None:
+async def sandboxes(findings: Findings, settings: argparse.Namespace) -> None:
     program = shutil.which("docker")
     if program is None:
         sys.exit("there is no docker on PATH")
-    spares = json.dumps([{"count": _SPARES, "image": told.image, "memory_mib": _MEMORY_MIB}])
-    settings = [f"warm={spares}", "node.memory_mib=16384", "envs.sandboxes=1", "envs.warm=0"]
-    settings.append(f"envs.image={told.games_image}")
+    warm = json.dumps([{"count": _WARM, "image": settings.image, "memory_mib": _MEMORY_MIB}])
+    settings = [f"warm={warm}", "node.memory_mib=16384", "envs.sandboxes=1", "envs.warm=0"]
+    settings.append(f"envs.image={settings.games_image}")
     words = ["--backend", "docker", *(word for setting in settings for word in ("--set", setting))]
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(gateway(*words))
-        await _starts(findings, own.url, told)
+        await _starts(findings, own.url, settings)
         stack.enter_context(docker_on_loopback(program))
-        places: dict[str, Place] = {}
+        contestants: dict[str, Contestant] = {}
         try:
             server = await stack.enter_async_context(rock_server())
-            await _starts_of_rock(findings, server, told)
-            theirs = await stack.enter_async_context(rock(server, told.image))
+            await _starts_of_rock(findings, server, settings)
+            theirs = await stack.enter_async_context(rock(server, settings.image))
             for shell in range(CALLERS):
                 await theirs.open_shell(shell)
-            places["ROCK"] = LeanRock(await stack.enter_async_context(_connected(server)), theirs.id)
+            contestants["ROCK"] = LeanRock(await stack.enter_async_context(_connected(server)), theirs.id)
         except MissingPeerError as error:
             print(f"  left out: ROCK: {error}", flush=True)
         http = await stack.enter_async_context(_connected(own.url))
-        await http[0].request("PUT", "/v1/sandboxes/place", _wanted(told.image, _NO_SPARES_MIB))
-        places["envkit"] = Envkit(http, "place")
+        await http[0].request("PUT", "/v1/sandboxes/place", _wanted(settings.image, _NOT_WARM_MIB))
+        contestants["envkit"] = Envkit(http, "place")
         for caller in range(CALLERS):
-            await places["envkit"].step(caller)
-        await _calls(findings, places, told)
+            await contestants["envkit"].step(caller)
+        await _calls(findings, contestants, settings)
 
 
-async def _starts(findings: Findings, url: str, told: argparse.Namespace) -> None:
+async def _starts(findings: Findings, url: str, settings: argparse.Namespace) -> None:
     """Measure how envkit lends, starts and refuses."""
     names = count()
     http = await Http.open(url)
 
     async def lend() -> Callable[[], Awaitable[None]]:
         name = f"warm-{next(names)}"
-        await http.request("PUT", f"/v1/sandboxes/{name}", _wanted(told.image, _MEMORY_MIB))
+        await http.request("PUT", f"/v1/sandboxes/{name}", _wanted(settings.image, _MEMORY_MIB))
         return partial(_end, http, name)
 
     async def refuse() -> None:
         try:
-            await http.request("PUT", "/v1/sandboxes/giant", _wanted(told.image, 1 << 20))
+            await http.request("PUT", "/v1/sandboxes/giant", _wanted(settings.image, 1 << 20))
         except FailedCallError as error:
             if "impossible" not in str(error):
                 raise
@@ -132,13 +132,13 @@ async def _starts(findings: Findings, url: str, told: argparse.Namespace) -> Non
         raise FailedCallError("it was given")
 
     await _until_stocked(http)
-    await findings.latency("warm lease", {"envkit": lend}, number=told.starts, rounds=1)
-    await findings.latency("impossible request", {"envkit": refuse}, number=told.starts, rounds=1)
+    await findings.latency("warm lease", {"envkit": lend}, number=settings.starts, rounds=1)
+    await findings.latency("impossible request", {"envkit": refuse}, number=settings.starts, rounds=1)
     async with _connected(url) as connections:
 
         async def start(number: int) -> str:
             name = f"cold-{next(names)}"
-            await connections[number].request("PUT", f"/v1/sandboxes/{name}", _wanted(told.image, _NO_SPARES_MIB))
+            await connections[number].request("PUT", f"/v1/sandboxes/{name}", _wanted(settings.image, _NOT_WARM_MIB))
             return name
 
         async def start_all() -> Callable[[], Awaitable[None]]:
@@ -149,7 +149,7 @@ async def _starts(findings: Findings, url: str, told: argparse.Namespace) -> Non
     http.close()
 
 
-async def _starts_of_rock(findings: Findings, server: str, told: argparse.Namespace) -> None:
+async def _starts_of_rock(findings: Findings, server: str, settings: argparse.Namespace) -> None:
     """Measure the same of ROCK, which keeps none ready, and is given less to do since it takes its time."""
     aiohttp = import_module("aiohttp")
     async with aiohttp.ClientSession(server + ROCK_ROUTES) as http:
@@ -157,10 +157,10 @@ async def _starts_of_rock(findings: Findings, server: str, told: argparse.Namesp
         async def start(number: int) -> Rock:
             for _ in range(_ATTEMPTS - 1):
                 try:
-                    return await start_rock(http, told.image, cpus=0.1)
+                    return await start_rock(http, settings.image, cpus=0.1)
                 except FailedCallError:
                     pass
-            return await start_rock(http, told.image, cpus=0.1)
+            return await start_rock(http, settings.image, cpus=0.1)
 
         async def start_one() -> Callable[[], Awaitable[None]]:
             return (await start(0)).stop
@@ -176,23 +176,23 @@ async def _starts_of_rock(findings: Findings, server: str, told: argparse.Namesp
         await findings.latency("start, ROCK's", {"ROCK": start_one}, number=1, rounds=1)
         await findings.latency(f"{AT_ONCE} starts at once, ROCK's", {"ROCK": start_all}, number=1, rounds=1)
         begin = clock.now()
-        said = f"no answer within {told.rock_s:g} s"
-        with anyio.move_on_after(told.rock_s):
+        message = f"no answer within {settings.rock_s:g} s"
+        with anyio.move_on_after(settings.rock_s):
             try:
-                await start_rock(http, told.image, cpus=_CPUS)
+                await start_rock(http, settings.image, cpus=_CPUS)
             except FailedCallError as error:
-                said = str(error)[:100]
-        print(f"impossible request, ROCK's\n  ROCK {clock.now() - begin:26,.1f} s  ({said})", flush=True)
+                message = str(error)[:100]
+        print(f"impossible request, ROCK's\n  ROCK {clock.now() - begin:26,.1f} s  ({message})", flush=True)
 
 
-async def _calls(findings: Findings, places: dict[str, Place], told: argparse.Namespace) -> None:
-    runs: dict[str, Call] = {name: place.execute for name, place in places.items()}
-    await findings.latency("true", runs, number=told.calls, rounds=told.rounds)
-    steps: dict[str, Call] = {name: partial(place.step, 0) for name, place in places.items()}
-    await findings.latency("step of a shell", steps, number=told.calls, rounds=told.rounds)
-    many: dict[str, CallBy] = {name: place.step for name, place in places.items()}
+async def _calls(findings: Findings, contestants: dict[str, Contestant], settings: argparse.Namespace) -> None:
+    runs: dict[str, Call] = {name: contestant.execute for name, contestant in contestants.items()}
+    await findings.latency("true", runs, number=settings.calls, rounds=settings.rounds)
+    steps: dict[str, Call] = {name: partial(contestant.step, 0) for name, contestant in contestants.items()}
+    await findings.latency("step of a shell", steps, number=settings.calls, rounds=settings.rounds)
+    many: dict[str, CallBy] = {name: contestant.step for name, contestant in contestants.items()}
     what = f"steps of {CALLERS} shells"
-    await findings.rate(what, many, callers=CALLERS, rounds=told.rounds, round_s=told.round_s)
+    await findings.rate(what, many, callers=CALLERS, rounds=settings.rounds, round_s=settings.round_s)
 
 
 @asynccontextmanager
@@ -213,7 +213,7 @@ async def _end(http: Http, *names: str) -> None:
 
 
 async def _until_stocked(http: Http) -> None:
-    while f"envkit_sandboxes_warm {_SPARES}.0".encode() not in await http.request("GET", "/metrics"):  # noqa: ASYNC110
+    while f"envkit_sandboxes_warm {_WARM}.0".encode() not in await http.request("GET", "/metrics"):  # noqa: ASYNC110
         await anyio.sleep(0.1)
 
 

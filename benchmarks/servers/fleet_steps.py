@@ -25,24 +25,24 @@ from envkit.types import Task
 SESSIONS = 64
 BY_CLIENTS = f"steps of {SESSIONS} games of Sokoban, by each product's own client"
 BY_LEAN = f"steps of {SESSIONS} games of Sokoban"
-BY_POST = "POST steps of a world without work"
+BY_POST = "POST steps of an environment without work"
 CONNECTIONS = 16
 BATCHES = 2
-"""Sessions of a batching client are asked for in so many lists, so that the server has one while we read the other."""
+"""Number of lists into which a batching client divides its sessions: the server works on one while we read the other."""
 
 _SERVER, _CLIENT = 0, 1
 _MOVES = 9_000
-"""Moves of an episode, of which the world allows 10,000: drawing levels is not what is compared."""
+"""Moves of an episode, below the limit of 10,000, since the generation of levels is not compared."""
 _SEED = 1
 _ACTIONS = ("<answer>up</answer>", "<answer>down</answer>")
-"""There and back again, in the level of that seed."""
+"""One move and its reverse, in the level of that seed."""
 _TASK = Task("Sokoban-v0", _SEED, {"max_moves": 10_000})
 _SOKOBAN = json.dumps({"env_id": _TASK.env_id, "seed": _TASK.seed, "options": dict(_TASK.options)})
 
 Begin: TypeAlias = Callable[[str, int], Awaitable["Player"]]
-"""Opens the place of one caller, given the server's address and the caller's number."""
+"""Opens the session of one caller, given the server's address and the caller's number."""
 Sides: TypeAlias = dict[str, tuple[Server, Begin, int]]
-"""Who is compared: its server, its callers, and how many of them there are."""
+"""The contestants: server, function that opens a caller's session, number of callers."""
 
 
 class Player(Protocol):
@@ -233,7 +233,7 @@ class HttpPlayer:
 
 
 class EchoPlayer:
-    """One session of a world without work, stepped by single requests; a bare server is sent the same."""
+    """One session of an environment without work, stepped by single requests; a bare server gets the same requests."""
 
     def __init__(self, http: Http, name: str) -> None:
         self._http = http
@@ -262,19 +262,19 @@ class EchoPlayer:
 
 
 async def steps(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure steps of Sokoban, and of a world without work."""
+    """Measure steps of Sokoban, and of an environment without work."""
     await _by_clients(findings, rounds, round_s)
     await _by_processor(findings, rounds, round_s)
 
 
 async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure what each product's own client gets by the clock; servers and clients run wherever there is room."""
+    """Measure each product's own client by the clock; servers and clients share all cores."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none"))
         client = await stack.enter_async_context(EnvClient(here.url))
         sokoban: Sides = {
             "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS),
-            # For whoever has the actions of all at once; no client of OpenEnv's can send them so.
+            # For clients that have all actions at once; OpenEnv's clients cannot send lists.
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
         }
         for name, server in (await _openenv(stack, None)).items():
@@ -283,16 +283,16 @@ async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
 
 
 async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure what a lean client gets for each second of processor; the servers share one, and we have another."""
+    """Measure a lean client per CPU second; the servers share one core, and this process has another."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
-        boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
+        sandboxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
         sokoban: Sides = {
             "envkit": (here, SocketPlayer.begin, SESSIONS),
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
             "envkit, POST of lists": (here, HttpPlayer.begin_many, BATCHES),
-            "envkit in boxes": (boxes, SocketPlayer.begin, SESSIONS),
-            "envkit in boxes, lists of frames": (boxes, SocketPlayer.begin_many, BATCHES),
+            "envkit in sandboxes": (sandboxes, SocketPlayer.begin, SESSIONS),
+            "envkit in sandboxes, lists of frames": (sandboxes, SocketPlayer.begin_many, BATCHES),
         }
         for name, server in (await _openenv(stack, _SERVER)).items():
             sokoban[name] = (server, OpenEnvPlayer.begin, SESSIONS)
@@ -301,7 +301,7 @@ async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None
         bare = uvicorn("starlette", package="starlette", variables={REPLY_VARIABLE: answered}, processor=_SERVER)
         echo: Sides = {
             "envkit": (here, EchoPlayer.begin, CONNECTIONS),
-            "envkit in boxes": (boxes, EchoPlayer.begin, CONNECTIONS),
+            "envkit in sandboxes": (sandboxes, EchoPlayer.begin, CONNECTIONS),
             "Starlette": (await stack.enter_async_context(bare), EchoPlayer.begin_bare, CONNECTIONS),
         }
         with on_processor(_CLIENT):
@@ -354,7 +354,7 @@ async def _rate(
 
 
 async def _answer_of_echo(url: str) -> str:
-    """Return what the gateway answers to a step of the world without work, of the length that most answers have."""
+    """Return the gateway's answer to a step of the environment without work, with the length of most answers."""
     player = await EchoPlayer.begin(url, CONNECTIONS)
     await player.play()
     await player.close()

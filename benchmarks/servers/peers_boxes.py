@@ -1,4 +1,4 @@
-"""Boxes of other projects: SWE-ReX, and ROCK with a server of its own. What they need is imported when they start.
+"""Sandboxes of other projects: SWE-ReX, and ROCK with a server of its own. What they need is imported when they start.
 
 ROCK's programs are run from a virtual environment of its own, `ROCK_FOLDER`.
 
@@ -47,8 +47,8 @@ ROCK_FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "rock"
 ROCK_ROUTES = "/apis/envs/sandbox/v1/"
 
 
-class Place(Protocol):
-    """One box, used the way its project means it to be used."""
+class Contestant(Protocol):
+    """One sandbox, used the way its project means it to be used."""
 
     async def execute(self, *argv: str) -> None:
         """Run a program that succeeds."""
@@ -184,21 +184,21 @@ async def rock(url: str | None, image: str) -> AsyncIterator[Rock]:
         MissingPeerError: ROCK is not installed, or did not start.
     """
     if url is None:
-        async with rock_server() as own, rock(own, image) as place:
-            yield place
+        async with rock_server() as own, rock(own, image) as contestant:
+            yield contestant
         return
     _installed("aiohttp")
     aiohttp = import_module("aiohttp")
     async with aiohttp.ClientSession(url.rstrip("/") + ROCK_ROUTES) as http:
         try:
-            place = await start_rock(http, image)
+            contestant = await start_rock(http, image)
         except (OSError, FailedCallError) as error:
             raise MissingPeerError(str(error)) from error
         try:
-            yield place
+            yield contestant
         finally:
             with anyio.CancelScope(shield=True):
-                await place.stop()
+                await contestant.stop()
 
 
 async def start_rock(http: Any, image: str, *, cpus: float = 0.5) -> Rock:
@@ -215,14 +215,14 @@ async def start_rock(http: Any, image: str, *, cpus: float = 0.5) -> Rock:
     """
     spec = {"image": image, "memory": "512m", "cpus": cpus, "limit_cpus": max(cpus, 2.0), "disk": None}
     sandbox_id = (await _ask(http, "start_async", {**spec, "startup_timeout": 600}))["sandbox_id"]
-    place = Rock(http, sandbox_id)
+    contestant = Rock(http, sandbox_id)
     try:
         await _until_alive(http, sandbox_id)
     except BaseException:
         with anyio.CancelScope(shield=True):
-            await place.stop()
+            await contestant.stop()
         raise
-    return place
+    return contestant
 
 
 async def _ask(http: Any, name: str, body: Mapping[str, object]) -> Any:
@@ -340,8 +340,8 @@ async def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Pa
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         await anyio.sleep(0.2)
-    said = (await anyio.Path(log).read_text(errors="replace")).strip().rpartition("\n")[-1]
-    raise MissingPeerError(f"{log.stem} did not start: {said}")
+    message = (await anyio.Path(log).read_text(errors="replace")).strip().rpartition("\n")[-1]
+    raise MissingPeerError(f"{log.stem} did not start: {message}")
 
 
 def free_ports(number: int) -> list[int]:

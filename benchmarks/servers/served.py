@@ -1,4 +1,4 @@
-"""What the servers of `bench_fleet.py` serve, beside envkit's own worlds."""
+"""The environments that the servers of `bench_fleet.py` serve in addition to envkit's own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from envkit.spaces import Utf8Text
 
 ECHO = "BenchmarkEcho-v0"
 OPENENV_VARIABLE = "ENVKIT_BENCH_OPENENV"
-"""Says whether the environment of OpenEnv has the async calls too, ``async``, or those alone that its guide shows."""
+"""``async`` gives the environment of OpenEnv the async methods too, not only those that its guide shows."""
 REPLY_VARIABLE = "ENVKIT_BENCH_REPLY"
 
 
 class Echo(gymnasium.Env[str, str]):
-    """A world without work: it gives back what it is told."""
+    """An environment without work: it returns the action as the observation."""
 
     observation_space = action_space = Utf8Text(1000)
 

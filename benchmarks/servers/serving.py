@@ -63,17 +63,17 @@ def on_processor(number: int | None) -> Iterator[None]:
 
 @asynccontextmanager
 async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Server]:
-    """Start ``envkit serve`` without an access log, with the world of `served.py`.
+    """Start ``envkit serve`` without an access log, with the environment of `served.py`.
 
     Args:
-        words: What else it is told.
-        processor: Where it and all that it starts runs; None is anywhere.
+        words: Further arguments.
+        processor: The core of its processes; None is any core.
     """
     with TemporaryDirectory(prefix="envkit-bench-") as folder:
         (port,) = free_ports(1)
         own = [f"--port={port}", f"--state={folder}/state", "--set", "access_log=null", *words]
         command = [sys.executable, "-m", "envkit", "serve", *own]
-        async with _serving(command, _with_worlds(Path(folder)), port, "/v1/health", processor) as server:
+        async with _serving(command, _with_environments(Path(folder)), port, "/v1/health", processor) as server:
             yield server
 
 
@@ -123,8 +123,8 @@ async def _until_it_answers(process: subprocess.Popen[bytes], url: str, log: Pat
         if await clock.to_thread(_answers, url):
             return
         await anyio.sleep(0.1)
-    said = (await anyio.Path(log).read_text(errors="replace")).strip()
-    raise MissingPeerError(f"{url} does not answer; its server says: {said[-2000:]}")
+    message = (await anyio.Path(log).read_text(errors="replace")).strip()
+    raise MissingPeerError(f"{url} does not answer; its server says: {message[-2000:]}")
 
 
 def _answers(url: str) -> bool:
@@ -135,10 +135,10 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _with_worlds(folder: Path) -> dict[str, str]:
+def _with_environments(folder: Path) -> dict[str, str]:
     """Install `served.py` in a folder, and return the variables with which a program finds it there."""
-    folder.chmod(0o755)  # for the users of boxes
-    folder /= "site-packages"  # all that boxes see of the path
+    folder.chmod(0o755)  # for the users of sandboxes
+    folder /= "site-packages"  # all that sandboxes see of the path
     metadata = folder / "served-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: served\nVersion: 1.0\n")

@@ -14,7 +14,7 @@ _PROGRAM = re.compile(
     r"(\w+=\S* )*([\w./-]*/)?(apt|apt-get|bash|cd|chmod|cp|curl|docker|envkit|export|git|kill|make|mkdir|pip|printf"
     r"|python3?|ray|sh|source|ssh|sudo|systemctl|tensorboard|timeout)( |$)"
 )
-"""How a line of a block begins that is a command. Other lines show output, or a file."""
+"""The start of a line that is a command; other lines are output or a file."""
 _BLOCK = re.compile(
     r"^```(?P<language>\w*)\n(?P<fenced>.*?)^```$|(?<=\n\n)(?P<indented>(?:^    [^\n]+\n)+)", re.MULTILINE | re.DOTALL
 )
@@ -27,9 +27,9 @@ class Printed:
     """A command, or a Python program, that a page prints.
 
     Attributes:
-        key: What the table calls it: the command itself, or ``python: `` and the program's first line but imports.
-        text: What is run.
-        place: Page and line, for people.
+        key: Its key in the table: the command itself, or ``python: `` and the program's first line after imports.
+        text: The command or program.
+        place: Page and line, for messages.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Printed:
 
 
 def printed() -> Iterator[Printed]:
-    """Yield all that the pages print, in order; the same command may come more than once."""
+    """Yield the commands and programs of all pages, in order; a command may occur more than once."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for block in _BLOCK.finditer(text):
@@ -53,8 +53,8 @@ def printed() -> Iterator[Printed]:
 
 
 def _commands(block: str) -> Iterator[str]:
-    lines = block.replace("\\\n", " ").splitlines()
-    if any(line.startswith("$ ") for line in lines):  # the other lines are what the commands print
+    lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+    if any(line.startswith("$ ") for line in lines):  # the other lines are output
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     for line in lines:
         if _PROGRAM.match(command := _COMMENT.sub("", line).strip()):
@@ -67,5 +67,5 @@ def _first_line(program: str) -> str:
 
 
 def _is_file(text: str, start: int) -> bool:
-    """Whether a block shows a file of the page's example, which ``tests/docs/test_docs.py`` installs."""
+    """Return whether a block shows a file of the page's example, which ``tests/docs/test_docs.py`` installs."""
     return re.search(r"^`[\w.]+`:\n\n\Z", text[:start], flags=re.M) is not None

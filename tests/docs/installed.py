@@ -1,7 +1,6 @@
-"""A virtual environment with what ``make install`` brings, and nothing else.
+"""A virtual environment that contains only what ``make install`` installs.
 
-It is kept in ``.venv/installed``, since the project in it is this checkout's, and made anew when what it is made from
-changes.
+It is in ``.venv/installed``, since it contains this checkout, and is made again when its inputs change.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def bin_folder() -> Path:
-    """Return the folder of the environment's programs, after making the environment if it is missing."""
+    """Return the ``bin`` folder of the virtual environment; make the environment first if it is missing or outdated."""
     commands, folder = _install_commands(), ROOT / ".venv" / "installed"
     made_from = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "tools/cached_venv.py")]
     recipe, complete = "\n".join((sys.version, str(folder), commands, *made_from)), folder / "complete"
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker or session of tests may be making it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another pytest worker may be making it
         if not complete.exists() or complete.read_text(encoding="utf-8") != recipe:
             shutil.rmtree(folder, ignore_errors=True)
             _run("sh", "-ec", commands.replace(".venv", str(folder)))
@@ -33,7 +32,7 @@ def bin_folder() -> Path:
 
 
 def _install_commands() -> str:
-    """Return the commands of ``make install``, whether or not it has already been run here."""
+    """Return the commands of ``make install``, even if they have already run here."""
     python = Path(sys.executable).resolve()  # outside any virtual environment
     return _run("make", "--no-print-directory", "--always-make", "--dry-run", f"PYTHON={python}", "install")
 

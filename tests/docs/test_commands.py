@@ -1,4 +1,4 @@
-"""Every command that the documents print is in the table ``commands.toml``, and works as that says."""
+"""Every command that the documents print is in the table ``commands.toml`` and passes the check named there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from envkit import cli
 from tests.docs.commands import ROOT, printed
 from tests.docs.installed import bin_folder
 
-pytestmark = pytest.mark.xdist_group("installed")  # one worker makes the environment; the others do not wait for it
+pytestmark = pytest.mark.xdist_group("installed")  # one worker makes the virtual environment
 
 TABLE = Path(__file__).with_name("commands.toml")
 PRINTED = {one.key: one for one in printed()}
@@ -31,7 +31,7 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What to do with a command: whether it is run, with which settings, and what that needs of the machine."""
+    """How a command is checked: whether it is run, with which settings, and which component it needs."""
 
     is_run: bool
     settings: Sequence[str] = ()
@@ -51,7 +51,7 @@ ROWS = {key: Row.of(key, value) for key, value in tomllib.loads(TABLE.read_text(
 
 
 def known(*, is_run: bool) -> list[Any]:
-    """The commands that are both printed and in the table, with what they need as a mark of pytest."""
+    """Return the commands that are printed and in the table; the component that one needs is a pytest mark."""
     return [
         pytest.param(key, id=key, marks=[getattr(pytest.mark, row.needs)] if row.needs else [])
         for key, row in ROWS.items()
@@ -67,15 +67,15 @@ def test_every_printed_command_is_in_the_table() -> None:
     )
 
 
-def test_every_command_of_the_table_is_printed_somewhere() -> None:
+def test_every_command_of_the_table_is_in_a_document() -> None:
     lines = [json.dumps(key) for key in ROWS if key not in PRINTED]
-    assert not lines, f"remove these lines from {TABLE.relative_to(ROOT)}, no document prints them:\n" + "\n".join(
+    assert not lines, f"remove these lines from {TABLE.relative_to(ROOT)}; no document prints them:\n" + "\n".join(
         lines
     )
 
 
 @pytest.mark.parametrize("key", known(is_run=True))
-def test_a_printed_command_runs_where_only_make_install_has_been_run(key: str, tmp_path: Path) -> None:
+def test_a_printed_command_runs_after_make_install(key: str, tmp_path: Path) -> None:
     one, folder = PRINTED[key], bin_folder()
     (tmp_path / ".venv").symlink_to(folder.parent)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -85,13 +85,13 @@ def test_a_printed_command_runs_where_only_make_install_has_been_run(key: str, t
         command = "python -W error program.py"
     else:
         command = f"{one.text} {settings}"
-    code, said = run(command, tmp_path, until="ready " if key.startswith("envkit serve") else None)
-    assert code == 0, f"{one.place}: exit code {code}:\n{said}"
-    assert "Traceback" not in said
+    code, output = run(command, tmp_path, until="ready " if key.startswith("envkit serve") else None)
+    assert code == 0, f"{one.place}: exit code {code}:\n{output}"
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("key", known(is_run=False))
-def test_a_printed_command_that_is_not_run_can_be_parsed(key: str) -> None:
+def test_a_printed_command_that_is_not_run_can_still_be_parsed(key: str) -> None:
     text = PRINTED[key].text
     if key.startswith("python: "):
         compile(text, PRINTED[key].place, "exec")
@@ -112,17 +112,17 @@ def test_a_printed_command_that_is_not_run_can_be_parsed(key: str) -> None:
 
 
 def run(command: str, folder: Path, until: str | None) -> tuple[int, str]:
-    """Run a command in `folder`, as a user whose home is empty; return its exit code and what it says.
+    """Run a command in `folder`, with an empty home; return its exit code and output.
 
     Args:
-        command: For bash.
+        command: A command line of bash.
         folder: Its home and current folder.
-        until: Start of the line after which it is stopped by Ctrl-C; None waits for its end.
+        until: Start of the line after which it is interrupted; None waits for its end.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ENVKIT_", "PYTHON"))}
     env |= {"PATH": f"{bin_folder()}:{env['PATH']}", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     words = ["bash", "-c", f"exec {command}" if until else command]
-    said = ""
+    output = ""
     with subprocess.Popen(
         words,
         cwd=folder,
@@ -136,16 +136,16 @@ def run(command: str, folder: Path, until: str | None) -> tuple[int, str]:
         try:
             if until:
                 while (line := process.stdout.readline()) and not line.startswith(until):
-                    said += line
+                    output += line
                 process.send_signal(signal.SIGINT)
-            said += process.communicate(timeout=TIMEOUT_S)[0]
+            output += process.communicate(timeout=TIMEOUT_S)[0]
         finally:
             process.kill()
-    return process.returncode, said
+    return process.returncode, output
 
 
 def parse(words: Sequence[str]) -> None:
-    """Parse the words of an envkit command without running it; a command line that is wrong raises."""
+    """Parse the words of an envkit command without running it; raise on a wrong command line."""
     command: Any = typer.main.get_command(cli.app)
     rest, name = list(words), "envkit"
     while hasattr(command, "resolve_command"):

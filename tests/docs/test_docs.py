@@ -1,4 +1,4 @@
-"""What the documents show is what happens."""
+"""The examples in the documents work as shown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import envkit
+from envkit import config
 from tests.e2e.fleet.fleet import serving
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +21,7 @@ GUIDE = DOCS / "write-an-environment.md"
 
 
 def files_of(page: str) -> dict[str, str]:
-    """The blocks that follow a line with nothing but a file's name and a colon."""
+    """Return the blocks after a line that contains only a file name and a colon."""
     blocks = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     return dict(blocks)
 
@@ -30,18 +32,34 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+def install(page: Path, names: set[str], folder: Path) -> Path:
+    """Install the package that a page shows; return the folder that contains its modules."""
+    source, installed = folder / "source", folder / "site-packages"
+    source.mkdir()
+    files = files_of(page.read_text(encoding="utf-8"))
+    assert names <= set(files)
+    for name in names:
+        (source / name).write_text(files[name], encoding="utf-8")
+    offline = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "install", *offline, "--target", installed, source, cwd=folder)
+    return installed
+
+
+@pytest.mark.slow
+def test_the_environment_of_the_tutorial_keeps_the_contract_and_its_training_files_are_valid(tmp_path: Path) -> None:
+    page = DOCS / "tutorial.md"
+    installed = install(page, {"letters.py", "pyproject.toml"}, tmp_path)
+    output = run(sys.executable, "-m", "envkit", "check-env", "Letters-v0", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "fail" not in output
+    for text in re.findall(r"```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
+        config.parse(yaml.safe_load(text))
+
+
 @pytest.mark.slow
 def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(tmp_path: Path) -> None:
-    source, installed = tmp_path / "source", tmp_path / "site-packages"
-    source.mkdir()
-    files = files_of(GUIDE.read_text(encoding="utf-8"))
-    assert set(files) == {"lift.py", "pyproject.toml", "slow_lift.py"}
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    offline = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
-    run(sys.executable, "-m", "pip", "install", *offline, "--target", installed, source, cwd=tmp_path)
-    told = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert told == ""  # doctest is silent when all is as shown
+    installed = install(GUIDE, {"lift.py", "pyproject.toml", "slow_lift.py"}, tmp_path)
+    output = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert output == ""  # doctest prints only differences
     with serving("process", tmp_path, worlds=installed) as gateway:
         for env_id in ("Lift-v0", "SlowLift-v0"):
             with envkit.make(env_id, url=gateway.url) as env:
@@ -49,7 +67,7 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
 
 
 @pytest.mark.parametrize("page", ["games.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)])
-def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -> None:
     assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
 
 

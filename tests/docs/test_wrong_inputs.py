@@ -1,4 +1,4 @@
-"""What is wrong on the command line is named in one line, with the exit code for it and no traceback."""
+"""Wrong input on the command line is reported in one line, with an exit code and without a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs.installed import bin_folder
 
 NO_SERVER = "http://127.0.0.1:1"
 
-# Words of the command line, the exit code, and what the line says. PORT is one that is in use.
+# Command line, exit code, and a part of the message. PORT is a port that is in use.
 WRONG = [
     ("evl", 2, "No such command 'evl'. Did you mean 'eval'?"),
     ("list extra", 2, "unexpected extra argument"),
@@ -142,7 +142,7 @@ AS_PROCESSES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, with files to be wrong about."""
+    """Return the current folder, with files for wrong inputs."""
     made = tmp_path_factory.mktemp("wrong")
     (made / "good.yaml").write_text("env: {id: FrozenLake-v0}\n")
     (made / "broken.yaml").write_text("env: {id: FrozenLake-v0\n")
@@ -162,36 +162,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """A port that is in use."""
+    """Return a port that is in use."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         yield listener.getsockname()[1]
 
 
 def line_of(errors: str) -> str:
-    """The one line that says what is wrong; the command line's own errors come after two lines on its use."""
+    """Return the line of the message; errors about the command line follow two lines of usage."""
     assert "Traceback" not in errors
     (line,) = [line for line in errors.splitlines() if line and not line.startswith(("Usage: envkit ", "Try 'envkit "))]
     return line
 
 
-@pytest.mark.parametrize(("words", "code", "said"), WRONG, ids=[words for words, _, _ in WRONG])
-def test_a_wrong_input_is_named_in_one_line(
-    words: str, code: int, said: str, folder: Path, port: int, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=[words for words, _, _ in WRONG])
+def test_a_wrong_input_is_reported_in_one_line(
+    words: str, code: int, message: str, folder: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(shlex.split(words.replace("PORT", str(port))))
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (code, "")
-    assert said in line_of(told.err)
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (code, "")
+    assert message in line_of(output.err)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", AS_PROCESSES)
 def test_a_wrong_input_ends_an_installed_program_in_the_same_way(words: str, folder: Path, port: int) -> None:
-    ((code, said),) = [(code, said) for known, code, said in WRONG if known == words]
+    ((code, message),) = [(code, message) for known, code, message in WRONG if known == words]
     command = [str(bin_folder() / "envkit"), *shlex.split(words.replace("PORT", str(port)))]
     done = subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in line_of(done.stderr)
+    assert message in line_of(done.stderr)

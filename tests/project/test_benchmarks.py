@@ -1,4 +1,4 @@
-"""The benchmarks run: each that is cheap, in its smallest setting, whose figures mean nothing."""
+"""The cheap benchmarks run with their smallest settings; their results mean nothing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def run(name: str, *words: str) -> str:
 def test_a_benchmark_of_games_runs_and_says_which_peers_are_not_installed(
     name: str, left_out: str, tmp_path: Path
 ) -> None:
-    said = run(name, "--peers", str(tmp_path / "python"))
-    assert f"  left out: {left_out}" in said
-    assert f"there is no {tmp_path}/python; make .venv/bench/done" in said
-    assert "  envkit" in said
-    assert "Claims (not of a quick run)\n" in said
+    output = run(name, "--peers", str(tmp_path / "python"))
+    assert f"  left out: {left_out}" in output
+    assert f"there is no {tmp_path}/python; make .venv/bench/done" in output
+    assert "  envkit" in output
+    assert "Claims (not of a quick run)\n" in output
 
 
 @pytest.mark.peers
 def test_a_peer_plays_in_a_virtual_environment_without_envkit(peers_python: Path) -> None:
-    said = run("bench_levels", "--peers", str(peers_python))
-    assert "  gym-sokoban 8x8, 2 boxes    " in said.partition("levels per CPU-second")[2]
-    assert "  left out: GEM 8x8, 2 boxes: No module named 'gem'" in said
+    output = run("bench_levels", "--peers", str(peers_python))
+    assert "  gym-sokoban 8x8, 2 boxes    " in output.partition("levels per CPU-second")[2]
+    assert "  left out: GEM 8x8, 2 boxes: No module named 'gem'" in output
 
 
 def test_the_cost_of_imports_is_measured() -> None:

@@ -1,4 +1,4 @@
-"""Virtual environments are made from cached layers, each of which is built once."""
+"""Virtual environments are made from cached layers; each layer is built once."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def start(wheels: Path, folder: Path, *layers: str, cache: Path | None = None) -
 
 def make(wheels: Path, folder: Path, *layers: str) -> None:
     with start(wheels, folder, *layers) as process:
-        said = process.communicate()[1]
-    assert process.returncode == 0, said
+        errors = process.communicate()[1]
+    assert process.returncode == 0, errors
 
 
 def output(folder: Path, name: str) -> str:
@@ -91,7 +91,7 @@ def test_what_is_installed_into_one_environment_is_in_no_other(wheels: Path, tmp
     assert not (tmp_path / "second" / "bin" / "window").exists()
 
 
-def test_another_content_of_a_requirements_file_makes_another_environment(wheels: Path, tmp_path: Path) -> None:
+def test_a_changed_requirements_file_makes_another_environment(wheels: Path, tmp_path: Path) -> None:
     wanted = tmp_path / "wanted.txt"
     for name in ("chair", "table"):
         add_wheel(wheels, name)
@@ -110,14 +110,14 @@ def test_a_layer_whose_installation_fails_is_not_kept(wheels: Path, tmp_path: Pa
     assert output(tmp_path / "first", "mirror") == str(tmp_path / "first")
 
 
-def test_two_that_build_a_layer_at_once_both_get_it(wheels: Path, tmp_path: Path) -> None:
-    add_wheel(wheels, "shelf")
+def test_two_processes_that_build_the_same_layer_both_get_it(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "lamp")
     folders = [tmp_path / name for name in ("first", "second")]
-    started = [start(wheels, folder, "shelf") for folder in folders]
+    started = [start(wheels, folder, "lamp") for folder in folders]
     for process in started:
         with process:
             assert (process.communicate()[1], process.returncode) == ("", 0)
-    assert [output(folder, "shelf") for folder in folders] == [str(folder) for folder in folders]
+    assert [output(folder, "lamp") for folder in folders] == [str(folder) for folder in folders]
 
 
 def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(wheels: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(whee
     assert output(tmp_path / "second", "stove") == str(tmp_path / "second")
 
 
-def test_several_that_make_one_environment_at_once_all_find_it_complete(wheels: Path, tmp_path: Path) -> None:
+def test_concurrent_processes_that_make_one_environment_all_find_it_complete(wheels: Path, tmp_path: Path) -> None:
     add_wheel(wheels, "bench")
     make(wheels, tmp_path / "first", "bench")
     started = [start(wheels, tmp_path / "second", "bench") for _ in range(4)]
@@ -156,7 +156,7 @@ def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(whee
     assert output(tmp_path / "second", "envkit") == str(tmp_path / "second")
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew_but_not_those_inside_it(wheels: Path, tmp_path: Path) -> None:
+def test_an_environment_without_its_python_is_made_again_but_nested_ones_are_kept(wheels: Path, tmp_path: Path) -> None:
     for name in ("carpet", "curtain"):
         add_wheel(wheels, name)
     folder = tmp_path / "first"
@@ -192,6 +192,6 @@ def test_an_environment_is_made_without_a_cache_that_cannot_be_written(wheels: P
     cache = tmp_path / "cache"
     cache.touch()
     with start(wheels, tmp_path / "first", "clock", cache=cache) as process:
-        said = process.communicate()[1]
-    assert said == f"cannot write the cache {cache}/venvs (Not a directory); installing without it\n"
+        errors = process.communicate()[1]
+    assert errors == f"cannot write the cache {cache}/venvs (Not a directory); installing without it\n"
     assert output(tmp_path / "first", "clock") == str(tmp_path / "first")

@@ -1,4 +1,4 @@
-"""Who imports whom: import-linter's contracts, and what string imports could hide from them."""
+"""Imports between layers: import-linter's contracts, and string imports that they cannot see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SPOKES = ("environments", "sandbox", "trainer_bridge")
 ABOVE_THE_SPOKES = ("wiring", "gym", "cli")
 NOT_FOR_SPOKES = (*ABOVE_THE_SPOKES, "fleet", "http", "vector", "config")
 
-# Imports every module of a package, or one module, while some names are blocked; prints those that asked for one. What
-# `import envkit` itself loads, the names of the worlds among it, is there before.
+# Imports every module of a package, or one module, while some names are blocked; prints the modules that import a blocked
+# name. Modules that `import envkit` itself loads, such as the catalogue of environments, are imported before.
 PROGRAM = """
 import importlib, pkgutil, sys
 
@@ -86,6 +86,6 @@ def test_a_spoke_can_be_imported_without_the_others_and_most_of_the_hub(spoke: s
     assert imports_of_blocked([f"envkit.{spoke}"], [f"envkit.{name}" for name in others]) == []
 
 
-def test_the_blocker_reports_what_asks_for_a_blocked_module() -> None:
+def test_the_blocker_reports_a_module_that_imports_a_blocked_one() -> None:
     found = imports_of_blocked(["envkit.wiring.environments"], ["envkit.vector"])
     assert found == ["envkit.wiring.environments imports envkit.vector"]

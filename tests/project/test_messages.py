@@ -1,4 +1,4 @@
-"""Nothing in the product decides by the wording of our own messages: kinds, codes and classes are for that."""
+"""The product decides by kinds, codes and classes, never by the text of its own messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TESTS = frozenset({"startswith", "endswith", "find", "rfind", "index", "count",
 _CUTS = frozenset({"removeprefix", "removesuffix"})
 _REGEX = frozenset({"match", "fullmatch", "search", "findall", "finditer", "sub", "split"})
 _WORDING = 'where = "" if path is None or str(path) in error.text'
-"""The one line that looks into a message of ours: it does not say a path twice, and nothing else comes of it."""
+"""The one permitted line: it keeps a path from being printed twice."""
 _LIBRARY = re.compile(r"# library's message: \w+")
-"""Marks a line that matches what a library or the kernel says; it names whose message that is."""
+"""Marks a line that matches the message of a library or the kernel; it names that."""
 
 
 class _Function(ast.NodeVisitor):
@@ -86,7 +86,7 @@ class _Function(ast.NodeVisitor):
 
 
 def _is_words(node: ast.expr) -> bool:
-    """Whether it is a text that is not empty; a message that is empty is none, which any code may ask."""
+    """Return whether it is a text that is not empty; any code may check for an empty message."""
     return (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != "") or isinstance(
         node, ast.JoinedStr
     )

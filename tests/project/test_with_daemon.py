@@ -1,4 +1,4 @@
-"""``docker/with-daemon`` lends its command a daemon, and leaves nothing of it, whatever the command did to it."""
+"""``docker/with-daemon`` provides a daemon to its command, and stops it afterwards, whatever the command did to it."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ print(json.dumps([done.returncode, done.stdout, [" ".join(each).strip() for each
 
 @dataclass
 class Run:
-    """What became of a command.
+    """The result of a command.
 
     Attributes:
         code: Exit code.
-        said: What it printed.
-        left: The command lines of the processes that there are afterwards.
-        starts: How many daemons were started.
+        output: Its output.
+        left: Command lines of the processes that are left.
+        starts: Number of daemons that were started.
     """
 
     code: int
-    said: str
+    output: str
     left: list[str]
     starts: int
 
 
 def under(folder: Path, *command: str, before: str = "") -> Run:
-    """Run a command under the script, as root of a machine of its own on which Docker's programs are small ones.
+    """Run a command under the script, as root of an isolated machine with fake Docker programs.
 
     Args:
-        before: A program that runs there before; it is awaited until Docker answers.
+        before: A program that starts first; the command runs once Docker answers.
     """
     for name, script in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -78,22 +78,22 @@ def under(folder: Path, *command: str, before: str = "") -> Run:
     done = subprocess.run(words, input=b"typed\n", stdout=subprocess.PIPE, timeout=60, check=True)
     starts = (folder / "starts").read_text().count("started")
     assert {path.name for path in folder.iterdir()} == {*PROGRAMS, "starts"}
-    code, said, left = json.loads(done.stdout)
-    return Run(code, said, left, starts)
+    code, output, left = json.loads(done.stdout)
+    return Run(code, output, left, starts)
 
 
-def test_a_command_has_a_daemon_that_it_may_restart_and_its_exit_code_is_kept(tmp_path: Path) -> None:
+def test_a_command_gets_a_daemon_that_it_may_restart_and_its_exit_code_is_returned(tmp_path: Path) -> None:
     run = under(tmp_path, "sh", "-c", "docker version && echo $ENVKIT_DOCKERD_PIDFILE && cat && exit 7")
     assert run == Run(7, "/var/run/docker.pid\ntyped\n", [], 1)
 
 
-def test_a_daemon_that_ran_before_is_nobodys_to_restart_and_stays(tmp_path: Path) -> None:
+def test_an_existing_daemon_is_kept_and_may_not_be_restarted(tmp_path: Path) -> None:
     run = under(tmp_path, "sh", "-c", "docker version && echo ${ENVKIT_DOCKERD_PIDFILE-none}", before="dockerd")
-    assert (run.code, run.said, run.starts) == (0, "none\n", 1)
+    assert (run.code, run.output, run.starts) == (0, "none\n", 1)
     assert f"/bin/sh {tmp_path}/dockerd" in run.left
 
 
-def test_the_daemon_of_the_end_is_ended_whoever_started_it(tmp_path: Path) -> None:
+def test_the_last_daemon_is_stopped_even_if_the_command_started_it(tmp_path: Path) -> None:
     restart = """
         old=$(cat $ENVKIT_DOCKERD_PIDFILE); kill $old
         while docker version; do sleep 0.05; done
@@ -103,29 +103,29 @@ def test_the_daemon_of_the_end_is_ended_whoever_started_it(tmp_path: Path) -> No
     assert under(tmp_path, "sh", "-c", f"exec 2>/dev/null; {restart}") == Run(0, "", [], 2)
 
 
-def test_what_a_killed_daemon_leaves_is_ended_by_another(tmp_path: Path) -> None:
+def test_another_daemon_stops_what_a_killed_daemon_has_left(tmp_path: Path) -> None:
     kill = "kill -KILL $(cat $ENVKIT_DOCKERD_PIDFILE) $(cat /run/docker/containerd/containerd.pid)"
     run = under(tmp_path, "sh", "-c", kill)
     assert (run.code, run.starts) == (0, 2)
-    assert not [words for words in run.left if words != "sleep 1000"]  # that of the containerd that was killed
+    assert not [words for words in run.left if words != "sleep 1000"]  # left by the killed containerd
 
 
 AWAITED = "until tr '\\0' ' ' </proc/$!/cmdline | grep -q '^/bin/sh .*containerd-shim'; do sleep 0.05; done"
-"""Until what was started last has become a shim, which is a script here."""
+"""Waits until the last started program is the shim, which is a script here."""
 
 
-def test_a_container_that_no_daemon_knows_is_ended(tmp_path: Path) -> None:
+def test_a_container_without_a_daemon_is_stopped(tmp_path: Path) -> None:
     shim = "containerd-shim-runc-v2 -namespace moby -address /var/run/docker/containerd/containerd.sock"
     assert under(tmp_path, "sh", "-c", f"setsid {shim} & {AWAITED}") == Run(0, "", [], 1)
 
 
-def test_somebody_elses_container_stays(tmp_path: Path) -> None:
+def test_a_container_of_another_runtime_is_kept(tmp_path: Path) -> None:
     shim = "containerd-shim-runc-v2 -address /run/other.sock"
     run = under(tmp_path, "sh", "-c", f"setsid {shim} >/dev/null & {AWAITED}")
     assert f"/bin/sh {tmp_path}/{shim}" in run.left
 
 
-def test_a_request_to_end_reaches_the_command(tmp_path: Path) -> None:
+def test_a_termination_signal_reaches_the_command(tmp_path: Path) -> None:
     command = "trap 'docker version && echo ended; kill $!; exit 3' TERM; sleep 1000 & kill $PPID; wait"
     assert under(tmp_path, "bash", "-c", command) == Run(3, "ended\n", [], 1)
 
