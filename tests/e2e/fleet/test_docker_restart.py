@@ -98,7 +98,7 @@ async def play(host: EnvClient, seeds: Iterator[int], ends: Counter[str], enough
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_under_load_survives_a_restart_of_its_docker_daemon(number: signal.Signals, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         worked, ends = Counter[str](), Counter[str]()
         causes: dict[str, str] = {}

@@ -72,9 +72,7 @@ def without_info(start: Reset, steps: Sequence[Step]) -> list[object]:
 
 
 @both
-def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_nothing_was(
-    kind: str, tmp_path: Path
-) -> None:
+def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         task = Task("Sokoban-v0", 3)
         moves = moves_of(task, 12)
@@ -104,7 +102,7 @@ def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_not
 
 
 @both
-def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kind: str, tmp_path: Path) -> None:
+def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         tasks = [Task("Sokoban-v0", 3), Task("FrozenLake-v0", 4)]
         seconds: list[float] = []
@@ -137,9 +135,7 @@ def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kin
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_others_there_play_on(
-    kind: str, tmp_path: Path
-) -> None:
+def test_an_episode_that_kills_two_sandboxes_is_void_and_twenty_others_continue(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         heard: dict[int, list[Step]] = {seed: [] for seed in range(OTHERS + 1)}
         void: dict[int, str] = {}
@@ -177,16 +173,14 @@ def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_
 
 
 @both
-def test_of_many_episodes_of_which_each_tenth_has_its_box_killed_each_ends_once_and_nothing_is_left(
-    kind: str, tmp_path: Path
-) -> None:
+def test_every_episode_ends_once_when_each_tenth_sandbox_is_killed(kind: str, tmp_path: Path) -> None:
     figures = accounted_for(kind, tmp_path, 200, 0.1)
 
     assert figures["finished"] + figures["rebuilt"] + figures["void"] == 200
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_a_script_plays_on_when_a_box_is_killed(kind: str, tmp_path: Path) -> None:
+def test_a_script_continues_when_a_sandbox_is_killed(kind: str, tmp_path: Path) -> None:
     with serving(kind, tmp_path, *ONE_BOX) as gateway:
         env = envkit.make("Sokoban-v0", url=gateway.url)
         try:

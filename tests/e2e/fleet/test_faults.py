@@ -108,7 +108,7 @@ async def lost(gateway: Gateway, spec: SandboxSpec, harm: Harm) -> tuple[float, 
         pytest.param(WAIT + "exec $PYTHON -c '" + EAT + "'", go, "out of memory", id="out-of-memory"),
     ],
 )
-def test_a_sandbox_that_has_ended_is_lost_within_two_seconds_for_the_true_cause(
+def test_a_sandbox_that_ended_is_lost_within_two_seconds_with_its_cause(
     gateway: Gateway, command: str, harm: Harm, cause: str
 ) -> None:
     async def main() -> None:
@@ -128,7 +128,7 @@ def test_a_sandbox_that_has_ended_is_lost_within_two_seconds_for_the_true_cause(
         pytest.param(docker_stop, "killed by signal 15 (SIGTERM)", id="stop"),
     ],
 )
-def test_a_container_that_somebody_ends_is_lost_within_two_seconds(gateway: Gateway, harm: Harm, cause: str) -> None:
+def test_a_removed_container_is_lost_within_two_seconds(gateway: Gateway, harm: Harm, cause: str) -> None:
     async def main() -> None:
         told_s, seen_s, causes = await lost(gateway, gateway.spec(), harm)
         assert causes == {cause}
@@ -137,7 +137,7 @@ def test_a_container_that_somebody_ends_is_lost_within_two_seconds(gateway: Gate
     run(main, 30)
 
 
-def test_a_sandbox_that_is_paused_is_lost_within_five_seconds_and_says_so(gateway: Gateway) -> None:
+def test_a_paused_sandbox_is_lost_within_five_seconds_with_its_cause(gateway: Gateway) -> None:
     async def main() -> None:
         told_s, seen_s, causes = await lost(gateway, gateway.spec(), pause)
         assert causes == {"paused, silent for 4 s"}
@@ -146,7 +146,7 @@ def test_a_sandbox_that_is_paused_is_lost_within_five_seconds_and_says_so(gatewa
     run(main, 30)
 
 
-def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_to_live_is_over(gateway: Gateway) -> None:
+def test_an_unused_sandbox_is_stopped_when_its_time_to_live_is_over(gateway: Gateway) -> None:
     async def main() -> None:
         async with SandboxClient(gateway.url) as client:
             await client.create("brief", gateway.spec(), ttl_s=1.0)
@@ -167,7 +167,7 @@ def test_a_full_disk_fails_the_command_and_not_the_sandbox(gateway: Gateway) -> 
         assert box.read("small") == b"x"
 
 
-def test_what_a_killed_command_leaves_is_the_sandbox_and_its_other_commands(gateway: Gateway) -> None:
+def test_a_killed_command_leaves_the_sandbox_and_its_other_commands(gateway: Gateway) -> None:
     async def main() -> None:
         marker = new_marker()
         async with SandboxClient(gateway.url) as client, client.lease(gateway.spec()) as box:
@@ -200,7 +200,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_a_start_is_refused_with_the_reason_while_the_hosts_disk_is_nearly_full(
+def test_a_start_is_rejected_while_the_disk_of_the_host_is_nearly_full(
     kind: str, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(small_disk))

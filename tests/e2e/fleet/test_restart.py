@@ -31,7 +31,7 @@ def first_pids(gateway: Gateway, sandbox_ids: dict[str, str]) -> dict[str, int]:
 
 
 @both
-def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kind: str, tmp_path: Path) -> None:
+def test_named_sandboxes_survive_a_killed_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
     marker = new_marker()
 
@@ -86,7 +86,7 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
 
 
 @both
-def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed(kind: str, tmp_path: Path) -> None:
+def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, tmp_path: Path) -> None:
     port = free_port()
 
     async def envkit(*words: str) -> str:
@@ -132,7 +132,7 @@ except OSError as error:
 
 
 @both
-def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
+def test_a_sandbox_reaches_only_allowed_hosts_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
     marker = new_marker()
 
@@ -158,7 +158,7 @@ def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_serv
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: str, tmp_path: Path) -> None:
+def test_clients_continue_after_a_restart_of_a_killed_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
 
     async def main(first: Gateway) -> None:
@@ -204,9 +204,7 @@ async def _work(gateway: Gateway, number: int, answers: list[str]) -> None:
 
 
 @both
-def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_nothing(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_server_stopped_under_load_answers_running_calls_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         played: list[str] = []
         worked: list[str] = []
@@ -242,9 +240,7 @@ def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_no
 
 @pytest.mark.parametrize("kind", [LOCAL])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
-    kind: str, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_server_stopped_during_its_start_leaves_nothing(kind: str, number: signal.Signals, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         await until(lambda: bool(gateway.left()["groups"]), 20)
         assert await gateway.end(number) == 0

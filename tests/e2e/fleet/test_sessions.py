@@ -78,7 +78,7 @@ def step(client: httpx.Client, turn: int, move: str, session: str = "a") -> tupl
     return ask(client, "POST", f"/v1/sessions/{session}/step", {"turn": turn, "action": f"<answer>{move}</answer>"})
 
 
-def test_a_session_goes_on_after_the_server_was_killed(port: int, tmp_path: Path) -> None:
+def test_a_session_continues_after_the_server_was_killed(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path) as process:
             started = ask(client, "PUT", "/v1/sessions/a", TASK)
@@ -101,7 +101,7 @@ def test_a_session_goes_on_after_the_server_was_killed(port: int, tmp_path: Path
     assert (other[0], other[1]["type"]) == (409, "session_conflict")
 
 
-def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(port: int, tmp_path: Path) -> None:
+def test_a_session_whose_sandbox_is_lost_too_is_not_found(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path) as process:
             for id in ("a", "unused"):
@@ -116,7 +116,7 @@ def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(por
     assert seated(tmp_path / f"fleet-127.0.0.1-{port}.sqlite") == []
 
 
-def test_sessions_of_a_killed_server_keep_their_places_and_no_others(port: int, tmp_path: Path) -> None:
+def test_sessions_of_a_killed_server_keep_their_slots_and_no_others(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path, "envs.capacity=2") as process:
             assert [ask(client, "PUT", f"/v1/sessions/{id}", TASK)[0] for id in "ab"] == [200, 200]
@@ -128,7 +128,7 @@ def test_sessions_of_a_killed_server_keep_their_places_and_no_others(port: int, 
             assert ask(client, "PUT", "/v1/sessions/c", TASK)[0] == 200
 
 
-def test_a_server_that_wants_fewer_boxes_ends_the_others(port: int, tmp_path: Path) -> None:
+def test_a_restart_with_fewer_sandboxes_stops_the_others(port: int, tmp_path: Path) -> None:
     def leased() -> int:
         return sum(one["state"] == "leased" for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"])
 

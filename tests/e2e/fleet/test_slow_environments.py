@@ -99,7 +99,7 @@ def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
+def test_a_step_up_to_the_limit_does_not_lose_its_sandbox(tmp_path: Path) -> None:
     computed, deadline, lost = played(tmp_path, PLAY, lost_s=3.0)
     assert computed == "compute {}"
     assert "within 6 s" in deadline
@@ -114,7 +114,7 @@ def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path:
     ],
     ids=["lost", "in time"],
 )
-def test_a_world_that_holds_the_interpreters_lock_is_silent_and_lost_unless_the_file_gives_it_time(
+def test_an_environment_that_holds_the_gil_is_lost_unless_lost_s_allows_it(
     lost_s: float, said: str, tmp_path: Path
 ) -> None:
     (line,) = played(tmp_path, HOLD, lost_s)

@@ -42,7 +42,7 @@ def test_a_server_is_open_to_programs_of_the_machine_until_there_is_a_token(tmp_
             assert "envkit_access_log_dropped_total" not in counted  # there is no log
 
 
-def test_a_call_over_http_that_runs_when_a_server_is_told_to_end_is_answered(tmp_path: Path) -> None:
+def test_a_running_http_call_is_answered_during_shutdown(tmp_path: Path) -> None:
     with gateway(tmp_path) as server:
         token = server.token("acme", "sandbox")
         with server.client(token) as client:

@@ -106,7 +106,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, 
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies(served: tuple[Gateway, str], name: str) -> None:
+def test_invalid_bodies_are_rejected(served: tuple[Gateway, str], name: str) -> None:
     server, token = served
     with server.client(token) as client:
         for path in ("known/exec", "known/shells/main", "nowhere/exec"):
@@ -117,7 +117,7 @@ def test_bodies(served: tuple[Gateway, str], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_wishes(served: tuple[Gateway, str], name: str) -> None:
+def test_invalid_specs_are_rejected(served: tuple[Gateway, str], name: str) -> None:
     server, token = served
     with server.client(token) as client:
         answer = client.put("/v1/sandboxes/other", json=MADE[name])
@@ -127,7 +127,7 @@ def test_wishes(served: tuple[Gateway, str], name: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target[:60] for target in TARGETS])
 @pytest.mark.parametrize("verb", ["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE", "PATCH", "BREW"])
-def test_targets(served: tuple[Gateway, str], verb: str, target: str) -> None:
+def test_invalid_targets_are_rejected(served: tuple[Gateway, str], verb: str, target: str) -> None:
     status, kind, content = _raw(served, f"{verb} {target} HTTP/1.1\r\nContent-Length: 2\r\n".encode("latin-1"), b"{}")
     if status >= 400 and verb != "HEAD" and kind:
         _is_problem(status, kind, content)
@@ -145,12 +145,12 @@ def test_targets(served: tuple[Gateway, str], verb: str, target: str) -> None:
         b"GET /v1/events HTTP/1.1\r\nLast-Event-ID: \xd9\xa3\r\n",
     ],
 )
-def test_heads(served: tuple[Gateway, str], head: bytes) -> None:
+def test_invalid_heads_are_rejected(served: tuple[Gateway, str], head: bytes) -> None:
     status, _, content = _raw(served, head, b"{}" if b"Content-Length" in head else b"")
     assert 200 <= status < 500, content
 
 
-def test_a_chunked_body_that_stops_is_let_go_when_its_caller_leaves(served: tuple[Gateway, str]) -> None:
+def test_a_stalled_chunked_body_ends_with_its_connection(served: tuple[Gateway, str]) -> None:
     server, token = served
     for target in ("known/exec", "known/files?path=never", "known/tree?path=never"):
         verb = "POST" if target == "known/exec" else "PUT"
@@ -162,7 +162,7 @@ def test_a_chunked_body_that_stops_is_let_go_when_its_caller_leaves(served: tupl
         assert client.post("/v1/sandboxes/known/exec", content=EXEC).json()["exit_code"] == 0
 
 
-def test_frames(served: tuple[Gateway, str]) -> None:
+def test_invalid_frames_are_rejected(served: tuple[Gateway, str]) -> None:
     server, token = served
     url = f"{server.url.replace('http', 'ws')}/v1/ws"
     headers = {"Authorization": f"Bearer {token}"}

@@ -103,13 +103,13 @@ def _check(served: Gateway, token: str, case: Request) -> None:
         assert answer.headers["content-type"] == ["application/problem+json"]
 
 
-def test_events_are_a_stream_that_begins_at_once(served: Gateway) -> None:
+def test_the_event_stream_starts_at_once(served: Gateway) -> None:
     with served.client(served.token("ops", "admin")) as client, client.stream("GET", "/v1/events") as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert next(answer.iter_text()).startswith("id: 1\nevent: state\n")
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sandboxes", "/v1/events", "/v1/envs", "/metrics"])
-def test_nobody_comes_in_without_a_token(served: Gateway, path: str) -> None:
+def test_every_call_needs_a_token(served: Gateway, path: str) -> None:
     answer = httpx.get(f"{served.url}{path}", trust_env=False)
     assert (answer.status_code, answer.json()["type"]) == (401, "unauthorized")

@@ -22,14 +22,14 @@ def said_by(state: Path, *words: str) -> str:
     return done.stderr.rstrip("\n")
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = said_by(tmp_path, "--backend", "none", "--port", str(port))
     assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
 
 
-def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_however_that_ends(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_state_is_rejected_until_the_first_has_ended(tmp_path: Path) -> None:
     words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "none", "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
         try:
@@ -48,7 +48,7 @@ def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_ho
             second.kill()
 
 
-def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: Path) -> None:
+def test_an_unreachable_webhook_is_reported_at_the_start(tmp_path: Path) -> None:
     words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "process", "--port", "0"]
     words += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
@@ -60,7 +60,7 @@ def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: P
     assert warning == "alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed\n"
 
 
-def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
+def test_more_sandboxes_than_the_machine_holds_are_rejected(tmp_path: Path) -> None:
     node = "node={max_sandboxes: 3, memory_mib: 2048, pids: 9999}"
     said = said_by(tmp_path, "--backend", "process", "--set", "envs.sandboxes=4", "--set", node)
     assert said == (
@@ -70,14 +70,14 @@ def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.docker
-def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> None:
+def test_a_missing_image_is_reported_with_the_command_that_builds_it(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
     assert said.startswith("no image no/such:1 for the sandboxes that serve environments; build it: ")
     assert said.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
 
 
 @pytest.mark.docker
-def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
+def test_an_image_without_envkit_is_reported_with_the_command_that_builds_one(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.sandboxes=1", "--set", f"envs.image={image()}")
     assert said.startswith(f"image {image()} cannot serve environments: it lacks envkit or Python (")
     assert "No module named 'envkit')); build one with both: " in said
@@ -85,7 +85,7 @@ def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_pat
 
 
 @pytest.mark.docker
-def test_an_image_of_another_format_is_said_before_a_sandbox_starts(tmp_path: Path) -> None:
+def test_an_image_of_another_format_is_reported_before_a_sandbox_starts(tmp_path: Path) -> None:
     with labelled_image("envkit.format=2") as newer:
         said = said_by(tmp_path, "--backend", "docker", "--set", f"envs.image={newer}")
     why = "has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag"

@@ -14,7 +14,7 @@ SMALL = {"memory_mib": 64, "disk_mib": 8}
 RUN = {"argv": ["cat", "whose"], "timeout_s": 5}
 
 
-def test_tenants_are_alone(tmp_path: Path) -> None:
+def test_tenants_are_isolated(tmp_path: Path) -> None:
     with (
         gateway(tmp_path) as server,
         server.client(server.token("acme", "sandbox")) as acme,

@@ -54,7 +54,7 @@ def shown(connect: Callable[[str], Awaitable[None]]) -> list[str | None]:
     return seen
 
 
-def test_a_token_is_shown_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     async def given(address: str) -> None:
         async with EnvClient(address, token="ek_given"):
             pass
@@ -70,7 +70,7 @@ def test_a_token_is_shown_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown(given) == ["Bearer ek_given"]
 
 
-def test_a_server_that_is_reached_some_other_way_sees_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_over_its_own_socket_sends_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async def by_socket(address: str) -> None:
         async def connect() -> socket.socket:
             connected = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
@@ -87,7 +87,7 @@ def test_a_server_that_is_reached_some_other_way_sees_no_token(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("token", ["a b", "a\nX-Other: 1", "é", "\x7f"])
-def test_what_cannot_be_a_token_is_refused_before_it_is_sent(token: str) -> None:
+def test_an_invalid_token_is_rejected_before_it_is_sent(token: str) -> None:
     with pytest.raises(UsageError, match="invalid token"):
         EnvClient("http://127.0.0.1:1", token=token)
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_a_token_is_refused_before_it_is_sent(token: str) -> None
         (500, "[]", UnreachableError, "status 500; is it an `envkit serve`"),
     ],
 )
-def test_a_refused_handshake_is_the_error_that_the_server_names(
+def test_a_rejected_handshake_raises_the_error_of_the_server(
     status: int, body: str, error: type[EnvkitError], said: str
 ) -> None:
     def refuse(connection: ServerConnection, request: Request) -> Response:
@@ -117,7 +117,7 @@ def test_a_refused_handshake_is_the_error_that_the_server_names(
     clock.run(main)
 
 
-def test_a_token_that_is_revoked_while_a_client_waits_is_asked_for_once() -> None:
+def test_a_token_revoked_while_a_client_waits_fails_after_one_attempt() -> None:
     handshakes: list[int] = []
 
     def refuse_later(connection: ServerConnection, request: Request) -> Response | None:
@@ -142,7 +142,7 @@ def test_a_token_that_is_revoked_while_a_client_waits_is_asked_for_once() -> Non
     assert len(handshakes) == 2
 
 
-def test_a_world_is_made_with_a_token_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+def test_make_accepts_a_token_and_fails_with_a_wrong_one(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         program = (
             "import sys, envkit\n"
@@ -164,7 +164,7 @@ def test_a_world_is_made_with_a_token_and_a_wrong_one_is_refused(tmp_path: Path)
     on_stage(main, tmp_path)
 
 
-def test_a_token_for_a_world_of_this_process_is_refused() -> None:
+def test_a_token_for_a_local_environment_is_rejected() -> None:
     with pytest.raises(ConfigError, match="url: not set"):
         envkit.make("FrozenLake-v0", token="ek_x")
     with pytest.raises(ConfigError, match="url: not set"):

@@ -39,7 +39,7 @@ from tests.sandbox.fake.backend import FakeBackend, FakeBox
 SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)
 
 
-def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
+def test_a_lease_lasts_for_its_block() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SPEC) as lent:
             box: Sandbox = lent
@@ -54,7 +54,7 @@ def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
     by_client(main)
 
 
-def test_a_refusal_of_the_server_is_the_same_here() -> None:
+def test_a_rejection_by_the_server_raises_the_same_error() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: cpu is not bounded here") as caught:
             async with client.lease(SandboxSpec(cpus=0.5)):
@@ -67,7 +67,7 @@ def test_a_refusal_of_the_server_is_the_same_here() -> None:
     by_client(main, FakeBackend(capabilities={"cpu": False}))
 
 
-def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None:
+def test_a_block_that_fails_stops_its_sandbox_and_keeps_its_error() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         with pytest.raises(ZeroDivisionError):
             async with client.lease(SPEC):
@@ -81,7 +81,7 @@ def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None
 
 
 @pytest.mark.parametrize("start_s", [0.0, 30.0])
-def test_who_is_cancelled_with_its_client_leaves_nothing_behind(start_s: float) -> None:
+def test_a_task_cancelled_with_its_client_leaves_no_sandbox(start_s: float) -> None:
     async def main() -> None:
         async with scripted(start_s=start_s) as backend, slots() as host:
             pool = SmallPool(backend)
@@ -101,7 +101,7 @@ def test_who_is_cancelled_with_its_client_leaves_nothing_behind(start_s: float) 
     clock.run(main)
 
 
-def test_who_stops_waiting_for_a_lease_leaves_nothing_behind() -> None:
+def test_a_cancelled_wait_for_a_lease_leaves_no_sandbox() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         for moment_s in (0.0, 0.001, 0.1):
             with anyio.move_on_after(moment_s):
@@ -112,7 +112,7 @@ def test_who_stops_waiting_for_a_lease_leaves_nothing_behind() -> None:
     by_client(main, scripted(start_s=30))
 
 
-def test_a_sandbox_by_name_is_anybodys_who_knows_the_name() -> None:
+def test_a_named_sandbox_is_shared_by_all_clients() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         made = await client.create("mine", SPEC)
         assert await client.create("mine", SPEC) == made
@@ -131,7 +131,7 @@ def test_a_sandbox_by_name_is_anybodys_who_knows_the_name() -> None:
     by_client(main)
 
 
-def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
+def test_a_sandbox_that_dies_reports_its_cause_to_all_waiters() -> None:
     backend = scripted()
 
     async def main(client: SandboxClient, pool: SmallPool) -> None:
@@ -157,7 +157,7 @@ def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
     by_client(main, backend)
 
 
-def test_a_probe_that_is_not_answered_is_late() -> None:
+def test_an_unanswered_probe_times_out() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SPEC) as box:
             with pytest.raises(DeadlineError):
@@ -166,7 +166,7 @@ def test_a_probe_that_is_not_answered_is_late() -> None:
     by_client(main, scripted(hangs_after_s=0.0))
 
 
-def test_what_a_remote_sandbox_cannot_do_is_said() -> None:
+def test_unsupported_operations_of_a_remote_sandbox_raise() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SPEC) as box:
             with pytest.raises(UnsupportedError, match="connecting to sockets inside it is not supported"):
@@ -196,7 +196,7 @@ class Full(FakeBackend):
         return await super().start(spec)
 
 
-def test_a_lease_waits_for_room_as_long_as_it_is_told() -> None:
+def test_a_lease_waits_for_capacity_for_wait_s() -> None:
     class Forgetful(SmallPool):
         """Forgets what it could not start, as a pool does that had no room for it."""
 
@@ -228,7 +228,7 @@ async def until_waiting(pool: Pool, waiting: dict[str, int]) -> None:
             await anyio.sleep(0.01)
 
 
-def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_for() -> None:
+def test_a_waiting_create_queues_and_counts_as_wanted() -> None:
     async def run() -> None:
         order: list[str] = []
 
@@ -257,7 +257,7 @@ def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_fo
     clock.run(run)
 
 
-def test_who_waits_for_room_holds_up_no_shutdown() -> None:
+def test_a_waiting_create_does_not_delay_a_shutdown() -> None:
     async def run() -> None:
         async def wait(address: str) -> None:
             async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as http:
@@ -280,7 +280,7 @@ def test_who_waits_for_room_holds_up_no_shutdown() -> None:
     clock.run(run)
 
 
-def test_a_socket_that_breaks_costs_nothing_and_nothing_is_done_twice() -> None:
+def test_a_broken_socket_loses_no_call_and_repeats_none() -> None:
     async def run() -> None:
         async with scripted() as backend, slots() as host:
             pool = SmallPool(backend)
@@ -312,7 +312,7 @@ def test_a_socket_that_breaks_costs_nothing_and_nothing_is_done_twice() -> None:
 
 
 @pytest.mark.bwrap
-def test_a_program_that_is_cancelled_has_ended_when_that_is_known() -> None:
+def test_a_cancelled_program_has_ended_when_the_call_returns() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SandboxSpec()) as box:
             slow = ["sh", "-c", "cat >/dev/null; sleep 20"]
@@ -331,7 +331,7 @@ def test_a_program_that_is_cancelled_has_ended_when_that_is_known() -> None:
 
 
 @pytest.mark.bwrap
-def test_what_is_larger_than_a_frame_passes_both_ways() -> None:
+def test_data_larger_than_a_frame_passes_both_ways() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SandboxSpec(memory_mib=512)) as box:
             content = bytes(range(256)) * (20 << 12)  # 20 MiB
@@ -349,7 +349,7 @@ def test_what_is_larger_than_a_frame_passes_both_ways() -> None:
     by_client(main, LocalBackend())
 
 
-def test_the_sandboxes_of_an_open_socket_are_kept_and_those_of_no_socket_are_not() -> None:
+def test_an_open_socket_renews_the_leases_of_its_sandboxes() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SPEC) as box:
             pool.asked.clear()
@@ -363,7 +363,7 @@ def test_the_sandboxes_of_an_open_socket_are_kept_and_those_of_no_socket_are_not
 
 
 @pytest.mark.docker
-def test_containers_are_lent_by_a_server_of_uvloop() -> None:
+def test_containers_are_leased_by_a_server_on_uvloop() -> None:
     async def main() -> None:
         async with (
             DockerBackend() as backend,
@@ -378,7 +378,7 @@ def test_containers_are_lent_by_a_server_of_uvloop() -> None:
     clock.run(main, fast=True)
 
 
-def test_a_blocking_sandbox_can_be_that_of_a_server() -> None:
+def test_a_blocking_sandbox_can_be_remote() -> None:
     async def main(address: str) -> None:
         def use() -> None:
             with envkit.open_sandbox(url=address, memory_mib=64) as box:

@@ -44,7 +44,7 @@ def on_repeats(main: Callable[[IdempotentCalls], Awaitable[None]], **bounds: Any
     clock.run(run, virtual=True)
 
 
-def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
+def test_a_repeat_returns_the_first_answer_for_ten_minutes() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
     on_repeats(main)
 
 
-def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
+def test_a_repeat_of_a_running_call_waits_for_it() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=5)
         bodies = []
@@ -77,7 +77,7 @@ def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
     on_repeats(main)
 
 
-def test_the_key_of_another_call_is_refused() -> None:
+def test_a_key_of_another_call_is_rejected() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         await repeats.run("box", "a", b"x", Work())
         with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
@@ -86,7 +86,7 @@ def test_the_key_of_another_call_is_refused() -> None:
     on_repeats(main)
 
 
-def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
+def test_a_call_continues_when_its_caller_is_cancelled() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=5)
         with anyio.move_on_after(1):
@@ -97,7 +97,7 @@ def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
     on_repeats(main)
 
 
-def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
+def test_a_cancelled_key_does_not_start_again() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=100)
         async with anyio.create_task_group() as tasks:
@@ -114,7 +114,7 @@ def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
     on_repeats(main)
 
 
-def test_calls_are_forgotten_with_their_sandbox() -> None:
+def test_calls_are_dropped_with_their_sandbox() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         await repeats.run("box", "a", b"x", work)
@@ -126,7 +126,7 @@ def test_calls_are_forgotten_with_their_sandbox() -> None:
     on_repeats(main)
 
 
-def test_of_many_calls_the_last_are_remembered() -> None:
+def test_only_the_last_calls_are_kept() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         for key in "abcd":
@@ -137,7 +137,7 @@ def test_of_many_calls_the_last_are_remembered() -> None:
     on_repeats(main, max_count=3)
 
 
-def test_of_too_large_answers_the_oldest_are_dropped_and_their_calls_do_not_run_again() -> None:
+def test_the_oldest_large_answers_are_dropped_and_their_calls_do_not_run_again() -> None:
     async def main(repeats: IdempotentCalls) -> None:
         works = {key: Work(size=40) for key in "abc"}
         for key, work in works.items():

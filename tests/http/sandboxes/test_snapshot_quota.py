@@ -28,7 +28,7 @@ def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], 
     clock.run(main, virtual=True)
 
 
-def test_a_further_one_is_refused_until_one_is_removed_and_the_oldest_stay() -> None:
+def test_a_snapshot_above_the_limit_is_rejected_until_one_is_removed() -> None:
     async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
         names = [await snapshots.keep("ann", "a", box.snapshot) for _ in range(2)]
         with pytest.raises(SnapshotLimitError) as caught:
@@ -48,7 +48,7 @@ def test_a_further_one_is_refused_until_one_is_removed_and_the_oldest_stay() -> 
     run(SnapshotBounds(per_tenant=2, total=3), work)
 
 
-def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
+def test_snapshots_in_progress_count_and_failed_ones_do_not() -> None:
     async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
         go = anyio.Event()
 
@@ -71,7 +71,7 @@ def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
     run(SnapshotBounds(per_tenant=1), work)
 
 
-def test_one_that_is_too_large_is_refused_and_nothing_of_it_is_left() -> None:
+def test_a_snapshot_above_the_size_limit_is_rejected_and_removed() -> None:
     async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
         taken: list[str] = []
 

@@ -69,7 +69,7 @@ async def nowhere(message: Message) -> None:
     pass
 
 
-def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None:
+def test_transfers_of_a_tenant_run_queue_and_are_rejected_by_its_limits() -> None:
     async def main() -> None:
         trees = SlowTrees()
         folders, box = FolderTransfers(trees), cast("Sandbox", NoBox())
@@ -102,7 +102,7 @@ def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None
     clock.run(main, virtual=True)
 
 
-def test_who_is_refused_is_told_when_to_come_again() -> None:
+def test_a_rejected_transfer_has_a_retry_after_header() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put("/v1/sandboxes/a", json={})
         is_over = anyio.Event()

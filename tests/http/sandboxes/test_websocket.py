@@ -58,7 +58,7 @@ async def hear(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
     return heard
 
 
-def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
+def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
     async def main(socket: ClientConnection, pool: SmallPool) -> None:
         await say(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
         assert (await hear(socket, 1))[0]["result"]["state"] == "leased"
@@ -106,7 +106,7 @@ def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
         ("sandbox.log", {"sandbox_id": "a"}, "unsupported"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_socket_goes_on(method: str, params: dict[str, Any], code: str) -> None:
+def test_an_invalid_call_is_rejected_and_the_socket_stays_open(method: str, params: dict[str, Any], code: str) -> None:
     async def main(socket: ClientConnection, pool: SmallPool) -> None:
         await say(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
         await hear(socket, 1)
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_and_the_socket_goes_on(method: str, params: d
     by_frames(main)
 
 
-def test_a_server_without_a_pool_says_so_over_a_socket_too() -> None:
+def test_a_server_without_a_pool_reports_it_over_a_socket_too() -> None:
     async def run() -> None:
         async with slots() as host, serving(host) as address, connected(address) as socket:
             await say(socket, (1, "sandbox.list", {}))
@@ -145,7 +145,7 @@ async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Call
         yield take
 
 
-def test_events_are_told_from_where_the_caller_left_off_and_as_they_happen() -> None:
+def test_events_resume_where_the_caller_left_off_and_follow_live() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         async with following(client, "?after=1") as take:
@@ -176,7 +176,7 @@ def test_the_events_end_when_the_server_does() -> None:
     clock.run(run)
 
 
-def test_tenants_see_their_own_sandboxes_alone(tmp_path: Path) -> None:
+def test_tenants_see_only_their_own_sandboxes(tmp_path: Path) -> None:
     async def run() -> None:
         with TokenStore(tmp_path / "tokens.sqlite") as tokens:
             acme, umbrella = (tokens.create(name, ["sandbox"]) for name in ("acme", "umbrella"))

@@ -96,7 +96,7 @@ def text(move: Move) -> str:
     return move.result().observation.text
 
 
-def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -> None:
+def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         texts: list[str] = []
@@ -120,7 +120,7 @@ def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -
     play(main)
 
 
-def test_a_session_that_waits_for_its_next_step_keeps_nothing_of_what_came_over_the_wire() -> None:
+def test_an_idle_session_keeps_no_message_in_memory() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         assert table.start_step("a", 0, "x", lambda move: None)
         far.answer("far 1")
@@ -132,7 +132,7 @@ def test_a_session_that_waits_for_its_next_step_keeps_nothing_of_what_came_over_
     play(main)
 
 
-def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
+def test_a_step_that_cannot_be_started_changes_nothing() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert not table.start_step("b", 0, "x", moves.append)
@@ -155,7 +155,7 @@ def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [UnreachableError("gone"), SandboxLostError("far", cause("away"))])
-def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error: Exception) -> None:
+def test_a_started_step_whose_sandbox_is_lost_is_played_again_once(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
@@ -184,7 +184,7 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
     play(main)
 
 
-def test_a_question_that_somebody_else_cancels_breaks_the_session() -> None:
+def test_a_cancelled_future_of_a_step_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
@@ -196,7 +196,7 @@ def test_a_question_that_somebody_else_cancels_breaks_the_session() -> None:
     play(main)
 
 
-def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> None:
+def test_the_deadline_of_a_started_step_begins_with_the_step() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         await anyio.sleep(300)
@@ -209,7 +209,7 @@ def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> Non
     play(main)
 
 
-def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
+def test_an_unrecoverable_sandbox_loss_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
@@ -225,7 +225,7 @@ def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the answer", "in the moment of the answer", "while it is played again"])
-def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -> None:
+def test_deleting_a_session_cancels_its_started_step(when: str) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
@@ -243,7 +243,7 @@ def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -
     play(main)
 
 
-def test_a_step_that_was_asked_for_has_a_deadline() -> None:
+def test_a_started_step_has_a_deadline() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
@@ -256,7 +256,7 @@ def test_a_step_that_was_asked_for_has_a_deadline() -> None:
     play(main)
 
 
-def test_a_server_that_stops_answers_what_was_asked_for() -> None:
+def test_a_server_that_stops_answers_started_steps() -> None:
     moves: list[Move] = []
 
     async def main(table: SessionTable, far: Far) -> None:

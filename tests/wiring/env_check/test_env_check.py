@@ -35,7 +35,7 @@ def failures(verdicts: dict[str, envkit.CheckResult]) -> dict[str, str]:
     return {name: verdict.seen for name, verdict in verdicts.items() if verdict.outcome == "fail"}
 
 
-def test_an_environment_that_keeps_the_contract_passes_every_check() -> None:
+def test_a_correct_environment_passes_every_check() -> None:
     verdicts = checked("Walk")
     assert {name for name, verdict in verdicts.items() if verdict.outcome != "pass"} == set()
     assert len(verdicts) == 15
@@ -120,19 +120,19 @@ def test_a_vector_class_that_ignores_autoreset_fails() -> None:
     assert "begin the next episode as gymnasium.vector.SyncVectorEnv does" in sentence
 
 
-def test_an_expert_that_never_gets_there_fails() -> None:
+def test_an_expert_that_never_succeeds_fails() -> None:
     failed = failures(checked("Walk", expert="LostExpert"))
     assert set(failed) == {"expert solves"}
     assert failed["expert solves"].startswith("the expert solves none of 3 episodes (success in the info of the last")
 
 
-def test_an_environment_that_waits_in_the_event_loops_way_does_not_block() -> None:
+def test_an_environment_that_awaits_does_not_block() -> None:
     verdicts = checked("Waits")
     assert failures(verdicts) == {}
     assert verdicts["steps do not block"].outcome == "pass"
 
 
-def test_what_cannot_be_played_again_is_not_compared() -> None:
+def test_an_environment_without_replay_is_not_compared() -> None:
     verdicts = checked("Unseeded", expert="LostExpert", replayable=False)
     assert set(failures(verdicts)) == {"expert solves"}
     skipped = {name for name, verdict in verdicts.items() if verdict.outcome == "skip"}
@@ -148,7 +148,7 @@ def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
         assert env.play(instance, 0).has_ended
 
 
-def test_wrong_requests_are_errors_and_not_verdicts() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError):
         envkit.check_env("FrozenLakes-v0")
     with pytest.raises(OptionError, match="size"):

@@ -14,7 +14,7 @@ from envkit.wiring.gateway.env_workers import EnvSandboxStarter
 from tests.sandbox.fake.backend import FakeBackend
 
 
-def test_without_room_a_fleet_does_not_start_and_one_that_runs_waits_for_nodes() -> None:
+def test_without_capacity_a_first_start_fails_and_later_ones_wait_for_nodes() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
             boxes = EnvSandboxStarter(pool, SandboxSpec(), "shared", 1)
