@@ -1,4 +1,4 @@
-"""Environments by name: options on their way in, copies in processes, and what is said when something is wrong."""
+"""Environments by name: options, copies in processes, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVES = ("<answer>up</answer>", "<answer>right</answer>", "<answer>down</answer>
 
 
 class Room(gymnasium.Env[str, str]):
-    """A room whose size is taken by name only, and is compared without a look at what it is."""
+    """An environment that does not check the type of its option `size`."""
 
     def __init__(self, size: int = 3, doors: int = 1) -> None:
         self.observation_space = self.action_space = Utf8Text(100)
@@ -77,11 +77,11 @@ def _vector(mode: VectorMode, autoreset: AutoresetMode, **options: Any) -> closi
 
 @EVERY_RESET
 def test_processes_play_the_same_as_native_copies(autoreset: AutoresetMode) -> None:
-    told = []
+    played = []
     for mode in ("native", "async"):
         with _vector(mode, autoreset, max_moves=2, slip=0.5, instructions=False) as vector:
-            told.append([_plain(one) for one in _played(vector, autoreset)])
-    assert told[0] == told[1]
+            played.append([_plain(one) for one in _played(vector, autoreset)])
+    assert played[0] == played[1]
 
 
 def _played(vector: VectorEnv[Any, Any, Any], autoreset: AutoresetMode) -> Iterator[Any]:

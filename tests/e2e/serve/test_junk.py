@@ -1,4 +1,4 @@
-"""Whatever comes to a real gateway: it answers in time, with a problem where it refuses, and goes on."""
+"""Invalid requests to a real gateway: it rejects them in time, and stays up."""
 
 from __future__ import annotations
 
@@ -170,12 +170,12 @@ def test_invalid_frames_are_rejected(served: tuple[Gateway, str]) -> None:
         for frame in FRAMES:
             link.send(frame)
             link.send('{"id":"after","method":"health","params":{}}')
-            said = b""
-            while b'"after"' not in said:
+            received = b""
+            while b'"after"' not in received:
                 answer = link.recv(timeout=10)
-                said = answer.encode() if isinstance(answer, str) else answer
-                assert len(said) < 100_000
-                assert b"the server made a mistake" not in said
+                received = answer.encode() if isinstance(answer, str) else answer
+                assert len(received) < 100_000
+                assert b"the server made a mistake" not in received
     with connect(url, additional_headers=headers, proxy=None) as link:
         with suppress(ConnectionClosed):
             link.send(b"x" * (17 << 20))
@@ -191,17 +191,17 @@ def test_invalid_frames_are_rejected(served: tuple[Gateway, str]) -> None:
 
 
 def _raw(served: tuple[Gateway, str], head: bytes, body: bytes) -> tuple[int, str, bytes]:
-    """Return status, content type and content of the answer to raw bytes; a 0 if there was none."""
+    """Return status, content type and content of the answer to raw bytes; status 0 without an answer."""
     server, token = served
     with _connected(server) as link:
         link.sendall(_head(head.decode("latin-1"), token) + body)
-        said = b""
-        while b"\r\n\r\n" not in said:
+        received = b""
+        while b"\r\n\r\n" not in received:
             piece = link.recv(65536)
             if not piece:
                 break
-            said += piece
-        start, _, rest = said.partition(b"\r\n\r\n")
+            received += piece
+        start, _, rest = received.partition(b"\r\n\r\n")
         lines = start.decode("latin-1").lower().split("\r\n")
         fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
         size = 0 if head.startswith(b"HEAD") else int(fields.get("content-length", "0"))
@@ -228,4 +228,4 @@ def _is_problem(status: int, kind: str, content: bytes) -> None:
         assert json.loads(content)["status"] == status
         assert len(content) < 10_000
     else:
-        assert (status, kind) == (400, "text/plain; charset=utf-8"), content[:500]  # what is not even HTTP
+        assert (status, kind) == (400, "text/plain; charset=utf-8"), content[:500]  # not even HTTP

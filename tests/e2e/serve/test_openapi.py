@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document, tried with what the document allows and with what it does not."""
+"""Every operation of the OpenAPI document, with valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = 15
 MAX_S = 30.0
 STREAMS = {"/v1/events"}
 UNAVAILABLE = {"no_capacity", "sandbox_lost", "sandbox_start", "unreachable"}
-"""What the caller cannot help, and is told with 503."""
+"""Errors beyond the caller's control, answered with 503."""
 
 
 @schemathesis.serializer("application/x-tar")
@@ -70,7 +70,7 @@ def test_every_operation_answers_as_the_document_says(served: Gateway) -> None:
 
 
 def _try(operation: Operation, name: str, check: Callable[[Request], None]) -> None:
-    """Check an operation with many requests, of which half are about something that is there."""
+    """Check an operation with many requests, half of them about existing resources."""
     modes = [operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]
 
     @settings(

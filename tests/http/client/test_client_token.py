@@ -1,4 +1,4 @@
-"""Where a client's token comes from, and where it goes."""
+"""Sources and uses of a client's token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWER = b'{"id":1,"result":{"ready":true,"capacity":1,"leased":0}}'
 async def listening(
     before: Callable[[ServerConnection, Request], Response | None],
 ) -> AsyncIterator[str]:
-    """Run a server that lets `before` look at each handshake, and answers the first call of a client."""
+    """Run a server that passes each handshake to `before` and answers the first call of a client."""
 
     async def answer(connection: ServerConnection) -> None:
         async for _ in connection:
@@ -40,14 +40,14 @@ async def listening(
 
 
 def shown(connect: Callable[[str], Awaitable[None]]) -> list[str | None]:
-    """Return the headers ``Authorization`` that a server sees while `connect` runs."""
+    """Return the ``Authorization`` headers that a server receives while `connect` runs."""
     seen: list[str | None] = []
 
-    def look(connection: ServerConnection, request: Request) -> None:
+    def record(connection: ServerConnection, request: Request) -> None:
         seen.append(request.headers.get("Authorization"))
 
     async def main() -> None:
-        async with listening(look) as address:
+        async with listening(record) as address:
             await connect(address)
 
     clock.run(main)
@@ -103,14 +103,14 @@ def test_an_invalid_token_is_rejected_before_it_is_sent(token: str) -> None:
     ],
 )
 def test_a_rejected_handshake_raises_the_error_of_the_server(
-    status: int, body: str, error: type[EnvkitError], said: str
+    status: int, body: str, error: type[EnvkitError], message: str
 ) -> None:
     def refuse(connection: ServerConnection, request: Request) -> Response:
         return connection.respond(status, body)
 
     async def main() -> None:
         async with listening(refuse) as address:
-            with pytest.raises(error, match=said):
+            with pytest.raises(error, match=message):
                 async with EnvClient(address):
                     pass
 

@@ -1,4 +1,4 @@
-"""The client against a real server: it plays as if the worlds were here, and says what happened when they are not."""
+"""The client against a real server: remote episodes equal local ones, and faults raise the right errors."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def test_errors_keep_their_class_over_the_wire() -> None:
             with pytest.raises(StepOrderError, match="before reset"):
                 await episode.step("x")
             await episode.reset()
-            with pytest.raises(EnvError) as raised:
+            with pytest.raises(EnvError) as failed:
                 await episode.step("raise")
-            assert (raised.value.env_id, raised.value.cause) == ("Count-v0", "ValueError in step: boom")
+            assert (failed.value.env_id, failed.value.cause) == ("Count-v0", "ValueError in step: boom")
         async with client.lease(Task("Count-v0", 0, {"end": 1})) as episode:
             await episode.reset()
             await episode.step("x")
@@ -201,19 +201,19 @@ def test_a_waiting_lease_fails_when_the_server_has_no_slots_left() -> None:
         @asynccontextmanager
         async def lease(self, task: Task) -> AsyncIterator[Episode]:
             if self.is_gone:
-                raise SandboxStartError("fleet", "no box is left")
+                raise SandboxStartError("fleet", "no sandbox is left")
             async with super().lease(task) as episode:
                 yield episode
 
     async def run() -> None:
         lender = Shrinking(slots(1))
-        told: list[str] = []
+        raised: list[str] = []
 
         async def wait(client: EnvClient) -> None:
             async with client.lease(SLEEPER) as episode:
-                with pytest.raises(SandboxStartError, match="no box is left"):
+                with pytest.raises(SandboxStartError, match="no sandbox is left"):
                     await episode.reset()
-                told.append("why")
+                raised.append("why")
 
         async with serving(lender) as address, EnvClient(address) as client:
             with anyio.fail_after(30):
@@ -223,7 +223,7 @@ def test_a_waiting_lease_fails_when_the_server_has_no_slots_left() -> None:
                         tasks.start_soon(wait, client)
                     await anyio.sleep(0.1)
                     lender.is_gone = True
-        assert told == ["why"] * 3
+        assert raised == ["why"] * 3
 
     clock.run(run)
 
@@ -375,13 +375,13 @@ def test_a_client_needs_either_url_or_connect() -> None:
 
 def test_an_error_of_the_connector_is_raised_unchanged() -> None:
     async def connect() -> Any:
-        raise SandboxLostError("box-1", cause("killed by signal 9"))
+        raise SandboxLostError("sandbox-1", cause("killed by signal 9"))
 
     async def run() -> None:
         async with EnvClient(connect=connect):
             pass
 
-    with pytest.raises(SandboxLostError, match="box-1"):
+    with pytest.raises(SandboxLostError, match="sandbox-1"):
         clock.run(run)
 
 

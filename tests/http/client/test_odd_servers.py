@@ -18,11 +18,11 @@ HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}
 
 
 class Scripted:
-    """A server that answers each message as its script says (None closes the socket), and honestly after its end."""
+    """A server that answers each message by its script (None closes the socket), and correctly after its end."""
 
     def __init__(self, *script: str | None) -> None:
         self.messages: list[list[Any]] = []
-        self._script = [HONEST, *script]  # a client begins with a call of its own
+        self._script = [HONEST, *script]  # a client starts with a health call
 
     async def __call__(self, socket: ServerConnection) -> None:
         async for message in socket:

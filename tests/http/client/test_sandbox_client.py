@@ -1,4 +1,4 @@
-"""Sandboxes of a server by our client: what does not show in one that is here."""
+"""Remote sandboxes of the client, where they differ from local ones."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), t
 
 def test_a_lease_lasts_for_its_block() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as lent:
-            box: Sandbox = lent
-            assert (await box.exec(["echo", "hi"], timeout_s=5)).stdout == "echo hi"
+        async with client.lease(SPEC) as leased:
+            sandbox: Sandbox = leased
+            assert (await sandbox.exec(["echo", "hi"], timeout_s=5)).stdout == "echo hi"
             (view,) = await client.views()
-            assert (view.id, view.state, view.spec) == (box.id, SandboxState.LEASED, SPEC)
-        assert (await client.view(box.id)).state is SandboxState.STOPPED
+            assert (view.id, view.state, view.spec) == (sandbox.id, SandboxState.LEASED, SPEC)
+        assert (await client.view(sandbox.id)).state is SandboxState.STOPPED
         with pytest.raises(SandboxLostError, match="lost: stopped"):
-            await box.exec(["echo"], timeout_s=5)
-        assert str(await box.wait()) == "stopped"
+            await sandbox.exec(["echo"], timeout_s=5)
+        assert str(await sandbox.wait()) == "stopped"
 
     by_client(main)
 
@@ -58,7 +58,7 @@ def test_a_rejection_by_the_server_raises_the_same_error() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: cpu is not bounded here") as caught:
             async with client.lease(SandboxSpec(cpus=0.5)):
-                pytest.fail("it was not refused")
+                pytest.fail("it was not rejected")
         assert not caught.value.everywhere
         with pytest.raises(SandboxRefusedError, match="a variable cannot have the name 'A='") as caught:
             await client.create("odd", SandboxSpec(env={"A=": ""}))
@@ -136,15 +136,15 @@ def test_a_sandbox_that_dies_reports_its_cause_to_all_waiters() -> None:
 
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         found = cause("out of luck", CauseKind.OUT_OF_MEMORY, by_agent=True)
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             causes = []
 
             async def wait() -> None:
-                causes.append(await box.wait())
+                causes.append(await sandbox.wait())
 
             async def work() -> None:
                 with pytest.raises(SandboxLostError, match="lost: out of luck") as caught:
-                    await box.exec(["sleep", "20"], timeout_s=30)
+                    await sandbox.exec(["sleep", "20"], timeout_s=30)
                 causes.append(caught.value.cause)
 
             async with anyio.create_task_group() as tasks:
@@ -159,20 +159,20 @@ def test_a_sandbox_that_dies_reports_its_cause_to_all_waiters() -> None:
 
 def test_an_unanswered_probe_times_out() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             with pytest.raises(DeadlineError):
-                await box.probe(0.2)
+                await sandbox.probe(0.2)
 
     by_client(main, scripted(hangs_after_s=0.0))
 
 
 def test_unsupported_operations_of_a_remote_sandbox_raise() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             with pytest.raises(UnsupportedError, match="connecting to sockets inside it is not supported"):
-                await box.connect(80)
+                await sandbox.connect(80)
             with pytest.raises(UnsupportedError, match="has no log"):
-                await box.log()
+                await sandbox.log()
         with pytest.raises(UsageError, match="leave tenant out"):
             async with client.lease(SPEC, tenant="acme"):
                 pass
@@ -183,7 +183,7 @@ def test_unsupported_operations_of_a_remote_sandbox_raise() -> None:
 
 
 class Full(FakeBackend):
-    """Has no room for the first few that are asked for."""
+    """Rejects the first `refusals` starts for lack of capacity."""
 
     def __init__(self, refusals: int) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Full(FakeBackend):
 
 def test_a_lease_waits_for_capacity_for_wait_s() -> None:
     class Forgetful(SmallPool):
-        """Forgets what it could not start, as a pool does that had no room for it."""
+        """Forgets sandboxes that it could not start, as a pool without capacity does."""
 
         async def create(self, id: str, spec: SandboxSpec, **more: object) -> object:  # type: ignore[override]
             try:
@@ -214,10 +214,10 @@ def test_a_lease_waits_for_capacity_for_wait_s() -> None:
                 with pytest.raises(CapacityError):
                     async with client.lease(SPEC, wait_s=0):
                         pass
-                async with client.lease(SPEC, wait_s=10) as box:
-                    assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+                async with client.lease(SPEC, wait_s=10) as sandbox:
+                    assert (await sandbox.exec(["true"], timeout_s=5)).exit_code == 0
                 with pytest.raises(UnsupportedError, match="created without trees"):
-                    await box.download("x", None)  # type: ignore[arg-type]
+                    await sandbox.download("x", None)  # type: ignore[arg-type]
 
     clock.run(run)
 
@@ -261,8 +261,8 @@ def test_a_waiting_create_does_not_delay_a_shutdown() -> None:
     async def run() -> None:
         async def wait(address: str) -> None:
             async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as http:
-                told = await http.put("/v1/sandboxes/b", json={"wait_s": 50})
-                assert (told.status_code, told.json()["type"]) == (503, "unreachable")
+                reply = await http.put("/v1/sandboxes/b", json={"wait_s": 50})
+                assert (reply.status_code, reply.json()["type"]) == (503, "unreachable")
 
         async with (
             scripted() as backend,
@@ -288,13 +288,13 @@ def test_a_broken_socket_loses_no_call_and_repeats_none() -> None:
                 serving(host, pool=pool) as address,
                 Relay(address) as relay,
                 SandboxClient(relay.address) as client,
-                client.lease(SPEC) as box,
+                client.lease(SPEC) as sandbox,
             ):
                 outputs = []
 
                 async def count(key: int) -> None:
-                    outputs.append((await box.exec(["count", "0.3"], timeout_s=5)).stdout)
-                    outputs.append((await box.shell(f"s{key}").run("count 0.1", timeout_s=5)).stdout)
+                    outputs.append((await sandbox.exec(["count", "0.3"], timeout_s=5)).stdout)
+                    outputs.append((await sandbox.shell(f"s{key}").run("count 0.1", timeout_s=5)).stdout)
 
                 async with anyio.create_task_group() as tasks:
                     for key in range(4):
@@ -306,7 +306,7 @@ def test_a_broken_socket_loses_no_call_and_repeats_none() -> None:
                 assert sorted(outputs) == [str(number) for number in range(1, 9)]
                 relay.close()
                 with pytest.raises(UnreachableError):
-                    await box.exec(["true"], timeout_s=5)
+                    await sandbox.exec(["true"], timeout_s=5)
 
     clock.run(run)
 
@@ -314,17 +314,17 @@ def test_a_broken_socket_loses_no_call_and_repeats_none() -> None:
 @pytest.mark.bwrap
 def test_a_cancelled_program_has_ended_when_the_call_returns() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SandboxSpec()) as box:
+        async with client.lease(SandboxSpec()) as sandbox:
             slow = ["sh", "-c", "cat >/dev/null; sleep 20"]
             for call in (
-                partial(box.exec, slow, timeout_s=30),
-                partial(box.exec, slow, timeout_s=30, stdin=bytes(1 << 20)),
-                partial(box.shell().run, "sleep 20 && echo done", timeout_s=30),
+                partial(sandbox.exec, slow, timeout_s=30),
+                partial(sandbox.exec, slow, timeout_s=30, stdin=bytes(1 << 20)),
+                partial(sandbox.shell().run, "sleep 20 && echo done", timeout_s=30),
             ):
                 with anyio.move_on_after(0.3) as limit:
                     await call()
                 assert limit.cancelled_caught
-                left = await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=5)
+                left = await sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=5)
                 assert "sleep 20 " not in left.stdout
 
     by_client(main, LocalBackend())
@@ -333,28 +333,28 @@ def test_a_cancelled_program_has_ended_when_the_call_returns() -> None:
 @pytest.mark.bwrap
 def test_data_larger_than_a_frame_passes_both_ways() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SandboxSpec(memory_mib=512)) as box:
+        async with client.lease(SandboxSpec(memory_mib=512)) as sandbox:
             content = bytes(range(256)) * (20 << 12)  # 20 MiB
-            await box.write("file", content)
-            assert await box.read("file") == content
-            done = await box.exec(["cat"], stdin=content, timeout_s=20, max_output_bytes=len(content))
+            await sandbox.write("file", content)
+            assert await sandbox.read("file") == content
+            done = await sandbox.exec(["cat"], stdin=content, timeout_s=20, max_output_bytes=len(content))
             assert done.stdout_bytes == content
             with pytest.raises(TooLargeError):
-                await box.read("file", max_bytes=len(content) - 1)
+                await sandbox.read("file", max_bytes=len(content) - 1)
             with pytest.raises(TooLargeError):
-                await box.exec(["cat"], stdin=content * 2, timeout_s=20)
-            said = await box.shell().run("cat file", timeout_s=20, max_output_bytes=len(content))
-            assert said.stdout_bytes == content
+                await sandbox.exec(["cat"], stdin=content * 2, timeout_s=20)
+            shown = await sandbox.shell().run("cat file", timeout_s=20, max_output_bytes=len(content))
+            assert shown.stdout_bytes == content
 
     by_client(main, LocalBackend())
 
 
 def test_an_open_socket_renews_the_leases_of_its_sandboxes() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             pool.asked.clear()
             await anyio.sleep(2.3)
-            assert pool.asked in ([box.id] * 2, [box.id] * 3)  # the third where all stood still for a while
+            assert pool.asked in ([sandbox.id] * 2, [sandbox.id] * 3)  # three after a pause of the machine
         kept = len(pool.asked)
         await anyio.sleep(1.1)
         assert len(pool.asked) == kept
@@ -370,10 +370,10 @@ def test_containers_are_leased_by_a_server_on_uvloop() -> None:
             slots() as host,
             serving(host, pool=SmallPool(backend)) as address,
             SandboxClient(address) as client,
-            client.lease(SandboxSpec(image=image())) as box,
+            client.lease(SandboxSpec(image=image())) as sandbox,
         ):
-            assert (await box.exec(["echo", "hi"], timeout_s=20)).stdout == "hi\n"
-            assert (await box.shell().run("echo ho", timeout_s=20)).stdout == "ho\n"
+            assert (await sandbox.exec(["echo", "hi"], timeout_s=20)).stdout == "hi\n"
+            assert (await sandbox.shell().run("echo ho", timeout_s=20)).stdout == "ho\n"
 
     clock.run(main, fast=True)
 
@@ -381,18 +381,18 @@ def test_containers_are_leased_by_a_server_on_uvloop() -> None:
 def test_a_blocking_sandbox_can_be_remote() -> None:
     async def main(address: str) -> None:
         def use() -> None:
-            with envkit.open_sandbox(url=address, memory_mib=64) as box:
-                assert box.exec(["echo", "hi"], timeout_s=5).stdout == "echo hi"
-                assert box.shell().run("echo ho", timeout_s=5).stdout == "echo ho"
-                box.write("one", "text")
-                kept = box.snapshot()
-                box.write("one", "later")
-                with box.restore(kept) as other:
+            with envkit.open_sandbox(url=address, memory_mib=64) as sandbox:
+                assert sandbox.exec(["echo", "hi"], timeout_s=5).stdout == "echo hi"
+                assert sandbox.shell().run("echo ho", timeout_s=5).stdout == "echo ho"
+                sandbox.write("one", "text")
+                kept = sandbox.snapshot()
+                sandbox.write("one", "later")
+                with sandbox.restore(kept) as other:
                     assert other.read("one") == b"text"
                 with pytest.raises(UnsupportedError):
-                    _ = box.unenforced
+                    _ = sandbox.unenforced
             with pytest.raises(SandboxLostError):
-                box.read("one")
+                sandbox.read("one")
             with pytest.raises(UsageError, match="leave backend out"):
                 envkit.open_sandbox("local", url=address)
             with pytest.raises(UsageError, match="go with the address of a server"):

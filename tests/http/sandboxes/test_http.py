@@ -1,4 +1,4 @@
-"""Sandboxes over HTTP, as any program may ask for them."""
+"""Sandboxes over plain HTTP."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_the_same_key_with_the_same_body_runs_once() -> None:
         assert (await client.post(f"{A}/exec", json=run("count"))).json()["stdout"] == "2"
         answers = []
 
-        async def ask() -> None:
+        async def call() -> None:
             headers = {"Idempotency-Key": "k-2"}
             answers.append((await client.post(f"{A}/exec", json=run("count", "0.2"), headers=headers)).text)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
-                tasks.start_soon(ask)
+                tasks.start_soon(call)
         assert len(set(answers)) == 1
         kept = [await post(f"{A}/snapshot", headers={"Idempotency-Key": "k-3"}) for _ in range(2)]
         assert kept[0].json() == kept[1].json()
@@ -85,7 +85,7 @@ def test_the_same_key_with_the_same_body_runs_once() -> None:
 
 
 async def left(client: httpx.AsyncClient, path: str, body: object, **headers: str) -> None:
-    """Ask for something and go away."""
+    """Send a request and disconnect."""
     with anyio.move_on_after(0.2):
         await client.post(path, json=body, headers=headers)
 
@@ -210,14 +210,14 @@ def test_programs_of_one_request_return_outcomes_in_order() -> None:
         for id in "ab":
             await client.put(f"/v1/sandboxes/{id}", json={})
         began = clock.now()
-        asked = [
+        programs = [
             {**run("sleep", "3"), "sandbox_id": "a"},
             {**run("echo", "x"), "sandbox_id": "nobody"},
             {"sandbox_id": "b"},
             {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
             {**run("sleep", "3"), "sandbox_id": "b"},
         ]
-        got = (await client.post("/v1/sandboxes:exec", json=asked)).json()
+        got = (await client.post("/v1/sandboxes:exec", json=programs)).json()
         assert clock.now() - began < 6
         assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
         assert got[3]["result"]["stdout"] == "echo two"

@@ -1,4 +1,4 @@
-"""Starts of sandboxes over HTTP: slow ones, failed ones, and whose name is free when."""
+"""Starts of sandboxes over HTTP: slow and failed ones, and reuse of names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_failed_start_is_raised_by_the_next_call() -> None:
             {"kind": "start_failed", "detail": "no image", "by_agent": False},
         )
         assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
-        assert (await client.put(A, json={})).status_code == 202  # it is tried again
+        assert (await client.put(A, json={})).status_code == 202  # a new attempt
         await anyio.sleep(1)
         assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
 
@@ -75,15 +75,15 @@ def test_a_sandbox_stopped_during_its_start_leaves_nothing() -> None:
 def test_a_name_is_free_after_its_sandbox_was_deleted() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         key = {"Idempotency-Key": "k"}
-        boxes = []
-        for wish in ({}, {}, {"memory_mib": 64}):
-            made = await client.put(A, json=wish)
+        backend_ids = []
+        for spec in ({}, {}, {"memory_mib": 64}):
+            made = await client.put(A, json=spec)
             assert (made.status_code, made.json()["state"]) == (200, "leased")
-            boxes.append(made.json()["backend_id"])
+            backend_ids.append(made.json()["backend_id"])
             assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
             await client.delete(A)
             assert (await client.get(A)).json()["state"] == "stopped"
-        assert boxes == ["fake-0", "fake-1", "fake-2"]
+        assert backend_ids == ["fake-0", "fake-1", "fake-2"]
 
     over_http(main)
 

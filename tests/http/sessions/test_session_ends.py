@@ -64,7 +64,7 @@ def test_an_unused_session_expires() -> None:
         await anyio.sleep(599)
         await table.step("a", 0, "x")
         await anyio.sleep(599)
-        assert table.get("a").idle_s == 599  # looking is not using
+        assert table.get("a").idle_s == 599  # reading the state is not use
         assert lender.open == 1
         await anyio.sleep(2)
         with pytest.raises(SessionNotFoundError, match="has expired"):
@@ -187,7 +187,7 @@ def test_all_leases_are_released_when_the_server_stops() -> None:
 
 
 class LosingHost:
-    """Its lease breaks after ten seconds, as one on a sandbox does that dies."""
+    """Its lease fails after ten seconds, as after the loss of a sandbox."""
 
     capacity = 1
 
@@ -196,7 +196,7 @@ class LosingHost:
         with anyio.move_on_after(10) as scope:
             yield self
         if scope.cancelled_caught:
-            raise SandboxLostError("box-1", cause("killed by signal 9"))
+            raise SandboxLostError("sandbox-1", cause("killed by signal 9"))
 
     async def reset(self) -> Reset:
         return Reset(Observation("start"), {})
@@ -213,7 +213,7 @@ def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) 
             await table.create("a", COUNT)
             if not is_stepping:
                 await anyio.sleep(11)
-            with pytest.raises(SandboxLostError, match="box-1 lost: killed by signal 9"):
+            with pytest.raises(SandboxLostError, match="sandbox-1 lost: killed by signal 9"):
                 await table.step("a", 0, "x")
             assert (table.leased, table.get("a").state) == (0, SessionState.BROKEN)
 

@@ -1,4 +1,4 @@
-"""Steps that are asked for rather than waited for: what a session makes of their answers, in virtual time."""
+"""Steps that are started and answered through a future, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TASK = Task("Far-v0", 1)
 
 
 class Far:
-    """A world far away: tests answer what it is asked for."""
+    """A remote environment whose steps the test answers."""
 
     turn = 0
     is_there = True
     refusal: EnvkitError | None = None
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, asyncio.Future[Raw]]] = []
+        self.started: list[tuple[str, asyncio.Future[Raw]]] = []
         self.stepped: list[str] = []
 
     async def reset(self) -> Reset:
@@ -61,14 +61,14 @@ class Far:
             raise self.refusal
         if not self.is_there:
             return None
-        self.asked.append((action, asyncio.get_running_loop().create_future()))
-        return self.asked[-1][1]
+        self.started.append((action, asyncio.get_running_loop().create_future()))
+        return self.started[-1][1]
 
     def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
         return Step(Observation(bytes(answer.result()).decode()), 0.0, False, False, {})
 
     def answer(self, text: str) -> None:
-        self.asked[-1][1].set_result(Raw(text.encode()))
+        self.started[-1][1].set_result(Raw(text.encode()))
 
 
 class FarHost:
@@ -114,7 +114,7 @@ def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
         await repeat()
         assert [text(move) for move in moves] == ["far 1"]
         assert texts == ["far 1", "far 1"]
-        assert (len(far.asked), far.stepped, table.get("a").turn) == (1, [], 1)
+        assert (len(far.started), far.stepped, table.get("a").turn) == (1, [], 1)
         assert (sum(table.tally.buckets), table.tally.step_seconds) == (1, 3)
 
     play(main)
@@ -125,7 +125,7 @@ def test_an_idle_session_keeps_no_message_in_memory() -> None:
         assert table.start_step("a", 0, "x", lambda move: None)
         far.answer("far 1")
         await settle()
-        answer = weakref.ref(far.asked.pop()[1])
+        answer = weakref.ref(far.started.pop()[1])
         gc.collect()
         assert answer() is None
 
@@ -159,7 +159,7 @@ def test_a_started_step_whose_sandbox_is_lost_is_played_again_once(error: Except
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
-        far.asked[0][1].set_exception(error)
+        far.started[0][1].set_exception(error)
         await anyio.sleep(4)
         assert moves == []
         assert (await table.step("a", 0, "x")).observation.text == "stepped x"
@@ -174,7 +174,7 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
-        far.asked[0][1].set_exception(error)
+        far.started[0][1].set_exception(error)
         await settle()
         for _ in range(2):
             with pytest.raises(EnvkitError, match=str(error)):
@@ -188,7 +188,7 @@ def test_a_cancelled_future_of_a_step_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
-        far.asked[0][1].cancel()
+        far.started[0][1].cancel()
         await settle()
         with pytest.raises(SessionBrokenError, match="cancelled"):
             moves[0].result()
@@ -214,7 +214,7 @@ def test_an_unrecoverable_sandbox_loss_breaks_the_session() -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
         far.is_there = False
-        far.asked[0][1].set_exception(SandboxLostError("far", cause("away")))
+        far.started[0][1].set_exception(SandboxLostError("far", cause("away")))
         await anyio.sleep(6)
         with pytest.raises(SandboxLostError, match="away"):
             moves[0].result()
@@ -232,7 +232,7 @@ def test_deleting_a_session_cancels_its_started_step(when: str) -> None:
         if when == "in the moment of the answer":
             far.answer("far 1")
         elif when == "while it is played again":
-            far.asked[0][1].set_exception(UnreachableError("gone"))
+            far.started[0][1].set_exception(UnreachableError("gone"))
             await anyio.sleep(1)
         with anyio.fail_after(1):
             await table.delete("a")
@@ -250,7 +250,7 @@ def test_a_started_step_has_a_deadline() -> None:
         await anyio.sleep(62)
         with pytest.raises(DeadlineError, match="timeout of 60 s"):
             moves[0].result()
-        assert far.asked[0][1].cancelled()
+        assert far.started[0][1].cancelled()
         assert (table.get("a").state, table.leased) == (SessionState.BROKEN, 0)
 
     play(main)

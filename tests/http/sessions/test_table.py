@@ -1,4 +1,4 @@
-"""Sessions on virtual time: repeats, order, expiry, deadlines, and that no lease is kept too long."""
+"""Sessions on virtual time: repeats, order, expiry, deadlines, and release of leases."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_a_host_without_slots_raises_its_own_reason() -> None:
         async def lease(self, task: Task) -> AsyncIterator[Episode]:
             await anyio.sleep(3)
             if self.capacity == 0:
-                raise SandboxStartError("fleet", "no box is healthy")
+                raise SandboxStartError("fleet", "no sandbox is healthy")
             async with super().lease(task) as episode:
                 yield episode
 
     async def main() -> None:
         async with SessionTable(Gone(slots())) as table:
-            with pytest.raises(SandboxStartError, match="no box is healthy"):
+            with pytest.raises(SandboxStartError, match="no sandbox is healthy"):
                 await table.create("a", COUNT)
 
     clock.run(main, virtual=True)
@@ -175,7 +175,7 @@ def test_a_waiting_repeat_fails_when_the_step_is_cancelled() -> None:
 def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
-        for _ in range(2):  # a repeat is told the same
+        for _ in range(2):  # a repeat raises the same
             with pytest.raises(DeadlineError, match="timeout of 60 s"):
                 await table.step("a", 0, "sleep 3600")
             assert clock.now() == 60

@@ -1,4 +1,4 @@
-"""What a machine holds, where nobody says."""
+"""Default capacity of a machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_unset_limits_follow_from_the_machine_and_set_ones_stay() -> None:
     large = MachineCapacity(memory_mib=24_000, pids=32_768)
     open_ = Capacity(boxes=256)
     assert capacity.with_defaults(open_, large) == Capacity(boxes=256, memory_mib=18_000, pids=16_384)
-    said = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
-    assert capacity.with_defaults(said, large) == said
+    limits = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
+    assert capacity.with_defaults(limits, large) == limits
     assert capacity.with_defaults(open_, MachineCapacity(None, None)) == open_
     words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
     assert capacity.describe(capacity.with_defaults(open_, large)) == words
