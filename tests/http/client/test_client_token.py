@@ -93,7 +93,7 @@ def test_an_invalid_token_is_rejected_before_it_is_sent(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "error", "said"),
+    ("status", "body", "error", "message"),
     [
         (401, '{"type":"unauthorized","fields":{"detail":"who?"}}', UnauthorizedError, ": who?"),
         (403, '{"type":"forbidden","fields":{"detail":"not you"}}', ForbiddenError, ": not you"),

@@ -45,7 +45,7 @@ def test_a_correct_environment_passes_every_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "check", "said"),
+    ("name", "check", "messages"),
     [
         (
             "Unseeded",
