@@ -24,7 +24,7 @@ NAME = "killed-episodes"
 STALE_AFTER = ("envkit/fleet", "envkit/http", "sandbox", "tests/e2e/campaign.py")
 TWIN = (
     "tests/e2e/fleet/test_episodes.py::"
-    "test_of_many_episodes_of_which_each_tenth_has_its_box_killed_each_ends_once_and_nothing_is_left"
+    "test_every_episode_ends_once_when_each_tenth_sandbox_is_killed"
 )
 KILL_CHANCE = 0.05
 BACKENDS = ("local", "docker")

@@ -1,4 +1,4 @@
-"""Ways to run a test of remote sandboxes: scripted boxes or bubblewrap boxes behind a server on a real socket."""
+"""Runners for tests of remote sandboxes: scripted or bubblewrap ones behind a server on a real socket."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run(*argv: object, **more: Any) -> dict[str, Any]:
 
 
 def answer(command: Command) -> ExecResult:
-    """Say what was asked for; ``sleep 5`` takes 5 s, ``count`` says how often it ran, ``bytes`` says odd ones.
+    """Echo the command; ``sleep 5`` takes 5 s, ``count`` prints its number of runs, ``bytes`` prints odd bytes.
 
-    ``say 100 \x07`` says that 100 times.
+    ``say 100 \x07`` prints that 100 times.
     """
     first, *rest = command.argv if command.shell is None else command.argv[2].split()
     if first == "sleep":
@@ -56,7 +56,7 @@ ByClient: TypeAlias = Callable[[SandboxClient, SmallPool], Awaitable[None]]
 
 
 def over_http(main: OverHttp, backend: SandboxBackend | None = None, **settings: Any) -> None:
-    """Run `main` with an HTTP client of a server that lends the boxes of `backend`, scripted ones unless given."""
+    """Run `main` with an HTTP client of a server for sandboxes of `backend`; default: scripted ones."""
 
     async def work(address: str, pool: SmallPool) -> None:
         async with httpx.AsyncClient(base_url=address, trust_env=False, verify=False, timeout=20) as client:
@@ -66,7 +66,7 @@ def over_http(main: OverHttp, backend: SandboxBackend | None = None, **settings:
 
 
 def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings: Any) -> None:
-    """Run `main` with our client of such a server."""
+    """Run `main` with a `SandboxClient` of such a server."""
 
     async def work(address: str, pool: SmallPool) -> None:
         async with SandboxClient(address, trees=tar_stream) as client:
@@ -78,16 +78,16 @@ def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings:
 async def _run(
     work: Callable[[str, SmallPool], Awaitable[None]], backend: SandboxBackend | None, settings: dict[str, Any]
 ) -> None:
-    boxes: Any = backend or scripted()
+    sandboxes: Any = backend or scripted()
     with anyio.fail_after(40):
-        async with boxes, slots() as host:
-            pool = SmallPool(boxes)
+        async with sandboxes, slots() as host:
+            pool = SmallPool(sandboxes)
             async with serving(host, pool=pool, trees=tar_stream, **settings) as address:
                 await work(address, pool)
 
 
 class Relay:
-    """Stands between a client and a server on TCP, and can break what passes through it."""
+    """A TCP relay between a client and a server that can break its connections."""
 
     def __init__(self, address: str) -> None:
         self._target = address.removeprefix("http://").split(":")

@@ -1,4 +1,4 @@
-"""What the tests of the protocol play: two small worlds, a host that counts its leases, a server in this process."""
+"""Fixtures of the protocol tests: two small environments, a host that counts its leases, a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envkit.vector import SlotHost, World
 
 
 class Count(gymnasium.Env[str, str]):
-    """Counts its steps, says what was said to it, and ends after `end` of them. Some actions make it misbehave."""
+    """Counts its steps, echoes actions, and ends after `end` steps. Some actions make it misbehave."""
 
     observation_space = Utf8Text(4096)
     action_space = Utf8Text(4096)
@@ -46,7 +46,7 @@ class Count(gymnasium.Env[str, str]):
 
 
 class Sleeper(AsyncEnv):
-    """Sleeps as long as it is told; ``sleep 5`` for five seconds. Its reset sleeps for the option `reset_s`."""
+    """Sleeps for the seconds in the action ``sleep 5``. Its reset sleeps for the option `reset_s`."""
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         await anyio.sleep(float(cast("Any", options.get("reset_s", 0.0))))
@@ -62,19 +62,19 @@ class Sleeper(AsyncEnv):
         pass
 
 
-def open_world(env_id: str) -> World:
-    worlds: Mapping[str, type[Count] | type[Sleeper]] = {"Count-v0": Count, "Sleeper-v0": Sleeper}
-    if env_id not in worlds:
-        raise UnknownEnvError(env_id, worlds)
-    return worlds[env_id]()
+def open_env(env_id: str) -> World:
+    envs: Mapping[str, type[Count] | type[Sleeper]] = {"Count-v0": Count, "Sleeper-v0": Sleeper}
+    if env_id not in envs:
+        raise UnknownEnvError(env_id, envs)
+    return envs[env_id]()
 
 
 def slots(capacity: int = 4) -> SlotHost:
-    return SlotHost(open_world, capacity)
+    return SlotHost(open_env, capacity)
 
 
 class Lender:
-    """Counts the leases of another host: how many are open, and how many were left by an error."""
+    """Counts the leases of another host: open ones, and those left by an error."""
 
     def __init__(self, host: EnvHost) -> None:
         self.open = 0
@@ -102,7 +102,7 @@ class Lender:
 async def serving(
     host: EnvHost, *, uds: str | None = None, drain_s: float = 1.0, **settings: Any
 ) -> AsyncIterator[str]:
-    """Serve `host` for the length of the block, and give the server's address."""
+    """Serve `host` for the duration of the block; yields the address."""
     addresses: list[str] = []
     is_ready = anyio.Event()
 
@@ -119,7 +119,7 @@ async def serving(
 
 
 class Line:
-    """Connects to the Unix socket of a server, counts how often, and can break what it connected."""
+    """Connects to the Unix socket of a server, counts connections, and can break the last one."""
 
     def __init__(self, address: str) -> None:
         self._path = address.removeprefix("unix:")

@@ -1,4 +1,4 @@
-"""A server with a guard before it, and what its tenants have in their hands."""
+"""A server behind the auth middleware, and its tenants' clients."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def guarded(
     fresh_s: float = 0.05,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
-    """Serve for the length of the block; `settings` are the guard's, and sandboxes scripted ones."""
+    """Serve for the duration of the block, with scripted sandboxes; `settings` are those of the middleware."""
     addresses: list[str] = []
     is_ready = anyio.Event()
 
@@ -68,7 +68,7 @@ async def guarded(
     with TokenStore(folder / "tokens.sqlite", fresh_s=fresh_s) as tokens:
         async with slots(8) as host, scripted() as backend, anyio.create_task_group() as tasks:
             if has_tokens:
-                tokens.create("first", ["metrics"])  # from now on everybody needs one
+                tokens.create("first", ["metrics"])  # from now on every caller needs one
             app = create_app(host, ttl_s=ttl_s, pool=SmallPool(backend) if has_sandboxes else None)
             guard = AuthMiddleware(app, tokens, errors=app.errors, **settings)
             tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
@@ -79,7 +79,7 @@ async def guarded(
 
 
 def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:
-    """Run `main` beside a guarded server; see `guarded`."""
+    """Run `main` with a server; see `guarded`."""
 
     async def run() -> None:
         with anyio.fail_after(30):
@@ -90,7 +90,7 @@ def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:
 
 
 class Stream:
-    """An application that streams without end, until its client goes."""
+    """An application that streams until its client disconnects."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -105,7 +105,7 @@ class Stream:
 
 
 async def open_socket(stage: Stage, headers: dict[str, str]) -> ClientConnection:
-    """Open a socket as a page or program that sends such headers."""
+    """Open a WebSocket with `headers`."""
     host = headers.get("Host", stage.address.removeprefix("http://"))
     more = {name: value for name, value in headers.items() if name != "Host"}
     port = int(stage.address.rpartition(":")[2])

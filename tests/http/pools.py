@@ -1,4 +1,4 @@
-"""A small pool over one backend, which lends by name and remembers what is over; nothing expires or is replaced."""
+"""A minimal pool over one backend: named leases and ended sandboxes, without expiry or restarts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SmallPool:
         if id not in self._views or id in self._free:
             self._free.discard(id)
             self._views[id] = SandboxView(id, "", "here", tenant, spec, ())
-            self._enter(id, SandboxState.STARTING, "asked for")
+            self._enter(id, SandboxState.STARTING, "requested")
             try:
                 start = self._backend.start(spec) if snapshot is None else self._backend.restore(snapshot, spec)
                 self._sandboxes[id] = sandbox = await start

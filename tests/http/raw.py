@@ -1,4 +1,4 @@
-"""WebSockets by hand, for tests of clients that do as they should not."""
+"""Raw WebSocket frames, for tests of misbehaving clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to run a test of the protocol: on a table in virtual time, over HTTP, by the client."""
+"""Runners for tests of the protocol: on a table in virtual time, over HTTP, with the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OnTable: TypeAlias = Callable[[SessionTable, Lender], Awaitable[None]]
 
 
 def on_table(main: OnTable, *, capacity: int = 4, ttl_s: float = 600, step_timeout_s: float = 60) -> Lender:
-    """Run `main` with a table on virtual time; afterwards no lease may be open."""
+    """Run `main` with a table on virtual time; all leases must be released at its end."""
 
     async def run() -> Lender:
         lender = Lender(slots(capacity))
@@ -31,7 +31,7 @@ def on_table(main: OnTable, *, capacity: int = 4, ttl_s: float = 600, step_timeo
 
 
 async def settle() -> None:
-    """Let everything run that is ready, without time moving."""
+    """Run all ready tasks without advancing time."""
     for _ in range(20):
         await anyio.lowlevel.checkpoint()
 
@@ -57,7 +57,7 @@ ByClient: TypeAlias = Callable[[EnvClient, Lender], Awaitable[None]]
 
 
 def by_client(main: ByClient, *, capacity: int = 4, timeout_s: float = 20, **settings: Any) -> None:
-    """Run `main` with a client of a running server; afterwards no lease may be open."""
+    """Run `main` with a client of a running server; all leases must be released at its end."""
 
     async def run() -> None:
         lender = Lender(slots(capacity))

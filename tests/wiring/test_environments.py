@@ -1,4 +1,4 @@
-"""Environments by name: options on their way in, copies in processes, and what is said when something is wrong."""
+"""Environments by name: options, copies in processes, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVES = ("<answer>up</answer>", "<answer>right</answer>", "<answer>down</answer>
 
 
 class Room(gymnasium.Env[str, str]):
-    """A room whose size is taken by name only, and is compared without a look at what it is."""
+    """An environment that does not check the type of its option `size`."""
 
     def __init__(self, size: int = 3, doors: int = 1) -> None:
         self.observation_space = self.action_space = Utf8Text(100)
@@ -40,14 +40,14 @@ def room() -> str:
     return envkit.register("Room-v0", Room).id
 
 
-def test_an_option_that_a_world_does_not_take_is_named_with_the_nearest_one(room: str) -> None:
+def test_an_unknown_option_is_named_with_the_nearest_one(room: str) -> None:
     with pytest.raises(OptionError, match=r"^sise: no such option; did you mean 'size'"):
         envkit.make(room, sise=3)
     with pytest.raises(OptionError, match=r"^doors: must fit into 3"):
         envkit.make(room, doors=4)
 
 
-def test_a_fault_of_the_worlds_own_stays_as_it_is_and_is_attributed_in_slots(room: str) -> None:
+def test_an_error_of_the_environment_is_unchanged_and_attributed_in_slots(room: str) -> None:
     with pytest.raises(TypeError, match="not supported between"):
         envkit.make(room, size="big")
 
@@ -60,12 +60,12 @@ def test_a_fault_of_the_worlds_own_stays_as_it_is_and_is_attributed_in_slots(roo
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "3", None])
-def test_a_number_of_copies_that_is_none_is_refused(count: Any) -> None:
+def test_an_invalid_number_of_copies_is_rejected(count: Any) -> None:
     with pytest.raises(ConfigError, match=f"num_envs: must be an integer from 1, got {count!r}"):
         envkit.make_vec("FrozenLake-v0", count)
 
 
-def test_no_address_is_the_same_as_none_given() -> None:
+def test_url_none_is_the_default() -> None:
     assert type(envkit.make_vec("FrozenLake-v0", 2, url=None)) is type(envkit.make_vec("FrozenLake-v0", 2))
     with pytest.raises(UnreachableError):
         envkit.make_vec("FrozenLake-v0", 2, url="http://127.0.0.1:1")
@@ -76,12 +76,12 @@ def _vector(mode: VectorMode, autoreset: AutoresetMode, **options: Any) -> closi
 
 
 @EVERY_RESET
-def test_processes_play_what_native_copies_play(autoreset: AutoresetMode) -> None:
-    told = []
+def test_processes_play_the_same_as_native_copies(autoreset: AutoresetMode) -> None:
+    played = []
     for mode in ("native", "async"):
         with _vector(mode, autoreset, max_moves=2, slip=0.5, instructions=False) as vector:
-            told.append([_plain(one) for one in _played(vector, autoreset)])
-    assert told[0] == told[1]
+            played.append([_plain(one) for one in _played(vector, autoreset)])
+    assert played[0] == played[1]
 
 
 def _played(vector: VectorEnv[Any, Any, Any], autoreset: AutoresetMode) -> Iterator[Any]:
@@ -112,7 +112,7 @@ def _raises_from_a_process(kind: type[Exception], match: str) -> Iterator[None]:
 
 
 @EVERY_RESET
-def test_errors_come_out_of_a_process_as_they_are(autoreset: AutoresetMode) -> None:
+def test_errors_of_a_process_keep_their_class(autoreset: AutoresetMode) -> None:
     with _vector("async", autoreset) as vector, _raises_from_a_process(OptionError, r"^slip: .* got '5%'$"):
         vector.reset(options={"slip": "5%"})
     with _vector("async", autoreset) as vector, _raises_from_a_process(StepOrderError, "^step before reset"):

@@ -27,15 +27,8 @@ _HERE = "here"
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """The nodes on which a gateway starts sandboxes.
-
-    Attributes:
-        nodes: The initial nodes.
-        what: Their description for the start message.
-        in_image: Whether environments need an image there.
-        isolates: Whether sandboxes are isolated from this process.
-        ledger: Where leases are persisted; None if they are not.
-        disks: Returns free and required MiB by disk; None if unknown.
+    """The nodes of a gateway at start, their description, whether environments need an image, whether sandboxes are
+    isolated from this process, the ledger of leases, and a function that returns free and required MiB by disk.
     """
 
     nodes: Sequence[Node]
@@ -61,8 +54,7 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
         if isinstance(backend, DockerBackend):  # its daemon may run on another machine
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
-        resources = config.node.model_dump(exclude={"max_sandboxes"})
-        limits = Capacity(boxes=config.node.max_sandboxes, **resources)
+        limits = Capacity(boxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
         node = Node(_HERE, backend, capacity.with_defaults(limits, found))
         isolates = backend.capabilities()["isolation"]
         what += why

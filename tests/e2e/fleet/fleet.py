@@ -1,4 +1,4 @@
-"""What the tests of the whole gateway share: a server as people start it, and what is found of it on the machine."""
+"""A real `envkit serve` for tests of the whole gateway, and its traces on the machine."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Gateway:
 
     Attributes:
         kind: Its backend.
-        url: Where it answers.
-        process: It.
-        name: How everything begins that it calls after itself.
-        log: File with what it wrote to standard error.
-        ledger: File in which it writes down what it must still know after it was killed.
+        url: Its address.
+        process: The server process.
+        name: Prefix of the names of its resources.
+        log: File with its standard error.
+        ledger: File of its ledger.
     """
 
     kind: str
@@ -70,39 +70,39 @@ class Gateway:
         self.name = run_dirs.owner_name(self.process.pid)
 
     def wait_until_ready(self) -> None:
-        """Wait until it says that it answers."""
+        """Wait until it reports that it is ready."""
         assert self.process.stdout is not None
-        is_said = select.select([self.process.stdout], [], [], _READY_S)[0]
-        said = self.process.stdout.readline() if is_said else ""
-        assert said == f"ready {self.url}\n", self.log.read_text()
+        is_readable = select.select([self.process.stdout], [], [], _READY_S)[0]
+        line = self.process.stdout.readline() if is_readable else ""
+        assert line == f"ready {self.url}\n", self.log.read_text()
 
     def spec(self, *command: str, **fields: Any) -> SandboxSpec:
-        """A sandbox in which the programs of this machine, or of an image, can be run."""
+        """Return the spec of a sandbox that runs programs of this machine or of the test image."""
         return SandboxSpec(command, image=image() if self.kind == "docker" else None, **fields)
 
     @property
     def python(self) -> str:
-        """A Python that its sandboxes have."""
+        """Path of Python in its sandboxes."""
         return "/usr/bin/python3" if self.kind == "docker" else sys.executable
 
     async def get(self, path: str) -> Any:
-        """What it answers to a GET."""
+        """Return the answer to a GET request."""
         async with self._client() as client:
             answer = await client.get(path)
             answer.raise_for_status()
             return answer.json()
 
     def _client(self) -> httpx.AsyncClient:
-        # Reading the system's certificates, of which it needs none, takes longer than many a call.
+        # Reading the system's certificates, which it does not need, takes longer than many calls.
         return httpx.AsyncClient(base_url=self.url, timeout=20, verify=False)
 
     async def last_phase(self, id: str) -> tuple[str, str]:
-        """The state that a sandbox is in, and why."""
+        """Return the state of a sandbox and its reason."""
         phase = (await self.get(f"/v1/sandboxes/{id}"))["phases"][-1]
         return phase["state"], phase["reason"]
 
     async def becomes(self, id: str, state: str, timeout_s: float = 10) -> str:
-        """Wait until a sandbox is in `state`; return why it is."""
+        """Wait until a sandbox is in `state`; return the reason."""
         async with self._client() as client:
             deadline = clock.now() + timeout_s
             while clock.now() < deadline:
@@ -110,15 +110,15 @@ class Gateway:
                 if last["state"] == state:
                     return str(last["reason"])
                 await anyio.sleep(0.02)
-        raise TimeoutError(f"{id} is {last}, and not {state}")
+        raise TimeoutError(f"{id} is {last}, expected {state}")
 
     async def boxes(self, *, are_env_boxes: bool) -> dict[str, str]:
-        """The ids of the boxes behind those of its sandboxes that are lent and not over, by the sandboxes' ids."""
-        found = await self._sandboxes("leased", "suspect")  # silent for a moment, on a machine that is busy
+        """Return the backend ids of its leased sandboxes, by their ids."""
+        found = await self._sandboxes("leased", "suspect")  # suspect: heartbeats may be late on a busy machine
         return {id: sandbox_id for id, sandbox_id in found.items() if id.startswith(":envs-") == are_env_boxes}
 
-    async def spare_boxes(self) -> dict[str, str]:
-        """Likewise those behind its spares."""
+    async def warm_sandboxes(self) -> dict[str, str]:
+        """Return the backend ids of its warm sandboxes, by their ids."""
         return await self._sandboxes("ready")
 
     async def _sandboxes(self, *states: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ class Gateway:
         return {one["sandbox_id"]: one["backend_id"] for one in found if one["state"] in states}
 
     async def seat(self, session_id: str) -> str | None:
-        """The sandbox in which a session is, as the server has written down before it said so."""
+        """Return the sandbox of a session according to the ledger."""
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / self.ledger.name
             await clock.to_thread(self._copy_ledger, copy)
@@ -135,57 +135,57 @@ class Gateway:
         return None if found is None else found.box
 
     def _copy_ledger(self, copy: Path) -> None:
-        """Copy the file, which only the server may open, and what SQLite has not moved into it yet."""
+        """Copy the ledger, which only the server may open, with its write-ahead log."""
         before = b""
-        while (now := self.ledger.read_bytes()) != before:  # it was being moved
+        while (now := self.ledger.read_bytes()) != before:  # SQLite was writing it
             before = now
             copy.write_bytes(now)
             copy.with_name(f"{copy.name}-wal").write_bytes(
                 self.ledger.with_name(f"{self.ledger.name}-wal").read_bytes()
             )
 
-    async def spares(self, count: int) -> None:
-        """Wait until so many spares are ready."""
+    async def wait_for_warm(self, count: int) -> None:
+        """Wait until `count` warm sandboxes are ready."""
         with anyio.fail_after(30):
-            while len(await self.spare_boxes()) < count:  # noqa: ASYNC110
+            while len(await self.warm_sandboxes()) < count:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
     async def metrics(self) -> dict[str, float]:
-        """What it counts, by name and labels."""
+        """Return its metrics, by name and labels."""
         async with self._client() as client:
             lines = (await client.get("/metrics")).text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
     def first_pid(self, sandbox_id: str) -> int:
-        """The first process of a box."""
+        """Return the first process of a sandbox."""
         if self.kind == "docker":
             return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(sandbox_id)))
-        stay = detached.find(sandbox_id)
-        assert stay is not None
-        return stay.first_pid
+        note = detached.find(sandbox_id)
+        assert note is not None
+        return note.first_pid
 
     def container(self, sandbox_id: str) -> str:
-        """The container of a box."""
+        """Return the container of a sandbox."""
         (found,) = docker(
             "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=envkit.sandbox={sandbox_id}"
         ).split()
         return found
 
     def env_server(self, sandbox_id: str) -> int:
-        """The env server in a box."""
+        """Return the process of the env server in a sandbox."""
         first = self.first_pid(sandbox_id)
         return next(pid for pid in processes() if _ENV_SERVER in arguments(pid) and first in _above(pid))
 
-    async def kill_env_box(self, sandbox_id: str) -> None:
-        """Kill the first process of a box, and wait until its env server is gone with it."""
+    async def kill_env_sandbox(self, sandbox_id: str) -> None:
+        """Kill the first process of a sandbox, and wait until its env server is gone."""
         server = self.env_server(sandbox_id)
         os.kill(self.first_pid(sandbox_id), signal.SIGKILL)
-        while arguments(server):  # noqa: ASYNC110 - the kernel takes a moment, in which it may still answer
+        while arguments(server):  # noqa: ASYNC110 - it may still answer until the kernel has ended it
             await anyio.sleep(0.005)
 
     async def end(self, signal_number: int = signal.SIGTERM) -> int:
-        """Send it a signal, and return its exit code."""
+        """Send a signal to the server and return its exit code."""
         self.process.send_signal(signal_number)
         return await self.exit_code()
 
@@ -193,7 +193,7 @@ class Gateway:
         return await clock.to_thread(self.process.wait, _STOP_S)
 
     def left(self) -> dict[str, set[str]]:
-        """All that is on the machine of it and its boxes."""
+        """Return all resources of the server and its sandboxes on the machine."""
         return {
             "processes": {str(pid) for pid in processes() if self.name in _group_names(pid)},
             "groups": {str(folder) for folder in self._groups()},
@@ -204,7 +204,7 @@ class Gateway:
         }
 
     def clear(self) -> None:
-        """End what it should have ended; safe to repeat."""
+        """Remove all resources of the server; safe to repeat."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -226,7 +226,7 @@ class Gateway:
         return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}
 
     def _folders(self) -> Iterator[Path]:
-        """Its own folder, and those of its boxes, which are called after the boxes' processes."""
+        """Yield the folders of the server and of its sandboxes."""
         for folder in (folder for root in run_dirs.roots() for folder in root.glob("envkit-*")):
             with suppress(OSError):
                 is_ours = folder.name.startswith(self.name)
@@ -248,15 +248,15 @@ def serving(
     is_awaited: bool = True,
     worlds: Path | None = None,
 ) -> Iterator[Gateway]:
-    """Run a server for the length of the block, as from a shell.
+    """Run a server for the duration of the block, as from a shell.
 
     Args:
         kind: Its backend.
-        state: Folder of what survives it.
-        settings: ``"key=value"`` texts for its file.
-        port: Where; None is any that is free, named, so that its sandboxes stay.
-        is_awaited: Whether the block begins when it answers, and not while it starts.
-        worlds: Folder of `install_world`, of worlds that it is to know beside envkit's.
+        state: Its state folder.
+        settings: ``"key=value"`` settings.
+        port: Its port; None chooses a free one.
+        is_awaited: Whether the block starts when the server is ready.
+        worlds: Folder of `install_world` with further environments.
     """
     port = port or free_port()
     log = state / f"{kind}-{port}.log"
@@ -291,16 +291,16 @@ def serving(
 
 @cache
 def games_image() -> str:
-    """Return the tag of the image of env boxes, with envkit as it is here, after building it if it is missing.
+    """Return the tag of the image for env sandboxes with this envkit; build it if it is missing.
 
-    The tag is a hash of what goes into the image. Those of other contents are removed when they are a day old.
+    The tag is a hash of the image's contents. Other images are removed when they are a day old.
     """
     found = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", image()).encode())
     for path in sorted((ROOT / "pyproject.toml", *(ROOT / "docker").glob("*.Dockerfile"), *_package_files())):
         found.update(b"%b %d\n" % (os.fsencode(path.relative_to(ROOT)), path.stat().st_size) + path.read_bytes())
     tag = f"{GAMES}:{found.hexdigest()[:16]}"
     with (Path(tempfile.gettempdir()) / f"{GAMES.replace('/', '-')}-{os.geteuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker, or session of tests, may be building it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test process may be building it
         if not docker("image", "ls", "--quiet", tag):
             _build_games_image(tag)
             _remove_old_games_images()
@@ -308,10 +308,10 @@ def games_image() -> str:
 
 
 def _package_files() -> Iterator[Path]:
-    """All files of envkit, also those in the folders that it links to."""
-    for place, below, names in os.walk(ROOT / "envkit", followlinks=True):
+    """Yield all files of envkit, including linked folders."""
+    for parent, below, names in os.walk(ROOT / "envkit", followlinks=True):
         below[:] = [name for name in below if name != "__pycache__"]
-        yield from (Path(place, name) for name in names)
+        yield from (Path(parent, name) for name in names)
 
 
 def _build_games_image(tag: str) -> None:
@@ -329,7 +329,7 @@ def _remove_old_games_images() -> None:
 
 
 def _games_image_with(worlds: Path) -> str:
-    """Add what is in a folder of `install_world` to that image, and return the id of the new one."""
+    """Add a folder of `install_world` to that image, and return the id of the new image."""
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w", dereference=True) as archive:
         recipe = f"FROM {games_image()}\nCOPY added /opt/envkit\n".encode()
@@ -347,7 +347,7 @@ def _is_source(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def install_world(folder: Path, name: str, source: str) -> None:
-    """Make a ``site-packages`` folder in which the worlds are installed that ``register_all`` registers."""
+    """Create a ``site-packages`` folder with the environments that ``register_all`` of `source` registers."""
     folder.mkdir()
     (folder / f"{name}.py").write_text(source)
     metadata = folder / f"{name}-1.0.dist-info"
@@ -357,14 +357,14 @@ def install_world(folder: Path, name: str, source: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def run(main: Callable[[], Awaitable[object]], timeout_s: float) -> None:
-    """Run a test's coroutine, which must not take longer than `timeout_s` seconds."""
+    """Run a test's coroutine with a timeout of `timeout_s` seconds."""
 
     async def bounded() -> None:
         with anyio.fail_after(timeout_s):
@@ -374,7 +374,7 @@ def run(main: Callable[[], Awaitable[object]], timeout_s: float) -> None:
 
 
 def _above(pid: int) -> set[int]:
-    """The processes above `pid`."""
+    """Return the ancestors of the process `pid`."""
     found: set[int] = set()
     with suppress(OSError, IndexError):
         while pid > 1:

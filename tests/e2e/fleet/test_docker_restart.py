@@ -1,4 +1,4 @@
-"""A real Docker daemon that ends under load, politely or not, and comes back: only its boxes are lost."""
+"""A real Docker daemon that is restarted under load: only its sandboxes are lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.fleet.fleet import NOTHING, Gateway, run, serving
 from tests.sandbox.containers import docker
 
 PIDFILE = os.environ.get("ENVKIT_DOCKERD_PIDFILE")
-"""Of a daemon that may be restarted, and whatever else it runs with it; ``docker/with-daemon`` names its own."""
+"""Pid file of a daemon that may be restarted; ``docker/with-daemon`` sets it."""
 
 pytestmark = [
     pytest.mark.alone,  # it restarts the daemon
@@ -38,7 +38,7 @@ RESTART_S = 60
 
 
 async def restart(number: signal.Signals, log: Path) -> None:
-    """End the daemon, and start it again with the same words, in a session of its own."""
+    """Stop the daemon, and start it again with the same arguments, in a new session."""
     assert PIDFILE is not None
     pid = int(await anyio.Path(PIDFILE).read_text())
     command = [os.fsdecode(word) for word in arguments(pid)[:-1]]
@@ -48,7 +48,7 @@ async def restart(number: signal.Signals, log: Path) -> None:
         with anyio.fail_after(RESTART_S):
             await anyio.wait_readable(process)
         os.close(process)
-        # A daemon takes a dead containerd for one that runs until somebody has waited for it, and would start none.
+        # Without this, the daemon takes the dead containerd for a running one and starts none.
         pidfile.unlink(missing_ok=True)
     script = 'log=$1; shift; setsid "$@" >"$log" 2>&1 & echo $!'
     started = await anyio.run_process(["sh", "-c", script, "sh", str(log), *command])
@@ -61,7 +61,7 @@ async def restart(number: signal.Signals, log: Path) -> None:
 
 
 def _its_containerd(pid: int) -> Iterator[tuple[Path, int]]:
-    """The containerd that a daemon has started, if it has: its pid file, and it."""
+    """Yield the pid file and the process of the containerd that a daemon has started."""
     for child in processes():
         with suppress(OSError):
             words = [os.fsdecode(word) for word in arguments(child)]
@@ -98,7 +98,7 @@ async def play(host: EnvClient, seeds: Iterator[int], ends: Counter[str], enough
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_under_load_survives_a_restart_of_its_docker_daemon(number: signal.Signals, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         worked, ends = Counter[str](), Counter[str]()
         causes: dict[str, str] = {}
@@ -137,7 +137,7 @@ def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: sig
 
 
 async def _until_served(gateway: Gateway, client: SandboxClient) -> None:
-    """Wait until a new sandbox can be had, and works."""
+    """Wait until a new sandbox starts and works."""
     with anyio.fail_after(60):
         for attempt in count():
             with suppress(EnvkitError):

@@ -1,4 +1,4 @@
-"""Episodes of a real gateway whose boxes are killed or hang: they go on in another one, and each is accounted for."""
+"""Episodes of a real gateway whose sandboxes are killed or hang continue in another one."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, install_world, run, se
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
 
 both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
-ONE_BOX = ("envs.sandboxes=1", "envs.warm=1", "restarts.budget=20", "restarts.window_s=0.5")
-"""One box, and a spare; of the kills none is so soon after another one that its replacement would have to wait."""
+ONE_SANDBOX = ("envs.sandboxes=1", "envs.warm=1", "restarts.budget=20", "restarts.window_s=0.5")
+"""One sandbox and a warm one; the restart budget does not delay replacements."""
 
 KILLS = 5
 REPLACED_S = {"local": 0.5, "docker": 3.0}
-"""Seconds within which an answer comes although the box was killed, where there is a spare, as it is promised."""
+"""Promised seconds until a step is answered after its sandbox was killed, with a warm sandbox."""
 HUNG_S = 5.0
-"""Likewise until a box whose env server hangs is left."""
+"""Promised seconds until a sandbox with a hanging env server is given up."""
 REBUILD_S = 3.0
 BUSY = 2.0
-"""How many times as long things may take on a machine that does other things too."""
+"""Factor on the promised times on a busy machine."""
 
 MINE = "Mine-v0"
-MINE_WORLD = """
+MINE_ENV = """
 import os
 from envkit.env import AsyncEnv
 from envkit.registry import register
@@ -48,14 +48,14 @@ from envkit.types import Observation, Reset, Step
 
 class Mine(AsyncEnv):
     async def reset(self, *, seed, options):
-        self.said = [str(seed)]
+        self.words = [str(seed)]
         return Reset(Observation("nothing"), {})
 
     async def step(self, action):
         if action == "boom":
             os._exit(1)
-        self.said.append(action)
-        return Step(Observation(" ".join(self.said)), float(len(self.said)), False, False, {})
+        self.words.append(action)
+        return Step(Observation(" ".join(self.words)), float(len(self.words)), False, False, {})
 
     async def close(self):
         pass
@@ -72,9 +72,7 @@ def without_info(start: Reset, steps: Sequence[Step]) -> list[object]:
 
 
 @both
-def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_nothing_was(
-    kind: str, tmp_path: Path
-) -> None:
+def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         task = Task("Sokoban-v0", 3)
         moves = moves_of(task, 12)
@@ -83,12 +81,12 @@ def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_not
         seconds: list[float] = []
         async with EnvClient(gateway.url) as client:
             for _ in range(KILLS):
-                await gateway.spares(1)
+                await gateway.wait_for_warm(1)
                 async with client.lease(task) as episode:
                     start, steps = await episode.reset(), await played(episode, moves[:6])
                     (sandbox_id,) = (await gateway.boxes(are_env_boxes=True)).values()
                     began = clock.now()
-                    await gateway.kill_env_box(sandbox_id)
+                    await gateway.kill_env_sandbox(sandbox_id)
                     steps += await played(episode, moves[6:7])
                     seconds.append(clock.now() - began)
                     steps += await played(episode, moves[7:])
@@ -99,21 +97,21 @@ def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_not
         assert metrics["envkit_episodes_void_total"] == 0
         assert statistics.median(seconds) < BUSY * REPLACED_S[kind]
 
-    with serving(kind, tmp_path, *ONE_BOX) as gateway:
+    with serving(kind, tmp_path, *ONE_SANDBOX) as gateway:
         run(lambda: main(gateway), 60)
 
 
 @both
-def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kind: str, tmp_path: Path) -> None:
+def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         tasks = [Task("Sokoban-v0", 3), Task("FrozenLake-v0", 4)]
         seconds: list[float] = []
         async with environments.slots(2) as here, EnvClient(gateway.url) as client:
-            await gateway.spares(1)
+            await gateway.wait_for_warm(1)
             async with client.lease(tasks[0]) as one, client.lease(tasks[1]) as two:
 
                 async def play_on(task: Task, episode: Episode) -> None:
-                    """Play on in a box that hangs from now on."""
+                    """Continue in a sandbox that hangs from now on."""
                     moves = moves_of(task, 5)
                     undisturbed = await answers(here, task, moves)
                     began = clock.now()
@@ -132,68 +130,64 @@ def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kin
                         group.start_soon(play_on, task, episode)
         assert max(seconds) < HUNG_S + REBUILD_S
 
-    with serving(kind, tmp_path, *ONE_BOX) as gateway:
+    with serving(kind, tmp_path, *ONE_SANDBOX) as gateway:
         run(lambda: main(gateway), 40)
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_others_there_play_on(
-    kind: str, tmp_path: Path
-) -> None:
+def test_an_episode_that_kills_two_sandboxes_is_void_and_twenty_others_continue(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
-        heard: dict[int, list[Step]] = {seed: [] for seed in range(OTHERS + 1)}
+        received: dict[int, list[Step]] = {seed: [] for seed in range(OTHERS + 1)}
         void: dict[int, str] = {}
         last_turn = 3
 
         async def play(episode: Episode, seed: int, turn: int) -> None:
             try:
-                heard[seed].append(await episode.step("boom" if (seed, turn) == (CULPRIT, 2) else f"move {turn}"))
+                received[seed].append(await episode.step("boom" if (seed, turn) == (CULPRIT, 2) else f"move {turn}"))
             except SandboxLostError as loss:
                 void[seed] = str(loss.cause)
 
         async with EnvClient(gateway.url) as client, AsyncExitStack() as leases:
-            episodes = {seed: await leases.enter_async_context(client.lease(Task(MINE, seed, {}))) for seed in heard}
+            episodes = {seed: await leases.enter_async_context(client.lease(Task(MINE, seed, {}))) for seed in received}
             for episode in episodes.values():
                 await episode.reset()
             for turn in range(last_turn + 1):
                 async with anyio.create_task_group() as tasks:
-                    for seed in heard.keys() - void.keys():
+                    for seed in received.keys() - void.keys():
                         tasks.start_soon(play, episodes[seed], seed, turn)
-        said = "exited with code 1"
-        assert void == {CULPRIT: f"{said}; the previous worker was lost during the same step"}
-        for seed, steps in heard.items():
+        cause = "exited with code 1"
+        assert void == {CULPRIT: f"{cause}; the previous worker was lost during the same step"}
+        for seed, steps in received.items():
             count = 2 if seed == CULPRIT else last_turn + 1
             texts = [" ".join([str(seed), *(f"move {turn}" for turn in range(end))]) for end in range(1, count + 1)]
             unharmed = [Step(Observation(text), float(n), False, False, {}) for n, text in enumerate(texts, 2)]
             assert [without_news(step) for step in steps] == unharmed
-            assert set(told(steps)) <= {said}
+            assert set(told(steps)) <= {cause}
         metrics = await gateway.metrics()
         assert metrics["envkit_env_sandboxes_lost_total"] == 2
         assert metrics["envkit_episodes_void_total"] == 1
 
-    install_world(tmp_path / "site-packages", "mine_world", MINE_WORLD)
-    with serving(kind, tmp_path, *ONE_BOX, worlds=tmp_path / "site-packages") as gateway:
+    install_world(tmp_path / "site-packages", "mine_world", MINE_ENV)
+    with serving(kind, tmp_path, *ONE_SANDBOX, worlds=tmp_path / "site-packages") as gateway:
         run(lambda: main(gateway), 60)
 
 
 @both
-def test_of_many_episodes_of_which_each_tenth_has_its_box_killed_each_ends_once_and_nothing_is_left(
-    kind: str, tmp_path: Path
-) -> None:
+def test_every_episode_ends_once_when_each_tenth_sandbox_is_killed(kind: str, tmp_path: Path) -> None:
     figures = accounted_for(kind, tmp_path, 200, 0.1)
 
     assert figures["finished"] + figures["rebuilt"] + figures["void"] == 200
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_a_script_plays_on_when_a_box_is_killed(kind: str, tmp_path: Path) -> None:
-    with serving(kind, tmp_path, *ONE_BOX) as gateway:
+def test_a_script_continues_when_a_sandbox_is_killed(kind: str, tmp_path: Path) -> None:
+    with serving(kind, tmp_path, *ONE_SANDBOX) as gateway:
         env = envkit.make("Sokoban-v0", url=gateway.url)
         try:
             env.reset(seed=5)
             env.step("<answer>right</answer>")
             (sandbox_id,) = clock.run(partial(gateway.boxes, are_env_boxes=True)).values()
-            clock.run(gateway.kill_env_box, sandbox_id)
+            clock.run(gateway.kill_env_sandbox, sandbox_id)
             assert env.step("<answer>left</answer>")[4]["rebuilt"] == "killed by signal 9 (SIGKILL)"
         finally:
             env.close()

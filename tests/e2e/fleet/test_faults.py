@@ -1,4 +1,4 @@
-"""Sandboxes of a real gateway to which harm is done: who has one is told at once, and `GET` says the true cause."""
+"""Faults of sandboxes of a real gateway: callers and `GET` get the cause in time."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ pytestmark = [
 ]
 
 EXIT_S = 2.0
-"""Within which an end is seen, as it is promised."""
-SILENCE_S = 5.0
-"""Likewise a pause."""
+"""Promised seconds until the end of a sandbox is detected."""
+PAUSE_S = 5.0
+"""Promised seconds until a paused sandbox is detected."""
 
 WAIT = "until [ -e go ]; do sleep 0.02; done; "
 EAT = "hoard = []\nwhile True: hoard.append(bytearray(1 << 22))"
 
 Harm = Callable[[Gateway, SandboxView], Awaitable[None]]
-"""Does something to a sandbox."""
+"""Damages a sandbox."""
 
 
 @pytest.fixture(scope="module", params=[LOCAL, DOCKER])
@@ -63,40 +63,40 @@ async def docker_stop(gateway: Gateway, victim: SandboxView) -> None:
 
 
 async def go(gateway: Gateway, victim: SandboxView) -> None:
-    """Let its program go on."""
+    """Let its program continue."""
     async with SandboxClient(gateway.url) as client:
         await client.get(victim.id).write("go", b"")
 
 
 async def lost(gateway: Gateway, spec: SandboxSpec, harm: Harm) -> tuple[float, float, set[str]]:
-    """Do harm to a sandbox in which a call is under way.
+    """Damage a sandbox in which a call is in progress.
 
     Returns:
-        After how many seconds that call has raised, and `GET` has said that it is lost, and the causes that they gave.
+        Seconds until that call raised, seconds until `GET` showed the loss, and the causes that both reported.
     """
-    said = []
-    told_s = 0.0
+    causes = []
+    raised_s = 0.0
     began = 0.0
     marker = new_marker()
     async with SandboxClient(gateway.url) as client:
         victim = await client.create(f"victim-{marker}", spec)
 
         async def call() -> None:
-            nonlocal told_s
+            nonlocal raised_s
             with pytest.raises(SandboxLostError) as error:
                 await client.get(victim.id).exec(["sleep", marker], timeout_s=60)
-            told_s = clock.now() - began
-            said.append(str(error.value.cause))
+            raised_s = clock.now() - began
+            causes.append(str(error.value.cause))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             await until(lambda: bool(sleepers(marker)))
             began = clock.now()
             await harm(gateway, victim)
-            said.append(await gateway.becomes(victim.id, "lost"))
+            causes.append(await gateway.becomes(victim.id, "lost"))
             seen_s = clock.now() - began
         await until(lambda: not sleepers(marker))
-    return told_s, seen_s, set(said)
+    return raised_s, seen_s, set(causes)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ async def lost(gateway: Gateway, spec: SandboxSpec, harm: Harm) -> tuple[float, 
         pytest.param(WAIT + "exec $PYTHON -c '" + EAT + "'", go, "out of memory", id="out-of-memory"),
     ],
 )
-def test_a_sandbox_that_has_ended_is_lost_within_two_seconds_for_the_true_cause(
+def test_a_sandbox_that_ended_is_lost_within_two_seconds_with_its_cause(
     gateway: Gateway, command: str, harm: Harm, cause: str
 ) -> None:
     async def main() -> None:
         program = ("sh", "-c", command.replace("$PYTHON", gateway.python)) if command else ()
-        told_s, seen_s, causes = await lost(gateway, gateway.spec(*program, memory_mib=96), harm)
+        raised_s, seen_s, causes = await lost(gateway, gateway.spec(*program, memory_mib=96), harm)
         assert causes == {cause}
-        assert max(told_s, seen_s) < EXIT_S
+        assert max(raised_s, seen_s) < EXIT_S
 
     run(main, 30)
 
@@ -128,25 +128,25 @@ def test_a_sandbox_that_has_ended_is_lost_within_two_seconds_for_the_true_cause(
         pytest.param(docker_stop, "killed by signal 15 (SIGTERM)", id="stop"),
     ],
 )
-def test_a_container_that_somebody_ends_is_lost_within_two_seconds(gateway: Gateway, harm: Harm, cause: str) -> None:
+def test_a_removed_container_is_lost_within_two_seconds(gateway: Gateway, harm: Harm, cause: str) -> None:
     async def main() -> None:
-        told_s, seen_s, causes = await lost(gateway, gateway.spec(), harm)
+        raised_s, seen_s, causes = await lost(gateway, gateway.spec(), harm)
         assert causes == {cause}
-        assert max(told_s, seen_s) < EXIT_S
+        assert max(raised_s, seen_s) < EXIT_S
 
     run(main, 30)
 
 
-def test_a_sandbox_that_is_paused_is_lost_within_five_seconds_and_says_so(gateway: Gateway) -> None:
+def test_a_paused_sandbox_is_lost_within_five_seconds_with_its_cause(gateway: Gateway) -> None:
     async def main() -> None:
-        told_s, seen_s, causes = await lost(gateway, gateway.spec(), pause)
+        raised_s, seen_s, causes = await lost(gateway, gateway.spec(), pause)
         assert causes == {"paused, no answer for 4 s"}
-        assert max(told_s, seen_s) < SILENCE_S
+        assert max(raised_s, seen_s) < PAUSE_S
 
     run(main, 30)
 
 
-def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_to_live_is_over(gateway: Gateway) -> None:
+def test_an_unused_sandbox_is_stopped_when_its_time_to_live_is_over(gateway: Gateway) -> None:
     async def main() -> None:
         async with SandboxClient(gateway.url) as client:
             await client.create("brief", gateway.spec(), ttl_s=1.0)
@@ -158,49 +158,49 @@ def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_to_live_is_over(gat
 
 
 def test_a_full_disk_fails_the_command_and_not_the_sandbox(gateway: Gateway) -> None:
-    with envkit.open_sandbox(url=gateway.url, image=gateway.spec().image, disk_mib=8, memory_mib=128) as box:
-        full = box.exec(["dd", "if=/dev/zero", "of=large", "bs=1M", "count=20"], timeout_s=20)
+    with envkit.open_sandbox(url=gateway.url, image=gateway.spec().image, disk_mib=8, memory_mib=128) as sandbox:
+        full = sandbox.exec(["dd", "if=/dev/zero", "of=large", "bs=1M", "count=20"], timeout_s=20)
         assert full.exit_code == 1
         assert "No space left on device" in full.stderr
-        box.exec(["rm", "large"], timeout_s=10)
-        box.write("small", b"x")
-        assert box.read("small") == b"x"
+        sandbox.exec(["rm", "large"], timeout_s=10)
+        sandbox.write("small", b"x")
+        assert sandbox.read("small") == b"x"
 
 
-def test_what_a_killed_command_leaves_is_the_sandbox_and_its_other_commands(gateway: Gateway) -> None:
+def test_a_killed_command_leaves_the_sandbox_and_its_other_commands(gateway: Gateway) -> None:
     async def main() -> None:
         marker = new_marker()
-        async with SandboxClient(gateway.url) as client, client.lease(gateway.spec()) as box:
+        async with SandboxClient(gateway.url) as client, client.lease(gateway.spec()) as sandbox:
             codes: list[int | None] = []
 
             async def command() -> None:
-                codes.append((await box.exec(["sleep", marker], timeout_s=30)).exit_code)
+                codes.append((await sandbox.exec(["sleep", marker], timeout_s=30)).exit_code)
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(command)
                 await until(lambda: bool(sleepers(marker)))
                 os.kill(sleepers(marker)[0], signal.SIGKILL)
             assert codes == [-signal.SIGKILL]
-            assert (await box.exec(["echo", "there"], timeout_s=10)).stdout == "there\n"
+            assert (await sandbox.exec(["echo", "there"], timeout_s=10)).stdout == "there\n"
 
     run(main, 30)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own for the folders of sandboxes, with little more than what must stay free."""
-    place = Path(f"/tmp/ek-{new_marker()[:6]}")
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640m", "none", str(place)], check=True)
+    """A separate disk for the folders of sandboxes, with little more than the required free space."""
+    folder = Path(f"/tmp/ek-{new_marker()[:6]}")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640m", "none", str(folder)], check=True)
     try:
-        yield place
+        yield folder
     finally:
-        subprocess.run(["umount", str(place)], check=True)
-        place.rmdir()
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_a_start_is_refused_with_the_reason_while_the_hosts_disk_is_nearly_full(
+def test_a_start_is_rejected_while_the_disk_of_the_host_is_nearly_full(
     kind: str, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(small_disk))

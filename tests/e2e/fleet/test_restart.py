@@ -1,4 +1,4 @@
-"""A real gateway that is killed, told to end, or loses its daemon: what goes on, what is told, what is left."""
+"""A real gateway that is killed or stopped: what survives, what is reported, what is left."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def first_pids(gateway: Gateway, sandbox_ids: dict[str, str]) -> dict[str, int]:
 
 
 @both
-def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kind: str, tmp_path: Path) -> None:
+def test_named_sandboxes_survive_a_killed_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
     marker = new_marker()
 
     async def leave(gateway: Gateway) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
-        await gateway.spares(1)
+        await gateway.wait_for_warm(1)
         async with SandboxClient(gateway.url) as client:
             await client.create("a", gateway.spec(memory_mib=128), ttl_s=600)
             await client.create("b", gateway.spec("sleep", marker))
-            box = client.get("a")
-            await box.write("kept", b"there")
-            await box.shell("work").run(f"cd /tmp; word=said; sleep {marker} &", timeout_s=10)
+            sandbox = client.get("a")
+            await sandbox.write("kept", b"there")
+            await sandbox.shell("work").run(f"cd /tmp; word=kept; sleep {marker} &", timeout_s=10)
         await until(lambda: len(sleepers(marker)) == 2)
         held = await gateway.boxes(are_env_boxes=False)
         serves = await gateway.boxes(are_env_boxes=True)
@@ -61,12 +61,12 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
             assert await gateway.last_phase(id) == ("leased", TAKEN_BACK)
         async with SandboxClient(gateway.url) as client:
             assert (await client.view("a")).expires_at_s is not None
-            box = client.get("a")
-            assert await box.read("kept") == b"there"
-            said = await box.shell("work").run("pwd; echo $word; jobs -p | wc -l", timeout_s=10)
-            assert said.stdout.split() == ["/tmp", "said", "1"]
-        # Nobody had the spare, and this server keeps none.
-        assert await gateway.spare_boxes() == {}
+            sandbox = client.get("a")
+            assert await sandbox.read("kept") == b"there"
+            result = await sandbox.shell("work").run("pwd; echo $word; jobs -p | wc -l", timeout_s=10)
+            assert result.stdout.split() == ["/tmp", "kept", "1"]
+        # The warm sandbox was not leased, and this server keeps none.
+        assert await gateway.warm_sandboxes() == {}
         assert (await gateway.metrics())["envkit_sandbox_starts_total"] == 0
 
     with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=1", port=port) as first:
@@ -86,7 +86,7 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
 
 
 @both
-def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed(kind: str, tmp_path: Path) -> None:
+def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, tmp_path: Path) -> None:
     port = free_port()
 
     async def envkit(*words: str) -> str:
@@ -103,17 +103,17 @@ def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed
 
     async def leave(gateway: Gateway) -> None:
         sandbox_ids = await gateway.boxes(are_env_boxes=True)
-        whose = gateway.url, str(gateway.ledger)
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *whose)}
+        server = gateway.url, str(gateway.ledger)
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *server)}
         gateway.process.kill()
         await gateway.exit_code()
         assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *server)}
 
     async def come_back(gateway: Gateway) -> None:
         sandbox_ids = await gateway.boxes(are_env_boxes=True)
-        whose = gateway.url, str(gateway.ledger)
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *whose)}
+        server = gateway.url, str(gateway.ledger)
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *server)}
 
     with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as first:
         run(lambda: leave(first), 60)
@@ -132,15 +132,15 @@ except OSError as error:
 
 
 @both
-def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
+def test_a_sandbox_reaches_only_allowed_hosts_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
     marker = new_marker()
 
     async def leave(gateway: Gateway) -> None:
         async with SandboxClient(gateway.url) as client:
             await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
-            said = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
-            assert "elsewhere.example is not among the hosts" in said.stdout
+            result = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
+            assert "elsewhere.example is not among the hosts" in result.stdout
         await until(lambda: len(sleepers(marker)) == 1)
         gateway.process.kill()
         await gateway.exit_code()
@@ -158,7 +158,7 @@ def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_serv
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: str, tmp_path: Path) -> None:
+def test_clients_continue_after_a_restart_of_a_killed_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
 
     async def main(first: Gateway) -> None:
@@ -182,7 +182,7 @@ def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: 
 
 
 async def _play(url: str, seed: int, answers: list[str]) -> None:
-    """Play until the server says that it ends."""
+    """Play until the server shuts down."""
     with suppress(EnvkitError):
         async with EnvClient(url) as client:
             while True:
@@ -193,7 +193,7 @@ async def _play(url: str, seed: int, answers: list[str]) -> None:
 
 
 async def _work(gateway: Gateway, number: int, answers: list[str]) -> None:
-    """Run commands until the server says that it ends."""
+    """Run commands until the server shuts down."""
     with suppress(EnvkitError):
         async with SandboxClient(gateway.url) as client:
             await client.create(f"worker-{number}", gateway.spec())
@@ -204,9 +204,7 @@ async def _work(gateway: Gateway, number: int, answers: list[str]) -> None:
 
 
 @both
-def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_nothing(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_server_stopped_under_load_answers_running_calls_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         played: list[str] = []
         worked: list[str] = []
@@ -226,8 +224,8 @@ def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_no
             await until(lambda: len(played) > 100 and len(worked) > 10 and bool(sleepers(marker)), 30)
             gateway.process.terminate()
             await anyio.sleep(0.2)
-            os.kill(sleepers(marker)[0], signal.SIGKILL)  # now the command goes on
-            # A signal more does no harm, whenever it comes.
+            os.kill(sleepers(marker)[0], signal.SIGKILL)  # now the command continues
+            # Further signals are ignored at any time.
             while gateway.process.poll() is None:
                 gateway.process.send_signal(signal.SIGTERM)
                 gateway.process.send_signal(signal.SIGINT)
@@ -242,9 +240,7 @@ def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_no
 
 @pytest.mark.parametrize("kind", [LOCAL])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
-    kind: str, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_server_stopped_during_its_start_leaves_nothing(kind: str, number: signal.Signals, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         await until(lambda: bool(gateway.left()["groups"]), 20)
         assert await gateway.end(number) == 0

@@ -1,4 +1,4 @@
-"""Sessions of a real server outlive it: they go on in their boxes, and the next server finds them."""
+"""Sessions of a real server survive it in their sandboxes, and the next server resumes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
 
 @contextmanager
 def server(port: int, state: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A fleet of one box for environments, which its tests may end as they like."""
+    """A server with one sandbox for environments."""
     words = [str(SCRIPT), "serve", "--backend", "local", "--port", str(port), "--state", str(state)]
     settings = ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "access_log=null"]
     settings += [word for setting in more for word in ("--set", setting)]
@@ -44,23 +44,23 @@ def server(port: int, state: Path, *more: str) -> Iterator[subprocess.Popen[str]
 
 @pytest.fixture
 def port() -> int:
-    """One that is free: the next server has to be where the last one was."""
+    """A free port: the next server must have the same address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         number: int = listener.getsockname()[1]
         return number
 
 
 def answers(moves: list[str]) -> list[str]:
-    """What an undisturbed episode says."""
+    """Return the observations of an undisturbed episode."""
     env = envkit.make(TASK["env_id"], **TASK["options"])
     env.reset(seed=11)
-    said = [env.step(f"<answer>{move}</answer>")[0] for move in moves]
+    observations = [env.step(f"<answer>{move}</answer>")[0] for move in moves]
     env.close()
-    return said
+    return observations
 
 
 def seated(path: Path) -> Sequence[str]:
-    """Who still has a seat in the ledger of a server that has ended."""
+    """Return the sessions in the ledger of a server that has ended."""
 
     async def main() -> Sequence[str]:
         async with Ledger(path) as ledger:
@@ -69,31 +69,31 @@ def seated(path: Path) -> Sequence[str]:
     return clock.run(main)
 
 
-def ask(client: httpx.Client, verb: str, path: str, body: JSON = None) -> tuple[int, Any]:
+def call(client: httpx.Client, verb: str, path: str, body: JSON = None) -> tuple[int, Any]:
     response = client.request(verb, path, json=body)
     return response.status_code, response.json()
 
 
 def step(client: httpx.Client, turn: int, move: str, session: str = "a") -> tuple[int, Any]:
-    return ask(client, "POST", f"/v1/sessions/{session}/step", {"turn": turn, "action": f"<answer>{move}</answer>"})
+    return call(client, "POST", f"/v1/sessions/{session}/step", {"turn": turn, "action": f"<answer>{move}</answer>"})
 
 
-def test_a_session_goes_on_after_the_server_was_killed(port: int, tmp_path: Path) -> None:
+def test_a_session_continues_after_the_server_was_killed(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path) as process:
-            started = ask(client, "PUT", "/v1/sessions/a", TASK)
+            started = call(client, "PUT", "/v1/sessions/a", TASK)
             assert started[0] == 200
-            assert ask(client, "PUT", "/v1/sessions/gone", TASK)[0] == 200
-            assert ask(client, "DELETE", "/v1/sessions/gone")[0] == 200
+            assert call(client, "PUT", "/v1/sessions/gone", TASK)[0] == 200
+            assert call(client, "DELETE", "/v1/sessions/gone")[0] == 200
             before = [step(client, turn, move) for turn, move in enumerate(MOVES[:4])]
             process.kill()
         with server(port, tmp_path):
-            again = step(client, 3, MOVES[3])  # its answer may have been lost on the way
+            again = step(client, 3, MOVES[3])  # its answer may have been lost
             other = step(client, 3, "up")
             after = [step(client, turn, move) for turn, move in enumerate(MOVES) if turn >= 4]
-            assert ask(client, "PUT", "/v1/sessions/a", TASK) == (200, {**started[1], "turn": 8})
+            assert call(client, "PUT", "/v1/sessions/a", TASK) == (200, {**started[1], "turn": 8})
             assert step(client, 0, MOVES[0], "gone")[0] == 404
-            assert ask(client, "DELETE", "/v1/sessions/a")[0] == 200
+            assert call(client, "DELETE", "/v1/sessions/a")[0] == 200
             assert step(client, 8, "up")[0] == 404
     assert [status for status, _ in (*before, *after)] == [200] * 8
     assert [reply["observation"] for _, reply in (*before, *after)] == answers(MOVES)
@@ -101,36 +101,38 @@ def test_a_session_goes_on_after_the_server_was_killed(port: int, tmp_path: Path
     assert (other[0], other[1]["type"]) == (409, "session_conflict")
 
 
-def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(port: int, tmp_path: Path) -> None:
+def test_a_session_whose_sandbox_is_lost_too_is_not_found(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path) as process:
             for id in ("a", "unused"):
-                assert ask(client, "PUT", f"/v1/sessions/{id}", TASK)[0] == 200
+                assert call(client, "PUT", f"/v1/sessions/{id}", TASK)[0] == 200
             assert step(client, 0, "up")[0] == 200
-            box = next(one for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased")
+            leased = next(
+                one for one in call(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased"
+            )
             process.kill()
-        subprocess.run([SCRIPT, "sandbox", "rm", box["backend_id"]], check=True)
+        subprocess.run([SCRIPT, "sandbox", "rm", leased["backend_id"]], check=True)
         with server(port, tmp_path):
             assert step(client, 1, "left")[0] == 404
-            assert ask(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0
+            assert call(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0
     assert seated(tmp_path / f"fleet-127.0.0.1-{port}.sqlite") == []
 
 
-def test_sessions_of_a_killed_server_keep_their_places_and_no_others(port: int, tmp_path: Path) -> None:
+def test_sessions_of_a_killed_server_keep_their_slots_and_no_others(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path, "envs.capacity=2") as process:
-            assert [ask(client, "PUT", f"/v1/sessions/{id}", TASK)[0] for id in "ab"] == [200, 200]
+            assert [call(client, "PUT", f"/v1/sessions/{id}", TASK)[0] for id in "ab"] == [200, 200]
             process.kill()
         with server(port, tmp_path, "envs.capacity=2"):
-            assert sorted(one["session_id"] for one in ask(client, "GET", "/v1/sessions")[1]["sessions"]) == ["a", "b"]
-            assert ask(client, "PUT", "/v1/sessions/c", TASK)[1]["type"] == "no_capacity"
-            assert ask(client, "DELETE", "/v1/sessions/a")[0] == 200
-            assert ask(client, "PUT", "/v1/sessions/c", TASK)[0] == 200
+            assert sorted(one["session_id"] for one in call(client, "GET", "/v1/sessions")[1]["sessions"]) == ["a", "b"]
+            assert call(client, "PUT", "/v1/sessions/c", TASK)[1]["type"] == "no_capacity"
+            assert call(client, "DELETE", "/v1/sessions/a")[0] == 200
+            assert call(client, "PUT", "/v1/sessions/c", TASK)[0] == 200
 
 
-def test_a_server_that_wants_fewer_boxes_ends_the_others(port: int, tmp_path: Path) -> None:
+def test_a_restart_with_fewer_sandboxes_stops_the_others(port: int, tmp_path: Path) -> None:
     def leased() -> int:
-        return sum(one["state"] == "leased" for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"])
+        return sum(one["state"] == "leased" for one in call(client, "GET", "/v1/sandboxes")[1]["sandboxes"])
 
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path, "envs.sandboxes=3") as process:

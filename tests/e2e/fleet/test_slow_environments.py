@@ -1,4 +1,4 @@
-"""A gateway's worlds that take long: a step may take as long as the limits say, and costs nobody a box."""
+"""Slow environments of a gateway: a step may take up to its limit without the loss of its sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.fleet.fleet import install_world
 
-WORLD = """
+ENVIRONMENT = """
 import ctypes
 import time
 import anyio
@@ -27,7 +27,7 @@ class Slow(AsyncEnv):
         if action == "compute":
             time.sleep(3.5)
         elif action == "hold":
-            ctypes.PyDLL(None).sleep(3)  # without giving up the interpreter's lock
+            ctypes.PyDLL(None).sleep(3)  # without releasing the GIL
         elif action == "wait":
             await anyio.sleep(1000)
         return Step(Observation(action), 0.0, False, False, {})
@@ -65,7 +65,7 @@ async def main():
                 await slow.step("wait")
             except DeadlineError as error:
                 print(error)
-        print("boxes lost:", fleet.hosts[0].lost)
+        print("sandboxes lost:", fleet.hosts[0].lost)
 
 clock.run(main)
 """
@@ -84,8 +84,8 @@ clock.run(main)
 
 
 def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
-    """Return the lines that `script` prints beside a server whose boxes may be silent for so long."""
-    install_world(tmp_path / "site-packages", "slow_world", WORLD)
+    """Return the lines that `script` prints with a server whose sandboxes are lost after `lost_s`."""
+    install_world(tmp_path / "site-packages", "slow_world", ENVIRONMENT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site-packages"), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", SERVE + script, str(lost_s)],
@@ -99,23 +99,23 @@ def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
+def test_a_step_up_to_the_limit_does_not_lose_its_sandbox(tmp_path: Path) -> None:
     computed, deadline, lost = played(tmp_path, PLAY, lost_s=3.0)
     assert computed == "compute {}"
     assert "within 6 s" in deadline
-    assert lost == "boxes lost: 0"
+    assert lost == "sandboxes lost: 0"
 
 
 @pytest.mark.parametrize(
-    ("lost_s", "said"),
+    ("lost_s", "message"),
     [
         (1.5, "env server did not answer for 1.5 s; the previous worker was lost during the same step"),
         (20.0, "hold"),
     ],
     ids=["lost", "in time"],
 )
-def test_a_world_that_holds_the_interpreters_lock_is_silent_and_lost_unless_the_file_gives_it_time(
-    lost_s: float, said: str, tmp_path: Path
+def test_an_environment_that_holds_the_gil_is_lost_unless_lost_s_allows_it(
+    lost_s: float, message: str, tmp_path: Path
 ) -> None:
     (line,) = played(tmp_path, HOLD, lost_s)
-    assert line.endswith(said)
+    assert line.endswith(message)

@@ -1,4 +1,4 @@
-"""A real ``envkit serve``, with tokens, as a process of its own."""
+"""A real ``envkit serve`` with tokens, in its own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOP_S = 30
 
 @dataclass(frozen=True)
 class Gateway:
-    """A server that runs, and the folder of its state."""
+    """A running server and its state folder."""
 
     url: str
     state: Path
@@ -42,23 +42,23 @@ class Gateway:
 
 @contextmanager
 def gateway(folder: Path, config: str = CONFIG, *, has_tokens: bool = True) -> Iterator[Gateway]:
-    """Serve for the length of the block; afterwards it must have ended by itself, without an error."""
+    """Serve for the duration of the block; the server must then stop on SIGINT without an error."""
     state = folder / "state"
     if has_tokens:
-        Gateway("", state).token("ops", "admin")  # from now on everybody needs one
+        Gateway("", state).token("ops", "admin")  # from now on every caller needs a token
     (folder / "fleet.yaml").write_text(config)
     words = [SCRIPT, "serve", "--config", str(folder / "fleet.yaml"), "--state", str(state), "--set", "access_log=null"]
     with (
-        (folder / "said").open("w") as said,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said, text=True) as server,
+        (folder / "stderr").open("w") as errors,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
     ):
         try:
             assert server.stdout is not None
             ready, _, url = server.stdout.readline().strip().partition(" ")
-            assert ready == "ready", (folder / "said").read_text()
+            assert ready == "ready", (folder / "stderr").read_text()
             yield Gateway(url, state)
             server.send_signal(signal.SIGINT)
             assert server.wait(_STOP_S) == 0
         finally:
             server.kill()
-    assert "Traceback" not in (folder / "said").read_text()
+    assert "Traceback" not in (folder / "stderr").read_text()

@@ -1,4 +1,4 @@
-"""Who gets in to a real server: pages and programs before its first token, everybody after it, and calls at its end."""
+"""Access to a real server before and after its first token, and calls during its shutdown."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def test_a_server_is_open_to_programs_of_the_machine_until_there_is_a_token(tmp_
             assert "envkit_access_log_dropped_total" not in counted  # there is no log
 
 
-def test_a_call_over_http_that_runs_when_a_server_is_told_to_end_is_answered(tmp_path: Path) -> None:
+def test_a_running_http_call_is_answered_during_shutdown(tmp_path: Path) -> None:
     with gateway(tmp_path) as server:
         token = server.token("acme", "sandbox")
         with server.client(token) as client:
             client.put("/v1/sandboxes/a", json=SMALL).raise_for_status()
-            asked = _ask(server, token, {"argv": ["sh", "-c", "echo > begun; sleep 2"], "timeout_s": 20})
+            sent = _send(server, token, {"argv": ["sh", "-c", "echo > begun; sleep 2"], "timeout_s": 20})
             until = clock.stopwatch() + 20
             while client.get("/v1/sandboxes/a/files?path=begun").status_code != 200:
                 assert clock.stopwatch() < until
-    with asked:
-        answer = asked.makefile("rb").read()
+    with sent:
+        answer = sent.makefile("rb").read()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert json.loads(body)["exit_code"] == 0
 
 
-def _ask(server: Gateway, token: str, run: dict[str, object]) -> socket.socket:
-    """Send a request, and leave its answer to be read."""
+def _send(server: Gateway, token: str, run: dict[str, object]) -> socket.socket:
+    """Send a request; return the socket with its answer."""
     host, _, port = server.url.removeprefix("http://").partition(":")
     body = json.dumps(run)
     head = f"POST /v1/sandboxes/a/exec HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
-    asked = socket.create_connection((host, int(port)), timeout=30)
-    asked.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-    return asked
+    sent = socket.create_connection((host, int(port)), timeout=30)
+    sent.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    return sent

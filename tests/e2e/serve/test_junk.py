@@ -1,4 +1,4 @@
-"""Whatever comes to a real gateway: it answers in time, with a problem where it refuses, and goes on."""
+"""Invalid requests to a real gateway: it rejects them in time, and stays up."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, 
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies(served: tuple[Gateway, str], name: str) -> None:
+def test_invalid_bodies_are_rejected(served: tuple[Gateway, str], name: str) -> None:
     server, token = served
     with server.client(token) as client:
         for path in ("known/exec", "known/shells/main", "nowhere/exec"):
@@ -117,7 +117,7 @@ def test_bodies(served: tuple[Gateway, str], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_wishes(served: tuple[Gateway, str], name: str) -> None:
+def test_invalid_specs_are_rejected(served: tuple[Gateway, str], name: str) -> None:
     server, token = served
     with server.client(token) as client:
         answer = client.put("/v1/sandboxes/other", json=MADE[name])
@@ -127,7 +127,7 @@ def test_wishes(served: tuple[Gateway, str], name: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target[:60] for target in TARGETS])
 @pytest.mark.parametrize("verb", ["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE", "PATCH", "BREW"])
-def test_targets(served: tuple[Gateway, str], verb: str, target: str) -> None:
+def test_invalid_targets_are_rejected(served: tuple[Gateway, str], verb: str, target: str) -> None:
     status, kind, content = _raw(served, f"{verb} {target} HTTP/1.1\r\nContent-Length: 2\r\n".encode("latin-1"), b"{}")
     if status >= 400 and verb != "HEAD" and kind:
         _is_problem(status, kind, content)
@@ -145,12 +145,12 @@ def test_targets(served: tuple[Gateway, str], verb: str, target: str) -> None:
         b"GET /v1/events HTTP/1.1\r\nLast-Event-ID: \xd9\xa3\r\n",
     ],
 )
-def test_heads(served: tuple[Gateway, str], head: bytes) -> None:
+def test_invalid_heads_are_rejected(served: tuple[Gateway, str], head: bytes) -> None:
     status, _, content = _raw(served, head, b"{}" if b"Content-Length" in head else b"")
     assert 200 <= status < 500, content
 
 
-def test_a_chunked_body_that_stops_is_let_go_when_its_caller_leaves(served: tuple[Gateway, str]) -> None:
+def test_a_stalled_chunked_body_ends_with_its_connection(served: tuple[Gateway, str]) -> None:
     server, token = served
     for target in ("known/exec", "known/files?path=never", "known/tree?path=never"):
         verb = "POST" if target == "known/exec" else "PUT"
@@ -162,7 +162,7 @@ def test_a_chunked_body_that_stops_is_let_go_when_its_caller_leaves(served: tupl
         assert client.post("/v1/sandboxes/known/exec", content=EXEC).json()["exit_code"] == 0
 
 
-def test_frames(served: tuple[Gateway, str]) -> None:
+def test_invalid_frames_are_rejected(served: tuple[Gateway, str]) -> None:
     server, token = served
     url = f"{server.url.replace('http', 'ws')}/v1/ws"
     headers = {"Authorization": f"Bearer {token}"}
@@ -170,12 +170,12 @@ def test_frames(served: tuple[Gateway, str]) -> None:
         for frame in FRAMES:
             link.send(frame)
             link.send('{"id":"after","method":"health","params":{}}')
-            said = b""
-            while b'"after"' not in said:
+            received = b""
+            while b'"after"' not in received:
                 answer = link.recv(timeout=10)
-                said = answer.encode() if isinstance(answer, str) else answer
-                assert len(said) < 100_000
-                assert b"internal server error" not in said
+                received = answer.encode() if isinstance(answer, str) else answer
+                assert len(received) < 100_000
+                assert b"internal server error" not in received
     with connect(url, additional_headers=headers, proxy=None) as link:
         with suppress(ConnectionClosed):
             link.send(b"x" * (17 << 20))
@@ -191,17 +191,17 @@ def test_frames(served: tuple[Gateway, str]) -> None:
 
 
 def _raw(served: tuple[Gateway, str], head: bytes, body: bytes) -> tuple[int, str, bytes]:
-    """Return status, content type and content of the answer to raw bytes; a 0 if there was none."""
+    """Return status, content type and content of the answer to raw bytes; status 0 without an answer."""
     server, token = served
     with _connected(server) as link:
         link.sendall(_head(head.decode("latin-1"), token) + body)
-        said = b""
-        while b"\r\n\r\n" not in said:
+        received = b""
+        while b"\r\n\r\n" not in received:
             piece = link.recv(65536)
             if not piece:
                 break
-            said += piece
-        start, _, rest = said.partition(b"\r\n\r\n")
+            received += piece
+        start, _, rest = received.partition(b"\r\n\r\n")
         lines = start.decode("latin-1").lower().split("\r\n")
         fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
         size = 0 if head.startswith(b"HEAD") else int(fields.get("content-length", "0"))
@@ -228,4 +228,4 @@ def _is_problem(status: int, kind: str, content: bytes) -> None:
         assert json.loads(content)["status"] == status
         assert len(content) < 10_000
     else:
-        assert (status, kind) == (400, "text/plain; charset=utf-8"), content[:500]  # what is not even HTTP
+        assert (status, kind) == (400, "text/plain; charset=utf-8"), content[:500]  # not even HTTP

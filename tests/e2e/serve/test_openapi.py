@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document, tried with what the document allows and with what it does not."""
+"""Every operation of the OpenAPI document, with valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = 15
 MAX_S = 30.0
 STREAMS = {"/v1/events"}
 UNAVAILABLE = {"no_capacity", "sandbox_lost", "sandbox_start", "unreachable"}
-"""What the caller cannot help, and is told with 503."""
+"""Errors beyond the caller's control, answered with 503."""
 
 
 @schemathesis.serializer("application/x-tar")
@@ -70,7 +70,7 @@ def test_every_operation_answers_as_the_document_says(served: Gateway) -> None:
 
 
 def _try(operation: Operation, name: str, check: Callable[[Request], None]) -> None:
-    """Check an operation with many requests, of which half are about something that is there."""
+    """Check an operation with many requests, half of them about existing resources."""
     modes = [operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]
 
     @settings(
@@ -103,13 +103,13 @@ def _check(served: Gateway, token: str, case: Request) -> None:
         assert answer.headers["content-type"] == ["application/problem+json"]
 
 
-def test_events_are_a_stream_that_begins_at_once(served: Gateway) -> None:
+def test_the_event_stream_starts_at_once(served: Gateway) -> None:
     with served.client(served.token("ops", "admin")) as client, client.stream("GET", "/v1/events") as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert next(answer.iter_text()).startswith("id: 1\nevent: state\n")
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sandboxes", "/v1/events", "/v1/envs", "/metrics"])
-def test_nobody_comes_in_without_a_token(served: Gateway, path: str) -> None:
+def test_every_call_needs_a_token(served: Gateway, path: str) -> None:
     answer = httpx.get(f"{served.url}{path}", trust_env=False)
     assert (answer.status_code, answer.json()["type"]) == (401, "unauthorized")

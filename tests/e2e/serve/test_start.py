@@ -1,4 +1,4 @@
-"""What ``envkit serve`` says when it cannot start: what is wrong, where, and what to do, at once."""
+"""Start errors of ``envkit serve``: what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tests.sandbox.containers import image, labelled_image
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
 
-def said_by(state: Path, *words: str) -> str:
-    """What a server says that does not start, in one line."""
+def error_of(state: Path, *words: str) -> str:
+    """Return the error, a single line, of a server that fails to start."""
     command = [SCRIPT, "serve", "--state", str(state), "--set", "access_log=null", "--port", "0", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     return done.stderr.rstrip("\n")
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = said_by(tmp_path, "--backend", "none", "--port", str(port))
-    assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any free port"
+        error = error_of(tmp_path, "--backend", "none", "--port", str(port))
+    assert error == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any free port"
 
 
-def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_however_that_ends(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_state_is_rejected_until_the_first_has_ended(tmp_path: Path) -> None:
     words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "none", "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
         try:
             assert first.stdout is not None
             assert first.stdout.readline().startswith("ready ")
-            whose = f"in use by another server (process {first.pid})"
-            said = said_by(tmp_path, "--backend", "none")
-            assert said == f"{tmp_path}: {whose}; stop it or choose another folder (--state)"
+            holder = f"in use by another server (process {first.pid})"
+            error = error_of(tmp_path, "--backend", "none")
+            assert error == f"{tmp_path}: {holder}; stop it or choose another folder (--state)"
         finally:
             first.kill()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as second:
@@ -48,7 +48,7 @@ def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_ho
             second.kill()
 
 
-def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: Path) -> None:
+def test_an_unreachable_webhook_is_reported_at_the_start(tmp_path: Path) -> None:
     words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "process", "--port", "0"]
     words += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
@@ -60,33 +60,35 @@ def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: P
     assert warning == "alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed\n"
 
 
-def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
+def test_more_sandboxes_than_the_machine_holds_are_rejected(tmp_path: Path) -> None:
     node = "node={max_sandboxes: 3, memory_mib: 2048, pids: 9999}"
-    said = said_by(tmp_path, "--backend", "process", "--set", "envs.sandboxes=4", "--set", node)
-    assert said == (
+    error = error_of(tmp_path, "--backend", "process", "--set", "envs.sandboxes=4", "--set", node)
+    assert error == (
         "envs: 4 sandboxes of 1024 MiB each exceed the capacity of this machine (3 sandboxes, 2,048 MiB of memory, "
         "9,999 processes); lower envs.sandboxes or envs.memory_mib, or raise node"
     )
 
 
 @pytest.mark.docker
-def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> None:
-    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
-    assert said.startswith("no image no/such:1 for the sandboxes that serve environments; build it: ")
-    assert said.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
+def test_a_missing_image_is_reported_with_the_command_that_builds_it(tmp_path: Path) -> None:
+    error = error_of(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
+    assert error.startswith("no image no/such:1 for the sandboxes that serve environments; build it: ")
+    assert error.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
 
 
 @pytest.mark.docker
-def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
-    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.sandboxes=1", "--set", f"envs.image={image()}")
-    assert said.startswith(f"image {image()} cannot serve environments: it lacks envkit or Python (")
-    assert "No module named 'envkit')); build one with both: " in said
-    assert said.endswith(f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image")
+def test_an_image_without_envkit_is_reported_with_the_command_that_builds_one(tmp_path: Path) -> None:
+    error = error_of(tmp_path, "--backend", "docker", "--set", "envs.sandboxes=1", "--set", f"envs.image={image()}")
+    assert error.startswith(f"image {image()} cannot serve environments: it lacks envkit or Python (")
+    assert "No module named 'envkit')); build one with both: " in error
+    assert error.endswith(
+        f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image"
+    )
 
 
 @pytest.mark.docker
-def test_an_image_of_another_format_is_said_before_a_sandbox_starts(tmp_path: Path) -> None:
+def test_an_image_of_another_format_is_reported_before_a_sandbox_starts(tmp_path: Path) -> None:
     with labelled_image("envkit.format=2") as newer:
-        said = said_by(tmp_path, "--backend", "docker", "--set", f"envs.image={newer}")
+        error = error_of(tmp_path, "--backend", "docker", "--set", f"envs.image={newer}")
     why = "has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag"
-    assert said == f"image {newer} {why} {newer}"
+    assert error == f"image {newer} {why} {newer}"

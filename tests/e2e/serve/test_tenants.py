@@ -1,4 +1,4 @@
-"""Two tenants and an administrator on one server: nobody sees, uses, ends or names what is another's."""
+"""Two tenants and an administrator on one server: tenants cannot access each other's resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = {"memory_mib": 64, "disk_mib": 8}
 RUN = {"argv": ["cat", "whose"], "timeout_s": 5}
 
 
-def test_tenants_are_alone(tmp_path: Path) -> None:
+def test_tenants_are_isolated(tmp_path: Path) -> None:
     with (
         gateway(tmp_path) as server,
         server.client(server.token("acme", "sandbox")) as acme,
@@ -22,10 +22,10 @@ def test_tenants_are_alone(tmp_path: Path) -> None:
         server.client(server.token("games", "play")) as player,
         server.client(server.token("ops", "admin")) as admin,
     ):
-        for who, client in (("acme", acme), ("beta", beta)):
+        for tenant, client in (("acme", acme), ("beta", beta)):
             made = client.put("/v1/sandboxes/mine", json=SMALL)
-            assert (made.status_code, made.json()["sandbox_id"], made.json()["tenant"]) == (200, "mine", who)
-            client.put("/v1/sandboxes/mine/files?path=whose", content=who).raise_for_status()
+            assert (made.status_code, made.json()["sandbox_id"], made.json()["tenant"]) == (200, "mine", tenant)
+            client.put("/v1/sandboxes/mine/files?path=whose", content=tenant).raise_for_status()
         assert [acme.post("/v1/sandboxes/mine/exec", json=RUN).json()["stdout"]] == ["acme"]
         assert [one["sandbox_id"] for one in acme.get("/v1/sandboxes").json()["sandboxes"]] == ["mine"]
 
@@ -44,7 +44,7 @@ def test_tenants_are_alone(tmp_path: Path) -> None:
         assert player.post("/v1/sandboxes:exec", json=[{**RUN, "sandbox_id": "acme:mine"}]).status_code == 403
         assert acme.get("/v1/events").status_code == 403
         assert acme.put("/v1/sessions/a", json={"env_id": "FrozenLake-v0", "seed": 1}).status_code == 403
-        for wish in ({"image": "/"}, {"network": "open"}, {"profile": "system"}, {"runtime": "runc"}):
-            assert acme.put("/v1/sandboxes/other", json={**SMALL, **wish}).status_code == 403
+        for spec in ({"image": "/"}, {"network": "open"}, {"profile": "system"}, {"runtime": "runc"}):
+            assert acme.put("/v1/sandboxes/other", json={**SMALL, **spec}).status_code == 403
         assert beta.delete("/v1/sandboxes/mine").status_code == 200
         assert acme.post("/v1/sandboxes/mine/exec", json=RUN).json()["stdout"] == "acme"

@@ -1,4 +1,4 @@
-"""Where a client's token comes from, and where it goes."""
+"""Sources and uses of a client's token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWER = b'{"id":1,"result":{"ready":true,"capacity":1,"leased":0}}'
 async def listening(
     before: Callable[[ServerConnection, Request], Response | None],
 ) -> AsyncIterator[str]:
-    """Run a server that lets `before` look at each handshake, and answers the first call of a client."""
+    """Run a server that passes each handshake to `before` and answers the first call of a client."""
 
     async def answer(connection: ServerConnection) -> None:
         async for _ in connection:
@@ -40,21 +40,21 @@ async def listening(
 
 
 def shown(connect: Callable[[str], Awaitable[None]]) -> list[str | None]:
-    """Return the headers ``Authorization`` that a server sees while `connect` runs."""
+    """Return the ``Authorization`` headers that a server receives while `connect` runs."""
     seen: list[str | None] = []
 
-    def look(connection: ServerConnection, request: Request) -> None:
+    def record(connection: ServerConnection, request: Request) -> None:
         seen.append(request.headers.get("Authorization"))
 
     async def main() -> None:
-        async with listening(look) as address:
+        async with listening(record) as address:
             await connect(address)
 
     clock.run(main)
     return seen
 
 
-def test_a_token_is_shown_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     async def given(address: str) -> None:
         async with EnvClient(address, token="ek_given"):
             pass
@@ -70,7 +70,7 @@ def test_a_token_is_shown_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown(given) == ["Bearer ek_given"]
 
 
-def test_a_server_that_is_reached_some_other_way_sees_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_over_its_own_socket_sends_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async def by_socket(address: str) -> None:
         async def connect() -> socket.socket:
             connected = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
@@ -87,13 +87,13 @@ def test_a_server_that_is_reached_some_other_way_sees_no_token(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("token", ["a b", "a\nX-Other: 1", "é", "\x7f"])
-def test_what_cannot_be_a_token_is_refused_before_it_is_sent(token: str) -> None:
+def test_an_invalid_token_is_rejected_before_it_is_sent(token: str) -> None:
     with pytest.raises(UsageError, match="invalid token"):
         EnvClient("http://127.0.0.1:1", token=token)
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "error", "said"),
+    ("status", "body", "error", "message"),
     [
         (401, '{"type":"unauthorized","fields":{"detail":"who?"}}', UnauthorizedError, ": who?"),
         (403, '{"type":"forbidden","fields":{"detail":"not you"}}', ForbiddenError, ": not you"),
@@ -102,22 +102,22 @@ def test_what_cannot_be_a_token_is_refused_before_it_is_sent(token: str) -> None
         (500, "[]", UnreachableError, "status 500; is it an `envkit serve`"),
     ],
 )
-def test_a_refused_handshake_is_the_error_that_the_server_names(
-    status: int, body: str, error: type[EnvkitError], said: str
+def test_a_rejected_handshake_raises_the_error_of_the_server(
+    status: int, body: str, error: type[EnvkitError], message: str
 ) -> None:
     def refuse(connection: ServerConnection, request: Request) -> Response:
         return connection.respond(status, body)
 
     async def main() -> None:
         async with listening(refuse) as address:
-            with pytest.raises(error, match=said):
+            with pytest.raises(error, match=message):
                 async with EnvClient(address):
                     pass
 
     clock.run(main)
 
 
-def test_a_token_that_is_revoked_while_a_client_waits_is_asked_for_once() -> None:
+def test_a_token_revoked_while_a_client_waits_fails_after_one_attempt() -> None:
     handshakes: list[int] = []
 
     def refuse_later(connection: ServerConnection, request: Request) -> Response | None:
@@ -142,7 +142,7 @@ def test_a_token_that_is_revoked_while_a_client_waits_is_asked_for_once() -> Non
     assert len(handshakes) == 2
 
 
-def test_a_world_is_made_with_a_token_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+def test_make_accepts_a_token_and_fails_with_a_wrong_one(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         program = (
             "import sys, envkit\n"
@@ -164,7 +164,7 @@ def test_a_world_is_made_with_a_token_and_a_wrong_one_is_refused(tmp_path: Path)
     on_stage(main, tmp_path)
 
 
-def test_a_token_for_a_world_of_this_process_is_refused() -> None:
+def test_a_token_for_a_local_environment_is_rejected() -> None:
     with pytest.raises(ConfigError, match="url: not set"):
         envkit.make("FrozenLake-v0", token="ek_x")
     with pytest.raises(ConfigError, match="url: not set"):

@@ -1,4 +1,4 @@
-"""The client against a real server: it plays as if the worlds were here, and says what happened when they are not."""
+"""The client against a real server: remote episodes equal local ones, and faults raise the right errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)
 
 
-def test_an_episode_far_away_is_played_like_one_here() -> None:
+def test_a_remote_episode_is_played_like_a_local_one() -> None:
     async def episode(host: EnvHost) -> tuple[Reset, list[Step]]:
         async with host.lease(COUNT) as episode:
             return await episode.reset(), [await episode.step(action) for action in ("x", "äöü \N{SNOWMAN}", "")]
@@ -50,7 +50,7 @@ def test_an_episode_far_away_is_played_like_one_here() -> None:
     by_client(main)
 
 
-def test_who_is_cancelled_with_its_client_gives_its_place_back() -> None:
+def test_a_task_cancelled_with_its_client_releases_its_slot() -> None:
     async def main() -> None:
         async with slots() as host:
             lender = Lender(host)
@@ -66,7 +66,7 @@ def test_who_is_cancelled_with_its_client_gives_its_place_back() -> None:
     clock.run(main)
 
 
-def test_a_client_satisfies_the_protocol_and_knows_what_the_server_has() -> None:
+def test_a_client_satisfies_the_protocol_and_lists_the_servers_environments() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         host: EnvHost = client
         assert host.capacity == 9
@@ -79,7 +79,7 @@ def test_a_client_satisfies_the_protocol_and_knows_what_the_server_has() -> None
     by_client(main, capacity=9)
 
 
-def test_leaving_a_lease_gives_its_place_back_however_it_is_left() -> None:
+def test_leaving_a_lease_releases_its_slot_in_every_case() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(COUNT):
             assert lender.open == 1
@@ -101,15 +101,15 @@ def test_leaving_a_lease_gives_its_place_back_however_it_is_left() -> None:
     by_client(main)
 
 
-def test_errors_arrive_as_what_they_were() -> None:
+def test_errors_keep_their_class_over_the_wire() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(COUNT) as episode:
             with pytest.raises(StepOrderError, match="before reset"):
                 await episode.step("x")
             await episode.reset()
-            with pytest.raises(EnvError) as raised:
+            with pytest.raises(EnvError) as failed:
                 await episode.step("raise")
-            assert (raised.value.env_id, raised.value.cause) == ("Count-v0", "ValueError in step: boom")
+            assert (failed.value.env_id, failed.value.cause) == ("Count-v0", "ValueError in step: boom")
         async with client.lease(Task("Count-v0", 0, {"end": 1})) as episode:
             await episode.reset()
             await episode.step("x")
@@ -130,7 +130,7 @@ def test_errors_arrive_as_what_they_were() -> None:
 
 
 @pytest.mark.parametrize(("action", "reward"), [("nan", math.nan), ("infinity", -math.inf)])
-def test_a_reward_that_is_no_number_survives(action: str, reward: float) -> None:
+def test_a_nan_reward_survives_the_wire(action: str, reward: float) -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(COUNT) as episode:
             await episode.reset()
@@ -139,7 +139,7 @@ def test_a_reward_that_is_no_number_survives(action: str, reward: float) -> None
     by_client(main)
 
 
-def test_an_action_that_is_no_text_is_an_action_like_any_other() -> None:
+def test_an_action_with_lone_surrogates_is_played() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(COUNT) as episode:
             await episode.reset()
@@ -169,7 +169,7 @@ def test_two_hundred_sessions_share_one_socket(tmp_path: Path) -> None:
     clock.run(run)
 
 
-def test_leases_wait_while_the_server_is_full_also_for_those_of_other_clients() -> None:
+def test_leases_wait_for_slots_of_other_clients_too() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         most = played = 0
 
@@ -190,7 +190,7 @@ def test_leases_wait_while_the_server_is_full_also_for_those_of_other_clients() 
     by_client(main, capacity=3)
 
 
-def test_who_waits_for_a_full_server_is_told_when_it_has_no_place_any_more() -> None:
+def test_a_waiting_lease_fails_when_the_server_has_no_slots_left() -> None:
     class Shrinking(Lender):
         is_gone = False
 
@@ -201,19 +201,19 @@ def test_who_waits_for_a_full_server_is_told_when_it_has_no_place_any_more() -> 
         @asynccontextmanager
         async def lease(self, task: Task) -> AsyncIterator[Episode]:
             if self.is_gone:
-                raise SandboxStartError("fleet", "no box is left")
+                raise SandboxStartError("fleet", "no sandbox is left")
             async with super().lease(task) as episode:
                 yield episode
 
     async def run() -> None:
         lender = Shrinking(slots(1))
-        told: list[str] = []
+        raised: list[str] = []
 
         async def wait(client: EnvClient) -> None:
             async with client.lease(SLEEPER) as episode:
-                with pytest.raises(SandboxStartError, match="no box is left"):
+                with pytest.raises(SandboxStartError, match="no sandbox is left"):
                     await episode.reset()
-                told.append("why")
+                raised.append("why")
 
         async with serving(lender) as address, EnvClient(address) as client:
             with anyio.fail_after(30):
@@ -223,12 +223,12 @@ def test_who_waits_for_a_full_server_is_told_when_it_has_no_place_any_more() -> 
                         tasks.start_soon(wait, client)
                     await anyio.sleep(0.1)
                     lender.is_gone = True
-        assert told == ["why"] * 3
+        assert raised == ["why"] * 3
 
     clock.run(run)
 
 
-def test_a_socket_that_breaks_during_a_call_is_made_again_and_the_world_moves_once(tmp_path: Path) -> None:
+def test_a_socket_that_breaks_during_a_call_reconnects_and_steps_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with slots() as host, serving(host, uds=str(tmp_path / "s")) as address:
             with Line(address) as line:
@@ -251,7 +251,7 @@ def test_a_socket_that_breaks_during_a_call_is_made_again_and_the_world_moves_on
     clock.run(run)
 
 
-def test_a_socket_that_breaks_between_calls_goes_unnoticed(tmp_path: Path) -> None:
+def test_a_socket_that_breaks_between_calls_reconnects(tmp_path: Path) -> None:
     async def run() -> None:
         async with slots() as host, serving(host, uds=str(tmp_path / "s")) as address:
             with Line(address) as line:
@@ -269,7 +269,7 @@ async def until_refused(client: EnvClient) -> None:
         pass
 
 
-def test_a_server_that_comes_back_is_found_again(tmp_path: Path) -> None:
+def test_a_client_reconnects_to_a_restarted_server(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
 
     async def run() -> None:
@@ -293,7 +293,7 @@ def test_a_server_that_comes_back_is_found_again(tmp_path: Path) -> None:
     clock.run(run)
 
 
-def test_a_call_has_a_deadline_and_a_late_answer_does_no_harm() -> None:
+def test_a_call_has_a_deadline_and_a_late_answer_is_ignored() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(SLEEPER) as episode:
             await episode.reset()
@@ -308,7 +308,7 @@ def test_a_call_has_a_deadline_and_a_late_answer_does_no_harm() -> None:
     by_client(main, timeout_s=0.2)
 
 
-def test_a_reset_that_the_server_gives_up_is_an_error_of_the_lease() -> None:
+def test_a_reset_timeout_of_the_server_is_an_error_of_the_lease() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         with pytest.raises(DeadlineError, match=r"the reset exceeded its timeout of 0\.2 s"):
             async with client.lease(Task("Sleeper-v0", 0, {"reset_s": 50})):
@@ -317,7 +317,7 @@ def test_a_reset_that_the_server_gives_up_is_an_error_of_the_lease() -> None:
     by_client(main, ttl_s=0.2)
 
 
-def test_a_client_that_was_left_says_so() -> None:
+def test_a_closed_client_raises() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with EnvClient(client.address) as other:
             pass
@@ -327,7 +327,7 @@ def test_a_client_that_was_left_says_so() -> None:
     by_client(main)
 
 
-def test_an_error_of_the_block_leaves_the_client_as_it_is() -> None:
+def test_an_error_of_the_block_is_not_wrapped() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async def fail() -> None:
             async with EnvClient(client.address):
@@ -348,7 +348,7 @@ def test_an_error_of_the_block_leaves_the_client_as_it_is() -> None:
         ("unix:/nowhere/socket", "unix:/nowhere/socket does not answer: No such file or directory"),
     ],
 )
-def test_an_address_where_nobody_listens_is_named(url: str, message: str) -> None:
+def test_an_unreachable_address_is_named(url: str, message: str) -> None:
     async def run() -> None:
         async with EnvClient(url, timeout_s=5):
             pass
@@ -360,12 +360,12 @@ def test_an_address_where_nobody_listens_is_named(url: str, message: str) -> Non
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8000", "", "ftp://host", "http://", "http://[::1", "http://host:x", "unix:"]
 )
-def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+def test_an_invalid_address_is_rejected_at_once(url: str) -> None:
     with pytest.raises(UsageError, match="is not a server address"):
         EnvClient(url)
 
 
-def test_a_client_needs_one_way_to_its_server() -> None:
+def test_a_client_needs_either_url_or_connect() -> None:
     for arguments in ({}, {"url": "http://host", "connect": Line("unix:x").connect}):
         with pytest.raises(UsageError, match="pass either url or connect"):
             EnvClient(**arguments)  # type: ignore[arg-type]
@@ -373,15 +373,15 @@ def test_a_client_needs_one_way_to_its_server() -> None:
         EnvClient("http://host", timeout_s=0)
 
 
-def test_a_place_that_is_gone_is_told_as_such_by_the_way_to_it() -> None:
+def test_an_error_of_the_connector_is_raised_unchanged() -> None:
     async def connect() -> Any:
-        raise SandboxLostError("box-1", cause("killed by signal 9"))
+        raise SandboxLostError("sandbox-1", cause("killed by signal 9"))
 
     async def run() -> None:
         async with EnvClient(connect=connect):
             pass
 
-    with pytest.raises(SandboxLostError, match="box-1"):
+    with pytest.raises(SandboxLostError, match="sandbox-1"):
         clock.run(run)
 
 

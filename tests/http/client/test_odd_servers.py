@@ -18,11 +18,11 @@ HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}
 
 
 class Scripted:
-    """A server that answers each message as its script says (None closes the socket), and honestly after its end."""
+    """A server that answers each message by its script (None closes the socket), and correctly after its end."""
 
     def __init__(self, *script: str | None) -> None:
         self.messages: list[list[Any]] = []
-        self._script = [HONEST, *script]  # a client begins with a call of its own
+        self._script = [HONEST, *script]  # a client starts with a health call
 
     async def __call__(self, socket: ServerConnection) -> None:
         async for message in socket:
@@ -47,7 +47,7 @@ def against(server: Scripted, main: Callable[[EnvClient], Awaitable[None]]) -> N
     clock.run(run)
 
 
-def test_calls_of_one_turn_of_the_loop_travel_in_one_message() -> None:
+def test_calls_of_one_loop_iteration_are_sent_in_one_message() -> None:
     async def main(client: EnvClient) -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(10):
@@ -87,9 +87,7 @@ def test_a_call_that_breaks_two_sockets_is_not_tried_a_third_time() -> None:
         ('{"id":%d,"error":{}}', EnvkitError, "without saying which"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(
-    answer: str, error: type[EnvkitError], message: str
-) -> None:
+def test_an_invalid_answer_is_an_error_of_its_call(answer: str, error: type[EnvkitError], message: str) -> None:
     async def main(client: EnvClient) -> None:
         with pytest.raises(error, match=message):
             await client.health()
@@ -98,7 +96,7 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(
     against(Scripted(answer), main)
 
 
-def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
+def test_an_answer_without_a_waiting_call_is_ignored() -> None:
     async def main(client: EnvClient) -> None:
         assert (await client.health()).version == "1"
 

@@ -1,4 +1,4 @@
-"""Sandboxes of a server by our client: what does not show in one that is here."""
+"""Remote sandboxes of the client, where they differ from local ones."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from tests.sandbox.fake.backend import FakeBackend, FakeBox
 SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)
 
 
-def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
+def test_a_lease_lasts_for_its_block() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as lent:
-            box: Sandbox = lent
-            assert (await box.exec(["echo", "hi"], timeout_s=5)).stdout == "echo hi"
+        async with client.lease(SPEC) as leased:
+            sandbox: Sandbox = leased
+            assert (await sandbox.exec(["echo", "hi"], timeout_s=5)).stdout == "echo hi"
             (view,) = await client.views()
-            assert (view.id, view.state, view.spec) == (box.id, SandboxState.LEASED, SPEC)
-        assert (await client.view(box.id)).state is SandboxState.STOPPED
+            assert (view.id, view.state, view.spec) == (sandbox.id, SandboxState.LEASED, SPEC)
+        assert (await client.view(sandbox.id)).state is SandboxState.STOPPED
         with pytest.raises(SandboxLostError, match="lost: stopped"):
-            await box.exec(["echo"], timeout_s=5)
-        assert str(await box.wait()) == "stopped"
+            await sandbox.exec(["echo"], timeout_s=5)
+        assert str(await sandbox.wait()) == "stopped"
 
     by_client(main)
 
 
-def test_a_refusal_of_the_server_is_the_same_here() -> None:
+def test_a_rejection_by_the_server_raises_the_same_error() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: this backend cannot limit cpu") as caught:
             async with client.lease(SandboxSpec(cpus=0.5)):
-                pytest.fail("it was not refused")
+                pytest.fail("it was not rejected")
         assert not caught.value.everywhere
         with pytest.raises(SandboxRefusedError, match="'A=' is not a valid variable name") as caught:
             await client.create("odd", SandboxSpec(env={"A=": ""}))
@@ -67,7 +67,7 @@ def test_a_refusal_of_the_server_is_the_same_here() -> None:
     by_client(main, FakeBackend(capabilities={"cpu": False}))
 
 
-def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None:
+def test_a_block_that_fails_stops_its_sandbox_and_keeps_its_error() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         with pytest.raises(ZeroDivisionError):
             async with client.lease(SPEC):
@@ -81,7 +81,7 @@ def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None
 
 
 @pytest.mark.parametrize("start_s", [0.0, 30.0])
-def test_who_is_cancelled_with_its_client_leaves_nothing_behind(start_s: float) -> None:
+def test_a_task_cancelled_with_its_client_leaves_no_sandbox(start_s: float) -> None:
     async def main() -> None:
         async with scripted(start_s=start_s) as backend, slots() as host:
             pool = SmallPool(backend)
@@ -101,7 +101,7 @@ def test_who_is_cancelled_with_its_client_leaves_nothing_behind(start_s: float) 
     clock.run(main)
 
 
-def test_who_stops_waiting_for_a_lease_leaves_nothing_behind() -> None:
+def test_a_cancelled_wait_for_a_lease_leaves_no_sandbox() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         for moment_s in (0.0, 0.001, 0.1):
             with anyio.move_on_after(moment_s):
@@ -112,7 +112,7 @@ def test_who_stops_waiting_for_a_lease_leaves_nothing_behind() -> None:
     by_client(main, scripted(start_s=30))
 
 
-def test_a_sandbox_by_name_is_anybodys_who_knows_the_name() -> None:
+def test_a_named_sandbox_is_shared_by_all_clients() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         made = await client.create("mine", SPEC)
         assert await client.create("mine", SPEC) == made
@@ -131,20 +131,20 @@ def test_a_sandbox_by_name_is_anybodys_who_knows_the_name() -> None:
     by_client(main)
 
 
-def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
+def test_a_sandbox_that_dies_reports_its_cause_to_all_waiters() -> None:
     backend = scripted()
 
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         found = cause("out of luck", CauseKind.OUT_OF_MEMORY, by_agent=True)
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             causes = []
 
             async def wait() -> None:
-                causes.append(await box.wait())
+                causes.append(await sandbox.wait())
 
             async def work() -> None:
                 with pytest.raises(SandboxLostError, match="lost: out of luck") as caught:
-                    await box.exec(["sleep", "20"], timeout_s=30)
+                    await sandbox.exec(["sleep", "20"], timeout_s=30)
                 causes.append(caught.value.cause)
 
             async with anyio.create_task_group() as tasks:
@@ -157,22 +157,22 @@ def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
     by_client(main, backend)
 
 
-def test_a_probe_that_is_not_answered_is_late() -> None:
+def test_an_unanswered_probe_times_out() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             with pytest.raises(DeadlineError):
-                await box.probe(0.2)
+                await sandbox.probe(0.2)
 
     by_client(main, scripted(hangs_after_s=0.0))
 
 
-def test_what_a_remote_sandbox_cannot_do_is_said() -> None:
+def test_unsupported_operations_of_a_remote_sandbox_raise() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             with pytest.raises(UnsupportedError, match="connecting to sockets inside it is not supported"):
-                await box.connect(80)
+                await sandbox.connect(80)
             with pytest.raises(UnsupportedError, match="has no log"):
-                await box.log()
+                await sandbox.log()
         with pytest.raises(UsageError, match="leave tenant out"):
             async with client.lease(SPEC, tenant="acme"):
                 pass
@@ -183,7 +183,7 @@ def test_what_a_remote_sandbox_cannot_do_is_said() -> None:
 
 
 class Full(FakeBackend):
-    """Has no room for the first few that are asked for."""
+    """Rejects the first `refusals` starts for lack of capacity."""
 
     def __init__(self, refusals: int) -> None:
         super().__init__()
@@ -196,9 +196,9 @@ class Full(FakeBackend):
         return await super().start(spec)
 
 
-def test_a_lease_waits_for_room_as_long_as_it_is_told() -> None:
+def test_a_lease_waits_for_capacity_for_wait_s() -> None:
     class Forgetful(SmallPool):
-        """Forgets what it could not start, as a pool does that had no room for it."""
+        """Forgets sandboxes that it could not start, as a pool without capacity does."""
 
         async def create(self, id: str, spec: SandboxSpec, **more: object) -> object:  # type: ignore[override]
             try:
@@ -214,10 +214,10 @@ def test_a_lease_waits_for_room_as_long_as_it_is_told() -> None:
                 with pytest.raises(CapacityError):
                     async with client.lease(SPEC, wait_s=0):
                         pass
-                async with client.lease(SPEC, wait_s=10) as box:
-                    assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+                async with client.lease(SPEC, wait_s=10) as sandbox:
+                    assert (await sandbox.exec(["true"], timeout_s=5)).exit_code == 0
                 with pytest.raises(UnsupportedError, match="created without trees"):
-                    await box.download("x", None)  # type: ignore[arg-type]
+                    await sandbox.download("x", None)  # type: ignore[arg-type]
 
     clock.run(run)
 
@@ -228,7 +228,7 @@ async def until_waiting(pool: Pool, waiting: dict[str, int]) -> None:
             await anyio.sleep(0.01)
 
 
-def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_for() -> None:
+def test_a_waiting_create_queues_and_counts_as_wanted() -> None:
     async def run() -> None:
         order: list[str] = []
 
@@ -257,12 +257,12 @@ def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_fo
     clock.run(run)
 
 
-def test_who_waits_for_room_holds_up_no_shutdown() -> None:
+def test_a_waiting_create_does_not_delay_a_shutdown() -> None:
     async def run() -> None:
         async def wait(address: str) -> None:
             async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as http:
-                told = await http.put("/v1/sandboxes/b", json={"wait_s": 50})
-                assert (told.status_code, told.json()["type"]) == (503, "unreachable")
+                reply = await http.put("/v1/sandboxes/b", json={"wait_s": 50})
+                assert (reply.status_code, reply.json()["type"]) == (503, "unreachable")
 
         async with (
             scripted() as backend,
@@ -280,7 +280,7 @@ def test_who_waits_for_room_holds_up_no_shutdown() -> None:
     clock.run(run)
 
 
-def test_a_socket_that_breaks_costs_nothing_and_nothing_is_done_twice() -> None:
+def test_a_broken_socket_loses_no_call_and_repeats_none() -> None:
     async def run() -> None:
         async with scripted() as backend, slots() as host:
             pool = SmallPool(backend)
@@ -288,13 +288,13 @@ def test_a_socket_that_breaks_costs_nothing_and_nothing_is_done_twice() -> None:
                 serving(host, pool=pool) as address,
                 Relay(address) as relay,
                 SandboxClient(relay.address) as client,
-                client.lease(SPEC) as box,
+                client.lease(SPEC) as sandbox,
             ):
                 outputs = []
 
                 async def count(key: int) -> None:
-                    outputs.append((await box.exec(["count", "0.3"], timeout_s=5)).stdout)
-                    outputs.append((await box.shell(f"s{key}").run("count 0.1", timeout_s=5)).stdout)
+                    outputs.append((await sandbox.exec(["count", "0.3"], timeout_s=5)).stdout)
+                    outputs.append((await sandbox.shell(f"s{key}").run("count 0.1", timeout_s=5)).stdout)
 
                 async with anyio.create_task_group() as tasks:
                     for key in range(4):
@@ -306,55 +306,55 @@ def test_a_socket_that_breaks_costs_nothing_and_nothing_is_done_twice() -> None:
                 assert sorted(outputs) == [str(number) for number in range(1, 9)]
                 relay.close()
                 with pytest.raises(UnreachableError):
-                    await box.exec(["true"], timeout_s=5)
+                    await sandbox.exec(["true"], timeout_s=5)
 
     clock.run(run)
 
 
 @pytest.mark.bwrap
-def test_a_program_that_is_cancelled_has_ended_when_that_is_known() -> None:
+def test_a_cancelled_program_has_ended_when_the_call_returns() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SandboxSpec()) as box:
+        async with client.lease(SandboxSpec()) as sandbox:
             slow = ["sh", "-c", "cat >/dev/null; sleep 20"]
             for call in (
-                partial(box.exec, slow, timeout_s=30),
-                partial(box.exec, slow, timeout_s=30, stdin=bytes(1 << 20)),
-                partial(box.shell().run, "sleep 20 && echo done", timeout_s=30),
+                partial(sandbox.exec, slow, timeout_s=30),
+                partial(sandbox.exec, slow, timeout_s=30, stdin=bytes(1 << 20)),
+                partial(sandbox.shell().run, "sleep 20 && echo done", timeout_s=30),
             ):
                 with anyio.move_on_after(0.3) as limit:
                     await call()
                 assert limit.cancelled_caught
-                left = await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=5)
+                left = await sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=5)
                 assert "sleep 20 " not in left.stdout
 
     by_client(main, LocalBackend())
 
 
 @pytest.mark.bwrap
-def test_what_is_larger_than_a_frame_passes_both_ways() -> None:
+def test_data_larger_than_a_frame_passes_both_ways() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SandboxSpec(memory_mib=512)) as box:
+        async with client.lease(SandboxSpec(memory_mib=512)) as sandbox:
             content = bytes(range(256)) * (20 << 12)  # 20 MiB
-            await box.write("file", content)
-            assert await box.read("file") == content
-            done = await box.exec(["cat"], stdin=content, timeout_s=20, max_output_bytes=len(content))
+            await sandbox.write("file", content)
+            assert await sandbox.read("file") == content
+            done = await sandbox.exec(["cat"], stdin=content, timeout_s=20, max_output_bytes=len(content))
             assert done.stdout_bytes == content
             with pytest.raises(TooLargeError):
-                await box.read("file", max_bytes=len(content) - 1)
+                await sandbox.read("file", max_bytes=len(content) - 1)
             with pytest.raises(TooLargeError):
-                await box.exec(["cat"], stdin=content * 2, timeout_s=20)
-            said = await box.shell().run("cat file", timeout_s=20, max_output_bytes=len(content))
-            assert said.stdout_bytes == content
+                await sandbox.exec(["cat"], stdin=content * 2, timeout_s=20)
+            shown = await sandbox.shell().run("cat file", timeout_s=20, max_output_bytes=len(content))
+            assert shown.stdout_bytes == content
 
     by_client(main, LocalBackend())
 
 
-def test_the_sandboxes_of_an_open_socket_are_kept_and_those_of_no_socket_are_not() -> None:
+def test_an_open_socket_renews_the_leases_of_its_sandboxes() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as box:
+        async with client.lease(SPEC) as sandbox:
             pool.asked.clear()
             await anyio.sleep(2.3)
-            assert pool.asked in ([box.id] * 2, [box.id] * 3)  # the third where all stood still for a while
+            assert pool.asked in ([sandbox.id] * 2, [sandbox.id] * 3)  # three after a pause of the machine
         kept = len(pool.asked)
         await anyio.sleep(1.1)
         assert len(pool.asked) == kept
@@ -363,36 +363,36 @@ def test_the_sandboxes_of_an_open_socket_are_kept_and_those_of_no_socket_are_not
 
 
 @pytest.mark.docker
-def test_containers_are_lent_by_a_server_of_uvloop() -> None:
+def test_containers_are_leased_by_a_server_on_uvloop() -> None:
     async def main() -> None:
         async with (
             DockerBackend() as backend,
             slots() as host,
             serving(host, pool=SmallPool(backend)) as address,
             SandboxClient(address) as client,
-            client.lease(SandboxSpec(image=image())) as box,
+            client.lease(SandboxSpec(image=image())) as sandbox,
         ):
-            assert (await box.exec(["echo", "hi"], timeout_s=20)).stdout == "hi\n"
-            assert (await box.shell().run("echo ho", timeout_s=20)).stdout == "ho\n"
+            assert (await sandbox.exec(["echo", "hi"], timeout_s=20)).stdout == "hi\n"
+            assert (await sandbox.shell().run("echo ho", timeout_s=20)).stdout == "ho\n"
 
     clock.run(main, fast=True)
 
 
-def test_a_blocking_sandbox_can_be_that_of_a_server() -> None:
+def test_a_blocking_sandbox_can_be_remote() -> None:
     async def main(address: str) -> None:
         def use() -> None:
-            with envkit.open_sandbox(url=address, memory_mib=64) as box:
-                assert box.exec(["echo", "hi"], timeout_s=5).stdout == "echo hi"
-                assert box.shell().run("echo ho", timeout_s=5).stdout == "echo ho"
-                box.write("one", "text")
-                kept = box.snapshot()
-                box.write("one", "later")
-                with box.restore(kept) as other:
+            with envkit.open_sandbox(url=address, memory_mib=64) as sandbox:
+                assert sandbox.exec(["echo", "hi"], timeout_s=5).stdout == "echo hi"
+                assert sandbox.shell().run("echo ho", timeout_s=5).stdout == "echo ho"
+                sandbox.write("one", "text")
+                kept = sandbox.snapshot()
+                sandbox.write("one", "later")
+                with sandbox.restore(kept) as other:
                     assert other.read("one") == b"text"
                 with pytest.raises(UnsupportedError):
-                    _ = box.unenforced
+                    _ = sandbox.unenforced
             with pytest.raises(SandboxLostError):
-                box.read("one")
+                sandbox.read("one")
             with pytest.raises(UsageError, match="leave backend out"):
                 envkit.open_sandbox("local", url=address)
             with pytest.raises(UsageError, match="go with the address of a server"):

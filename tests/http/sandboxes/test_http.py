@@ -1,4 +1,4 @@
-"""Sandboxes over HTTP, as any program may ask for them."""
+"""Sandboxes over plain HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.http.pools import SmallPool
 from tests.http.stage import over_http as without_pool
 
 
-def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
+def test_a_sandbox_is_created_used_inspected_and_stopped() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         made = await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})
         assert (made.status_code, made.json()["state"], made.json()["backend_id"]) == (200, "leased", "fake-0")
@@ -44,7 +44,7 @@ def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
     over_http(main)
 
 
-def test_what_is_utf8_is_said_as_text_and_all_else_as_base64() -> None:
+def test_utf8_output_is_sent_as_text_and_other_output_as_base64() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         done = (await client.post(f"{A}/exec", json=run("bytes"))).json()
@@ -68,13 +68,13 @@ def test_the_same_key_with_the_same_body_runs_once() -> None:
         assert (await client.post(f"{A}/exec", json=run("count"))).json()["stdout"] == "2"
         answers = []
 
-        async def ask() -> None:
+        async def call() -> None:
             headers = {"Idempotency-Key": "k-2"}
             answers.append((await client.post(f"{A}/exec", json=run("count", "0.2"), headers=headers)).text)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
-                tasks.start_soon(ask)
+                tasks.start_soon(call)
         assert len(set(answers)) == 1
         kept = [await post(f"{A}/snapshot", headers={"Idempotency-Key": "k-3"}) for _ in range(2)]
         assert kept[0].json() == kept[1].json()
@@ -85,13 +85,13 @@ def test_the_same_key_with_the_same_body_runs_once() -> None:
 
 
 async def left(client: httpx.AsyncClient, path: str, body: object, **headers: str) -> None:
-    """Ask for something and go away."""
+    """Send a request and disconnect."""
     with anyio.move_on_after(0.2):
         await client.post(path, json=body, headers=headers)
 
 
 @pytest.mark.bwrap
-def test_who_goes_away_ends_a_program_unless_it_has_a_key() -> None:
+def test_a_disconnect_kills_a_program_unless_it_has_a_key() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         slow = run("sh", "-c", "echo begun >> begun; sleep 1; echo done >> done")
@@ -121,7 +121,7 @@ def test_shells_keep_their_names_and_can_be_closed() -> None:
 
 
 @pytest.mark.bwrap
-def test_files_go_in_and_out_byte_for_byte() -> None:
+def test_files_are_uploaded_and_downloaded_byte_for_byte() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         content = bytes(range(256)) * 20_000
@@ -154,7 +154,7 @@ def test_files_go_in_and_out_byte_for_byte() -> None:
 
 
 @pytest.mark.bwrap
-def test_folders_go_in_and_out_as_tar_streams() -> None:
+def test_folders_are_uploaded_and_downloaded_as_tar_streams() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         await client.post(f"{A}/exec", json=run("sh", "-c", "mkdir -p t/deep; echo x > t/deep/x; ln -s /etc t/out"))
@@ -171,7 +171,7 @@ def test_folders_go_in_and_out_as_tar_streams() -> None:
     over_http(main, LocalBackend())
 
 
-def test_another_sandbox_begins_with_the_files_of_a_snapshot() -> None:
+def test_a_new_sandbox_starts_with_the_files_of_a_snapshot() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         await client.put(f"{A}/files?path=one", content=b"kept")
@@ -184,7 +184,7 @@ def test_another_sandbox_begins_with_the_files_of_a_snapshot() -> None:
 
 
 @pytest.mark.bwrap
-def test_a_sandbox_says_what_it_uses_and_what_its_command_wrote() -> None:
+def test_a_sandbox_reports_its_usage_and_its_log() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={"command": ["sh", "-c", "echo ready >&2; exec sleep 600"]})
         await client.post(f"{A}/exec", json=run("sleep", "0.3"))
@@ -195,7 +195,7 @@ def test_a_sandbox_says_what_it_uses_and_what_its_command_wrote() -> None:
     over_http(main, LocalBackend())
 
 
-def test_what_a_sandbox_does_not_have_is_501() -> None:
+def test_an_unsupported_operation_is_501() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         for what in ("logs", "stats"):
@@ -205,19 +205,19 @@ def test_what_a_sandbox_does_not_have_is_501() -> None:
     over_http(main)
 
 
-def test_many_programs_go_in_one_request_and_their_outcomes_come_in_order() -> None:
+def test_programs_of_one_request_return_outcomes_in_order() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         for id in "ab":
             await client.put(f"/v1/sandboxes/{id}", json={})
         began = clock.now()
-        asked = [
+        programs = [
             {**run("sleep", "3"), "sandbox_id": "a"},
             {**run("echo", "x"), "sandbox_id": "nobody"},
             {"sandbox_id": "b"},
             {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
             {**run("sleep", "3"), "sandbox_id": "b"},
         ]
-        got = (await client.post("/v1/sandboxes:exec", json=asked)).json()
+        got = (await client.post("/v1/sandboxes:exec", json=programs)).json()
         assert clock.now() - began < 6
         assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
         assert got[3]["result"]["stdout"] == "echo two"
@@ -227,7 +227,7 @@ def test_many_programs_go_in_one_request_and_their_outcomes_come_in_order() -> N
     over_http(main)
 
 
-def test_a_call_has_an_end_whatever_the_sandbox_does() -> None:
+def test_every_call_has_a_timeout() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         late = await client.post(f"{A}/exec", json=run("sleep", "60") | {"timeout_s": 0.2})
@@ -270,7 +270,7 @@ def test_snapshots_are_listed_with_their_sizes_and_removed() -> None:
     over_http(main)
 
 
-def test_every_route_is_described_with_what_it_takes() -> None:
+def test_every_route_is_described_with_its_parameters() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         paths = (await client.get("/openapi.json")).json()["paths"]
         one = "/v1/sandboxes/{sandbox_id}"
@@ -298,7 +298,7 @@ def test_every_route_is_described_with_what_it_takes() -> None:
     over_http(main)
 
 
-def test_a_query_that_is_misspelt_is_refused_not_ignored() -> None:
+def test_a_misspelt_query_is_rejected_not_ignored() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put("/v1/sandboxes/a", json={})
         for verb, path, hint in (

@@ -1,4 +1,4 @@
-"""Calls with keys: run once, asked often."""
+"""Calls with idempotency keys run once."""
 
 from __future__ import annotations
 
@@ -28,127 +28,127 @@ class Work:
         return CallOutcome(b"%d" % self.runs * self._size)
 
 
-def told(error: Exception) -> CallOutcome:
+def outcome_of(error: Exception) -> CallOutcome:
     assert isinstance(error, EnvkitError)
     return CallOutcome(error.detail.encode(), error.status)
 
 
-def on_repeats(main: Callable[[IdempotentCalls], Awaitable[None]], **bounds: Any) -> None:
+def on_calls(main: Callable[[IdempotentCalls], Awaitable[None]], **bounds: Any) -> None:
     async def run() -> None:
         async with anyio.create_task_group() as tasks:
-            repeats = IdempotentCalls(told, **bounds)
-            repeats.tasks = tasks
-            await main(repeats)
+            calls = IdempotentCalls(outcome_of, **bounds)
+            calls.tasks = tasks
+            await main(calls)
             tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
 
 
-def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_a_repeat_returns_the_first_answer_for_ten_minutes() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         work = Work()
         for _ in range(3):
-            assert (await repeats.run("box", "a", b"x", work)).body == b"1"
-        assert (await repeats.run("box", "b", b"x", work)).body == b"2"
-        assert (await repeats.run("other", "a", b"x", work)).body == b"3"
+            assert (await calls.run("one", "a", b"x", work)).body == b"1"
+        assert (await calls.run("one", "b", b"x", work)).body == b"2"
+        assert (await calls.run("other", "a", b"x", work)).body == b"3"
         await anyio.sleep(599)
-        assert (await repeats.run("box", "a", b"x", work)).body == b"1"
+        assert (await calls.run("one", "a", b"x", work)).body == b"1"
         await anyio.sleep(2)
-        assert (await repeats.run("box", "c", b"x", work)).body == b"4"
-        assert (await repeats.run("box", "a", b"x", work)).body == b"5"
+        assert (await calls.run("one", "c", b"x", work)).body == b"4"
+        assert (await calls.run("one", "a", b"x", work)).body == b"5"
 
-    on_repeats(main)
+    on_calls(main)
 
 
-def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_a_repeat_of_a_running_call_waits_for_it() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         work = Work(seconds=5)
         bodies = []
 
-        async def ask() -> None:
-            bodies.append(((await repeats.run("box", "a", b"x", work)).body, clock.now()))
+        async def call() -> None:
+            bodies.append(((await calls.run("one", "a", b"x", work)).body, clock.now()))
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
+            tasks.start_soon(call)
             await anyio.sleep(3)
-            tasks.start_soon(ask)
+            tasks.start_soon(call)
         assert bodies == [(b"1", 5), (b"1", 5)]
 
-    on_repeats(main)
+    on_calls(main)
 
 
-def test_the_key_of_another_call_is_refused() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
-        await repeats.run("box", "a", b"x", Work())
+def test_a_key_of_another_call_is_rejected() -> None:
+    async def main(calls: IdempotentCalls) -> None:
+        await calls.run("one", "a", b"x", Work())
         with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
-            await repeats.run("box", "a", b"y", Work())
+            await calls.run("one", "a", b"y", Work())
 
-    on_repeats(main)
+    on_calls(main)
 
 
-def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_a_call_continues_when_its_caller_is_cancelled() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         work = Work(seconds=5)
         with anyio.move_on_after(1):
-            await repeats.run("box", "a", b"x", work)
-        assert (await repeats.run("box", "a", b"x", work)).body == b"1"
+            await calls.run("one", "a", b"x", work)
+        assert (await calls.run("one", "a", b"x", work)).body == b"1"
         assert (work.runs, clock.now()) == (1, 5)
 
-    on_repeats(main)
+    on_calls(main)
 
 
-def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_a_cancelled_key_does_not_start_again() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         work = Work(seconds=100)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(repeats.run, "box", "a", b"x", work)
+            tasks.start_soon(calls.run, "one", "a", b"x", work)
             await settle()
-            await repeats.cancel("box", "a")
+            await calls.cancel("one", "a")
         assert clock.now() == 0
         for key in ("a", "b"):
-            await repeats.cancel("box", key)
-            again = await repeats.run("box", key, b"x", work)
+            await calls.cancel("one", key)
+            again = await calls.run("one", key, b"x", work)
             assert (again.status, again.body) == (409, f"the call with the key '{key}' was cancelled".encode())
         assert work.runs == 1
 
-    on_repeats(main)
+    on_calls(main)
 
 
-def test_calls_are_forgotten_with_their_sandbox() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_calls_are_dropped_with_their_sandbox() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         work = Work()
-        await repeats.run("box", "a", b"x", work)
-        await repeats.run("other", "a", b"x", work)
-        repeats.drop("box")
-        assert (await repeats.run("box", "a", b"x", work)).body == b"3"
-        assert (await repeats.run("other", "a", b"x", work)).body == b"2"
+        await calls.run("one", "a", b"x", work)
+        await calls.run("other", "a", b"x", work)
+        calls.drop("one")
+        assert (await calls.run("one", "a", b"x", work)).body == b"3"
+        assert (await calls.run("other", "a", b"x", work)).body == b"2"
 
-    on_repeats(main)
+    on_calls(main)
 
 
-def test_of_many_calls_the_last_are_remembered() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_only_the_last_calls_are_kept() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         work = Work()
         for key in "abcd":
-            await repeats.run("box", key, b"x", work)
-        assert (await repeats.run("box", "b", b"x", work)).body == b"2"
-        assert (await repeats.run("box", "a", b"x", work)).body == b"5"
+            await calls.run("one", key, b"x", work)
+        assert (await calls.run("one", "b", b"x", work)).body == b"2"
+        assert (await calls.run("one", "a", b"x", work)).body == b"5"
 
-    on_repeats(main, max_count=3)
+    on_calls(main, max_count=3)
 
 
-def test_of_too_large_answers_the_oldest_are_dropped_and_their_calls_do_not_run_again() -> None:
-    async def main(repeats: IdempotentCalls) -> None:
+def test_the_oldest_large_answers_are_dropped_and_their_calls_do_not_run_again() -> None:
+    async def main(calls: IdempotentCalls) -> None:
         works = {key: Work(size=40) for key in "abc"}
         for key, work in works.items():
-            assert (await repeats.run("box", key, b"x", work)).body == b"1" * 40
-        gone = await repeats.run("box", "a", b"x", works["a"])
+            assert (await calls.run("one", key, b"x", work)).body == b"1" * 40
+        gone = await calls.run("one", "a", b"x", works["a"])
         assert (gone.status, gone.body) == (409, b"the answer to the key 'a' is no longer kept")
         for key in "bc":
-            assert (await repeats.run("box", key, b"x", works[key])).body == b"1" * 40
+            assert (await calls.run("one", key, b"x", works[key])).body == b"1" * 40
         huge = Work(size=1000)
-        assert (await repeats.run("box", "huge", b"x", huge)).body == b"1" * 1000
-        assert (await repeats.run("box", "huge", b"x", huge)).status == 409
+        assert (await calls.run("one", "huge", b"x", huge)).body == b"1" * 1000
+        assert (await calls.run("one", "huge", b"x", huge)).status == 409
         assert (huge.runs, works["a"].runs) == (1, 1)
 
-    on_repeats(main, max_bytes=100)
+    on_calls(main, max_bytes=100)

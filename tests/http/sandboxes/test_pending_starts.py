@@ -1,4 +1,4 @@
-"""Starts of sandboxes over HTTP: slow ones, failed ones, and whose name is free when."""
+"""Starts of sandboxes over HTTP: slow and failed ones, and reuse of names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.http.pools import SmallPool
 from tests.sandbox.fake.backend import FakeBackend
 
 
-def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:
+def test_an_impossible_spec_is_422_without_retry() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         made = await client.put(A, json={"memory_mib": 64})
         assert (made.status_code, made.json()["type"], made.json()["retry"]) == (422, "sandbox_refused", False)
@@ -20,7 +20,7 @@ def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:
     over_http(main, FakeBackend(capabilities={"memory": False}))
 
 
-def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
+def test_a_slow_start_is_202_until_the_sandbox_is_up() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         first = await client.put(A, json={})
         assert (first.status_code, first.headers["retry-after"]) == (202, "1")
@@ -34,7 +34,7 @@ def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
     over_http(main, scripted(start_s=0.5), slow_reset_s=0.2)
 
 
-def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
+def test_a_failed_start_is_raised_by_the_next_call() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         assert (await client.put(A, json={})).status_code == 202
         await anyio.sleep(1)
@@ -44,14 +44,14 @@ def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
             {"kind": "start_failed", "detail": "no image", "by_agent": False},
         )
         assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
-        assert (await client.put(A, json={})).status_code == 202  # it is tried again
+        assert (await client.put(A, json={})).status_code == 202  # a new attempt
         await anyio.sleep(1)
         assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
 
     over_http(main, scripted(start_s=0.8, start_failure="no image"), slow_reset_s=0.05)
 
 
-def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing() -> None:
+def test_an_invalid_network_host_is_rejected_before_the_start() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         for host in ("http://example.org", "not a host", "*"):
             refused = await client.put(A, json={"network": ["example.org", host]})
@@ -63,7 +63,7 @@ def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing(
     over_http(main)
 
 
-def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
+def test_a_sandbox_stopped_during_its_start_leaves_nothing() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         assert (await client.put(A, json={})).status_code == 202
         assert (await client.delete(A)).status_code == 200
@@ -72,23 +72,23 @@ def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
     over_http(main, scripted(start_s=30), slow_reset_s=0.05)
 
 
-def test_a_name_is_free_once_its_sandbox_was_deleted() -> None:
+def test_a_name_is_free_after_its_sandbox_was_deleted() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         key = {"Idempotency-Key": "k"}
-        boxes = []
-        for wish in ({}, {}, {"memory_mib": 64}):
-            made = await client.put(A, json=wish)
+        backend_ids = []
+        for spec in ({}, {}, {"memory_mib": 64}):
+            made = await client.put(A, json=spec)
             assert (made.status_code, made.json()["state"]) == (200, "leased")
-            boxes.append(made.json()["backend_id"])
+            backend_ids.append(made.json()["backend_id"])
             assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
             await client.delete(A)
             assert (await client.get(A)).json()["state"] == "stopped"
-        assert boxes == ["fake-0", "fake-1", "fake-2"]
+        assert backend_ids == ["fake-0", "fake-1", "fake-2"]
 
     over_http(main)
 
 
-def test_a_name_whose_sandbox_was_lost_gives_no_empty_one_until_it_is_deleted() -> None:
+def test_the_name_of_a_lost_sandbox_is_in_use_until_it_is_deleted() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         pool.lose("a", "killed by signal 9")

@@ -1,4 +1,4 @@
-"""How many snapshots there may be, and that none is removed unasked."""
+"""The quota of snapshots."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], 
     clock.run(main, virtual=True)
 
 
-def test_a_further_one_is_refused_until_one_is_removed_and_the_oldest_stay() -> None:
-    async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
-        names = [await snapshots.keep("ann", "a", box.snapshot) for _ in range(2)]
+def test_a_snapshot_above_the_limit_is_rejected_until_one_is_removed() -> None:
+    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
+        names = [await snapshots.keep("ann", "a", sandbox.snapshot) for _ in range(2)]
         with pytest.raises(SnapshotLimitError) as caught:
-            await snapshots.keep("ann", "a", box.snapshot)
+            await snapshots.keep("ann", "a", sandbox.snapshot)
         assert str(caught.value) == "tenant 'ann' is at its limit of 2 snapshots" + WHAT_TO_DO
-        await snapshots.keep("bob", "a", box.snapshot)
+        await snapshots.keep("bob", "a", sandbox.snapshot)
         with pytest.raises(SnapshotLimitError, match="this server is at its limit of 3 snapshots"):
-            await snapshots.keep("cid", "a", box.snapshot)
+            await snapshots.keep("cid", "a", sandbox.snapshot)
         assert [one.name for one in snapshots.all("ann")] == names
-        await snapshots.remove(names[0], "bob")  # it is not his
+        await snapshots.remove(names[0], "bob")  # not its owner
         assert [one.name for one in snapshots.all("ann")] == names
         await snapshots.remove(names[0], "ann")
         with pytest.raises(SandboxNotFoundError):
             snapshots.pool_id(names[0], None)
-        await snapshots.keep("ann", "a", box.snapshot)
+        await snapshots.keep("ann", "a", sandbox.snapshot)
 
     run(SnapshotBounds(per_tenant=2, total=3), work)
 
 
-def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
-    async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
+def test_snapshots_in_progress_count_and_failed_ones_do_not() -> None:
+    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
         go = anyio.Event()
 
         async def slow() -> str:
@@ -64,22 +64,22 @@ def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
             tasks.start_soon(failing)
             await anyio.sleep(1)
             with pytest.raises(SnapshotLimitError, match="at its limit of 1"):
-                await snapshots.keep("ann", "a", box.snapshot)
+                await snapshots.keep("ann", "a", sandbox.snapshot)
             go.set()
-        await snapshots.keep("ann", "a", box.snapshot)
+        await snapshots.keep("ann", "a", sandbox.snapshot)
 
     run(SnapshotBounds(per_tenant=1), work)
 
 
-def test_one_that_is_too_large_is_refused_and_nothing_of_it_is_left() -> None:
-    async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
+def test_a_snapshot_above_the_size_limit_is_rejected_and_removed() -> None:
+    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
         taken: list[str] = []
 
         async def take() -> str:
-            taken.append(await box.snapshot())
+            taken.append(await sandbox.snapshot())
             return taken[-1]
 
-        await box.write("/workspace/f", bytes(600 << 10))
+        await sandbox.write("/workspace/f", bytes(600 << 10))
         await snapshots.keep("ann", "a", take)
         with pytest.raises(SnapshotLimitError) as caught:
             await snapshots.keep("ann", "a", take)

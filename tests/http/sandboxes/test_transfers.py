@@ -1,4 +1,4 @@
-"""How many folders of one tenant are on their way at once, in virtual time."""
+"""Concurrent transfers of one tenant, in virtual time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.http.stage import settle
 
 
 class SlowTrees:
-    """Unpacks nothing, ten seconds for each stream, and counts how many there are at once."""
+    """Takes ten seconds for each stream, and counts concurrent ones."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -38,10 +38,10 @@ class SlowTrees:
             pass
 
     def waiting_place(self) -> AbstractAsyncContextManager[Path]:
-        return self._place()
+        return self._staging_folder()
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[Path]:
+    async def _staging_folder(self) -> AsyncIterator[Path]:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -51,8 +51,8 @@ class SlowTrees:
             self.now -= 1
 
 
-class NoBox:
-    """Takes whatever comes."""
+class NoSandbox:
+    """Accepts all transfers."""
 
     async def upload(self, source: Path, target: str, *, user: str) -> None:
         pass
@@ -69,18 +69,18 @@ async def nowhere(message: Message) -> None:
     pass
 
 
-def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None:
+def test_transfers_of_a_tenant_run_queue_and_are_rejected_by_its_limits() -> None:
     async def main() -> None:
         trees = SlowTrees()
-        folders, box = FolderTransfers(trees), cast("Sandbox", NoBox())
+        folders, sandbox = FolderTransfers(trees), cast("Sandbox", NoSandbox())
         outcomes: Counter[tuple[str, str]] = Counter()
 
-        async def move(tenant: str, takes: bool) -> None:
+        async def move(tenant: str, is_upload: bool) -> None:
             try:
-                if takes:
-                    await folders.upload(box, "t", "agent", nothing, tenant=tenant)
+                if is_upload:
+                    await folders.upload(sandbox, "t", "agent", nothing, tenant=tenant)
                 else:
-                    await folders.download(box, "t", "agent", 1, nowhere, tenant=tenant)
+                    await folders.download(sandbox, "t", "agent", 1, nowhere, tenant=tenant)
             except RateLimitError:
                 outcomes[tenant, "refused"] += 1
             else:
@@ -93,7 +93,7 @@ def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None
             assert (trees.now, outcomes) == (AT_ONCE, {("acme", "refused"): 7})
             tasks.start_soon(move, "umbrella", True)
             await anyio.sleep(11)
-            assert outcomes["umbrella", "done"] == 1  # the others' line is not its own
+            assert outcomes["umbrella", "done"] == 1  # each tenant has its own queue
         assert trees.most == AT_ONCE + 1
         assert outcomes["acme", "done"] == AT_ONCE + MAX_WAITING
         await move("acme", True)
@@ -102,7 +102,7 @@ def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None
     clock.run(main, virtual=True)
 
 
-def test_who_is_refused_is_told_when_to_come_again() -> None:
+def test_a_rejected_transfer_has_a_retry_after_header() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put("/v1/sandboxes/a", json={})
         is_over = anyio.Event()
@@ -119,7 +119,7 @@ def test_who_is_refused_is_told_when_to_come_again() -> None:
             for _ in range(AT_ONCE + MAX_WAITING):
                 tasks.start_soon(take)
             answer = None
-            while answer is None or answer.status_code == 404:  # until they have all come
+            while answer is None or answer.status_code == 404:  # until all have arrived
                 with anyio.move_on_after(0.5):
                     answer = await client.get("/v1/sandboxes/a/tree?path=t")
             assert (answer.status_code, answer.json()["type"]) == (429, "rate_limit")

@@ -1,4 +1,4 @@
-"""Sandboxes over a WebSocket, frame by frame, and what happens to them as events."""
+"""Sandboxes over a WebSocket, frame by frame, and their events."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def by_frames(main: Callable[[ClientConnection, SmallPool], Awaitable[None]], **
     clock.run(run)
 
 
-async def say(socket: ClientConnection, *frames: tuple[int, str, dict[str, Any]]) -> None:
+async def send(socket: ClientConnection, *frames: tuple[int, str, dict[str, Any]]) -> None:
     await socket.send(json.dumps([{"id": id, "method": method, "params": params} for id, method, params in frames]))
 
 
-async def hear(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
-    """Return `count` answers in the order in which they came."""
-    heard: list[dict[str, Any]] = []
-    while len(heard) < count:
+async def receive(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
+    """Return `count` answers in order of arrival."""
+    received: list[dict[str, Any]] = []
+    while len(received) < count:
         message = json.loads(await socket.recv())
-        heard += message if isinstance(message, list) else [message]
-    return heard
+        received += message if isinstance(message, list) else [message]
+    return received
 
 
-def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
+def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
     async def main(socket: ClientConnection, pool: SmallPool) -> None:
-        await say(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
-        assert (await hear(socket, 1))[0]["result"]["state"] == "leased"
+        await send(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
+        assert (await receive(socket, 1))[0]["result"]["state"] == "leased"
         a = {"sandbox_id": "a"}
-        await say(
+        await send(
             socket,
             (2, "sandbox.exec", {**a, "argv": ["sleep", "0.4"], "timeout_s": 5}),
             (3, "sandbox.exec", {**a, "argv": ["sleep", "0.1"], "timeout_s": 5}),
@@ -72,12 +72,12 @@ def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
             (6, "sandbox.view", a),
             (7, "sandbox.list", {}),
         )
-        answers = await hear(socket, 6)
+        answers = await receive(socket, 6)
         assert [one["id"] for one in answers][-2:] == [3, 2]
         by_id = {one["id"]: one["result"] for one in answers}
         assert (by_id[5]["stdout"], by_id[6]["sandbox_id"], len(by_id[7]["sandboxes"])) == ("echo hi", "a", 1)
-        await say(socket, (8, "sandbox.read", {**a, "path": "one"}), (9, "sandbox.stop", a))
-        assert [one["result"] for one in await hear(socket, 2)] == [{"content": "/wA="}, {"done": True}]
+        await send(socket, (8, "sandbox.read", {**a, "path": "one"}), (9, "sandbox.stop", a))
+        assert [one["result"] for one in await receive(socket, 2)] == [{"content": "/wA="}, {"done": True}]
 
     by_frames(main)
 
@@ -106,30 +106,30 @@ def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
         ("sandbox.log", {"sandbox_id": "a"}, "unsupported"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_socket_goes_on(method: str, params: dict[str, Any], code: str) -> None:
+def test_an_invalid_call_is_rejected_and_the_socket_stays_open(method: str, params: dict[str, Any], code: str) -> None:
     async def main(socket: ClientConnection, pool: SmallPool) -> None:
-        await say(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
-        await hear(socket, 1)
-        await say(socket, (2, method, params))
-        assert (await hear(socket, 1))[0]["error"]["type"] == code
-        await say(socket, (3, "sandbox.exec", {"sandbox_id": "a", "argv": ["echo"], "timeout_s": 5}))
-        assert (await hear(socket, 1))[0]["result"]["stdout"] == "echo"
+        await send(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
+        await receive(socket, 1)
+        await send(socket, (2, method, params))
+        assert (await receive(socket, 1))[0]["error"]["type"] == code
+        await send(socket, (3, "sandbox.exec", {"sandbox_id": "a", "argv": ["echo"], "timeout_s": 5}))
+        assert (await receive(socket, 1))[0]["result"]["stdout"] == "echo"
 
     by_frames(main)
 
 
-def test_a_server_without_a_pool_says_so_over_a_socket_too() -> None:
+def test_a_server_without_a_pool_reports_it_over_a_socket_too() -> None:
     async def run() -> None:
         async with slots() as host, serving(host) as address, connected(address) as socket:
-            await say(socket, (1, "sandbox.list", {}))
-            assert (await hear(socket, 1))[0]["error"]["detail"] == "this server lends no sandboxes"
+            await send(socket, (1, "sandbox.list", {}))
+            assert (await receive(socket, 1))[0]["error"]["detail"] == "this server lends no sandboxes"
 
     clock.run(run)
 
 
 @asynccontextmanager
 async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Callable[[int], Awaitable[list[str]]]]:
-    """Follow the events, and give a way to take so many blocks of them."""
+    """Follow the events; yields a function that returns the next `count` blocks."""
     async with client.stream("GET", f"/v1/events{after}") as stream:
         assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         texts = stream.aiter_text()
@@ -145,18 +145,18 @@ async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Call
         yield take
 
 
-def test_events_are_told_from_where_the_caller_left_off_and_as_they_happen() -> None:
+def test_events_resume_where_the_caller_left_off_and_follow_live() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
         async with following(client, "?after=1") as take:
             (block,) = await take(1)
             number, kind, data = block.split("\n")
             assert (number, kind) == ("id: 2", "event: state")
-            said = json.loads(data.removeprefix("data: "))
-            assert (said["number"], said["sandbox_id"], said["state"]) == (2, "a", "leased")
+            event = json.loads(data.removeprefix("data: "))
+            assert (event["number"], event["sandbox_id"], event["state"]) == (2, "a", "leased")
             await client.delete(A)
-            said = json.loads((await take(1))[0].split("data: ")[1])
-            assert (said["state"], said["cause"]["kind"], said["cause"]["by_agent"]) == ("stopped", "stopped", False)
+            event = json.loads((await take(1))[0].split("data: ")[1])
+            assert (event["state"], event["cause"]["kind"], event["cause"]["by_agent"]) == ("stopped", "stopped", False)
         async with client.stream("GET", "/v1/events", headers={"Last-Event-ID": "2"}) as stream:
             assert (await anext(stream.aiter_text())).startswith("id: 3\n")
         assert (await client.get("/v1/events?after=x")).status_code == 400
@@ -176,7 +176,7 @@ def test_the_events_end_when_the_server_does() -> None:
     clock.run(run)
 
 
-def test_tenants_see_their_own_sandboxes_alone(tmp_path: Path) -> None:
+def test_tenants_see_only_their_own_sandboxes(tmp_path: Path) -> None:
     async def run() -> None:
         with TokenStore(tmp_path / "tokens.sqlite") as tokens:
             acme, umbrella = (tokens.create(name, ["sandbox"]) for name in ("acme", "umbrella"))
@@ -216,8 +216,8 @@ def test_tenants_see_their_own_sandboxes_alone(tmp_path: Path) -> None:
             with pytest.raises(ForbiddenError, match="the scope sandbox"):
                 await stranger.views()
             async with connected(address, acme) as socket:
-                await say(socket, (1, "create", {"session_id": "s", "env_id": "Count-v0", "seed": 1}))
-                assert (await hear(socket, 1))[0]["error"]["type"] == "forbidden"
+                await send(socket, (1, "create", {"session_id": "s", "env_id": "Count-v0", "seed": 1}))
+                assert (await receive(socket, 1))[0]["error"]["type"] == "forbidden"
             headers = {"Authorization": f"Bearer {acme}"}
             async with httpx.AsyncClient(base_url=address, headers=headers, trust_env=False) as client:
                 assert (await client.get("/v1/sandboxes/b")).status_code == 404

@@ -1,4 +1,4 @@
-"""A program that forgets to close what it made ends all the same."""
+"""A program that does not close its environment still exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a session: what may happen when."""
+"""The states of a session and their events."""
 
 from __future__ import annotations
 

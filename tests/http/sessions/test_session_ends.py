@@ -58,13 +58,13 @@ def test_deleting_is_safe_to_repeat_and_ends_a_session_in_any_state() -> None:
     on_table(main)
 
 
-def test_a_session_that_nobody_uses_expires() -> None:
+def test_an_unused_session_expires() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", COUNT)
         await anyio.sleep(599)
         await table.step("a", 0, "x")
         await anyio.sleep(599)
-        assert table.get("a").idle_s == 599  # looking is not using
+        assert table.get("a").idle_s == 599  # reading the state is not use
         assert lender.open == 1
         await anyio.sleep(2)
         with pytest.raises(SessionNotFoundError, match="has expired"):
@@ -103,7 +103,7 @@ def test_a_finished_session_is_not_kept_from_expiring() -> None:
     on_table(main, ttl_s=10)
 
 
-def test_a_reset_that_takes_too_long_is_given_up() -> None:
+def test_a_reset_that_exceeds_its_timeout_is_cancelled() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         with table.keeping({"a"}), pytest.raises(DeadlineError, match="the reset exceeded its timeout of 100 s"):
             await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 1000}))
@@ -112,7 +112,7 @@ def test_a_reset_that_takes_too_long_is_given_up() -> None:
     on_table(main, ttl_s=100)
 
 
-def test_a_caller_that_stops_waiting_for_a_reset_can_come_back_for_it() -> None:
+def test_a_caller_that_stops_waiting_for_a_reset_can_repeat_the_call() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         task = Task("Sleeper-v0", 0, {"reset_s": 20})
         with anyio.move_on_after(5):
@@ -126,7 +126,7 @@ def test_a_caller_that_stops_waiting_for_a_reset_can_come_back_for_it() -> None:
     on_table(main)
 
 
-def test_a_reset_that_fails_is_told_to_all_who_wait_and_frees_the_id() -> None:
+def test_a_failed_reset_is_raised_to_all_waiters_and_frees_the_id() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         for task, error in (
             (Task("Count-v0", 0, {"end": 0}), OptionError),
@@ -141,7 +141,7 @@ def test_a_reset_that_fails_is_told_to_all_who_wait_and_frees_the_id() -> None:
     on_table(main)
 
 
-def test_a_reset_that_fails_unheard_is_told_to_the_next_who_asks() -> None:
+def test_a_failed_reset_without_a_waiter_is_raised_by_the_next_call() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         task = Task("Sleeper-v0", 0, {"reset_s": "no number"})
         with anyio.move_on_after(0):
@@ -155,7 +155,7 @@ def test_a_reset_that_fails_unheard_is_told_to_the_next_who_asks() -> None:
     on_table(main)
 
 
-def test_everything_is_given_back_when_the_server_stops() -> None:
+def test_all_leases_are_released_when_the_server_stops() -> None:
     async def run() -> int:
         lender = Lender(slots(9))
         async with anyio.create_task_group() as tasks:
@@ -187,7 +187,7 @@ def test_everything_is_given_back_when_the_server_stops() -> None:
 
 
 class LosingHost:
-    """Its lease breaks after ten seconds, as one on a sandbox does that dies."""
+    """Its lease fails after ten seconds, as after the loss of a sandbox."""
 
     capacity = 1
 
@@ -196,7 +196,7 @@ class LosingHost:
         with anyio.move_on_after(10) as scope:
             yield self
         if scope.cancelled_caught:
-            raise SandboxLostError("box-1", cause("killed by signal 9"))
+            raise SandboxLostError("sandbox-1", cause("killed by signal 9"))
 
     async def reset(self) -> Reset:
         return Reset(Observation("start"), {})
@@ -213,7 +213,7 @@ def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) 
             await table.create("a", COUNT)
             if not is_stepping:
                 await anyio.sleep(11)
-            with pytest.raises(SandboxLostError, match="box-1 lost: killed by signal 9"):
+            with pytest.raises(SandboxLostError, match="sandbox-1 lost: killed by signal 9"):
                 await table.step("a", 0, "x")
             assert (table.leased, table.get("a").state) == (0, SessionState.BROKEN)
 
@@ -239,6 +239,6 @@ def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
     on_table(main, capacity=1000)
 
 
-def test_seconds_must_be_above_zero() -> None:
+def test_timeouts_must_be_above_zero() -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         SessionTable(slots(), ttl_s=0)

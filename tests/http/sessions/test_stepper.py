@@ -1,4 +1,4 @@
-"""Steps that are asked for rather than waited for: what a session makes of their answers, in virtual time."""
+"""Steps that are started and answered through a future, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TASK = Task("Far-v0", 1)
 
 
 class Far:
-    """A world far away: tests answer what it is asked for."""
+    """A remote environment whose steps the test answers."""
 
     turn = 0
     is_there = True
     refusal: EnvkitError | None = None
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, asyncio.Future[Raw]]] = []
+        self.started: list[tuple[str, asyncio.Future[Raw]]] = []
         self.stepped: list[str] = []
 
     async def reset(self) -> Reset:
@@ -61,14 +61,14 @@ class Far:
             raise self.refusal
         if not self.is_there:
             return None
-        self.asked.append((action, asyncio.get_running_loop().create_future()))
-        return self.asked[-1][1]
+        self.started.append((action, asyncio.get_running_loop().create_future()))
+        return self.started[-1][1]
 
     def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
         return Step(Observation(bytes(answer.result()).decode()), 0.0, False, False, {})
 
     def answer(self, text: str) -> None:
-        self.asked[-1][1].set_result(Raw(text.encode()))
+        self.started[-1][1].set_result(Raw(text.encode()))
 
 
 class FarHost:
@@ -96,7 +96,7 @@ def text(move: Move) -> str:
     return move.result().observation.text
 
 
-def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -> None:
+def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         texts: list[str] = []
@@ -114,25 +114,25 @@ def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -
         await repeat()
         assert [text(move) for move in moves] == ["far 1"]
         assert texts == ["far 1", "far 1"]
-        assert (len(far.asked), far.stepped, table.get("a").turn) == (1, [], 1)
+        assert (len(far.started), far.stepped, table.get("a").turn) == (1, [], 1)
         assert (sum(table.tally.buckets), table.tally.step_seconds) == (1, 3)
 
     play(main)
 
 
-def test_a_session_that_waits_for_its_next_step_keeps_nothing_of_what_came_over_the_wire() -> None:
+def test_an_idle_session_keeps_no_message_in_memory() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         assert table.start_step("a", 0, "x", lambda move: None)
         far.answer("far 1")
         await settle()
-        answer = weakref.ref(far.asked.pop()[1])
+        answer = weakref.ref(far.started.pop()[1])
         gc.collect()
         assert answer() is None
 
     play(main)
 
 
-def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
+def test_a_step_that_cannot_be_started_changes_nothing() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert not table.start_step("b", 0, "x", moves.append)
@@ -155,11 +155,11 @@ def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [UnreachableError("gone"), SandboxLostError("far", cause("away"))])
-def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error: Exception) -> None:
+def test_a_started_step_whose_sandbox_is_lost_is_played_again_once(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
-        far.asked[0][1].set_exception(error)
+        far.started[0][1].set_exception(error)
         await anyio.sleep(4)
         assert moves == []
         assert (await table.step("a", 0, "x")).observation.text == "stepped x"
@@ -174,7 +174,7 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
-        far.asked[0][1].set_exception(error)
+        far.started[0][1].set_exception(error)
         await settle()
         for _ in range(2):
             with pytest.raises(EnvkitError, match=str(error)):
@@ -184,11 +184,11 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
     play(main)
 
 
-def test_a_question_that_somebody_else_cancels_breaks_the_session() -> None:
+def test_a_cancelled_future_of_a_step_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
-        far.asked[0][1].cancel()
+        far.started[0][1].cancel()
         await settle()
         with pytest.raises(SessionBrokenError, match="cancelled"):
             moves[0].result()
@@ -196,7 +196,7 @@ def test_a_question_that_somebody_else_cancels_breaks_the_session() -> None:
     play(main)
 
 
-def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> None:
+def test_the_deadline_of_a_started_step_begins_with_the_step() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         await anyio.sleep(300)
@@ -209,12 +209,12 @@ def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> Non
     play(main)
 
 
-def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
+def test_an_unrecoverable_sandbox_loss_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
         far.is_there = False
-        far.asked[0][1].set_exception(SandboxLostError("far", cause("away")))
+        far.started[0][1].set_exception(SandboxLostError("far", cause("away")))
         await anyio.sleep(6)
         with pytest.raises(SandboxLostError, match="away"):
             moves[0].result()
@@ -225,14 +225,14 @@ def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the answer", "in the moment of the answer", "while it is played again"])
-def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -> None:
+def test_deleting_a_session_cancels_its_started_step(when: str) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
         if when == "in the moment of the answer":
             far.answer("far 1")
         elif when == "while it is played again":
-            far.asked[0][1].set_exception(UnreachableError("gone"))
+            far.started[0][1].set_exception(UnreachableError("gone"))
             await anyio.sleep(1)
         with anyio.fail_after(1):
             await table.delete("a")
@@ -243,20 +243,20 @@ def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -
     play(main)
 
 
-def test_a_step_that_was_asked_for_has_a_deadline() -> None:
+def test_a_started_step_has_a_deadline() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         assert table.start_step("a", 0, "x", moves.append)
         await anyio.sleep(62)
         with pytest.raises(DeadlineError, match="timeout of 60 s"):
             moves[0].result()
-        assert far.asked[0][1].cancelled()
+        assert far.started[0][1].cancelled()
         assert (table.get("a").state, table.leased) == (SessionState.BROKEN, 0)
 
     play(main)
 
 
-def test_a_server_that_stops_answers_what_was_asked_for() -> None:
+def test_a_server_that_stops_answers_started_steps() -> None:
     moves: list[Move] = []
 
     async def main(table: SessionTable, far: Far) -> None:

@@ -1,4 +1,4 @@
-"""Sessions on virtual time: repeats, order, expiry, deadlines, and that no lease is kept too long."""
+"""Sessions on virtual time: repeats, order, expiry, deadlines, and release of leases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_session_starts_and_each_answer_names_its_turn() -> None:
     on_table(main)
 
 
-def test_a_host_without_any_place_is_asked_and_says_why_itself() -> None:
+def test_a_host_without_slots_raises_its_own_reason() -> None:
     class Gone(Lender):
         @property
         def capacity(self) -> int:
@@ -52,19 +52,19 @@ def test_a_host_without_any_place_is_asked_and_says_why_itself() -> None:
         async def lease(self, task: Task) -> AsyncIterator[Episode]:
             await anyio.sleep(3)
             if self.capacity == 0:
-                raise SandboxStartError("fleet", "no box is healthy")
+                raise SandboxStartError("fleet", "no sandbox is healthy")
             async with super().lease(task) as episode:
                 yield episode
 
     async def main() -> None:
         async with SessionTable(Gone(slots())) as table:
-            with pytest.raises(SandboxStartError, match="no box is healthy"):
+            with pytest.raises(SandboxStartError, match="no sandbox is healthy"):
                 await table.create("a", COUNT)
 
     clock.run(main, virtual=True)
 
 
-def test_creating_again_gives_the_same_start_and_the_turn_of_now() -> None:
+def test_creating_again_returns_the_same_start_and_the_current_turn() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         first = await table.create("a", COUNT)
         assert await table.create("a", Task("Count-v0", 7)) == first
@@ -84,7 +84,7 @@ def test_an_id_in_use_is_refused_to_another_task() -> None:
     on_table(main)
 
 
-def test_the_same_step_twice_moves_the_world_once() -> None:
+def test_a_repeated_step_steps_the_environment_once() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", COUNT)
         first = await table.step("a", 0, "x")
@@ -133,7 +133,7 @@ def test_a_repeat_that_comes_while_the_step_is_played_waits_for_its_answer() -> 
     on_table(main)
 
 
-def test_a_step_that_is_cancelled_in_the_world_breaks_its_session() -> None:
+def test_a_step_that_is_cancelled_in_the_environment_breaks_its_session() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
         with anyio.move_on_after(3):
@@ -148,7 +148,7 @@ def test_a_step_that_is_cancelled_in_the_world_breaks_its_session() -> None:
     on_table(main)
 
 
-def test_a_waiter_learns_that_the_step_it_waits_for_was_cancelled() -> None:
+def test_a_waiting_repeat_fails_when_the_step_is_cancelled() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
         async with anyio.create_task_group() as tasks:
@@ -175,7 +175,7 @@ def test_a_waiter_learns_that_the_step_it_waits_for_was_cancelled() -> None:
 def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
-        for _ in range(2):  # a repeat is told the same
+        for _ in range(2):  # a repeat raises the same
             with pytest.raises(DeadlineError, match="timeout of 60 s"):
                 await table.step("a", 0, "sleep 3600")
             assert clock.now() == 60
@@ -195,7 +195,7 @@ def test_a_step_just_within_its_deadline_is_answered() -> None:
     on_table(main)
 
 
-def test_what_the_world_raises_is_the_answer_also_when_repeated_and_breaks_the_session() -> None:
+def test_an_error_of_the_environment_breaks_the_session_and_is_repeated() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", COUNT)
         for _ in range(2):
@@ -209,7 +209,7 @@ def test_what_the_world_raises_is_the_answer_also_when_repeated_and_breaks_the_s
     on_table(main)
 
 
-def test_an_episode_that_ends_gives_its_place_back_and_keeps_its_last_answer() -> None:
+def test_an_episode_that_ends_releases_its_slot_and_keeps_its_last_answer() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", Task("Count-v0", 7, {"end": 1}))
         last = await table.step("a", 0, "x")
@@ -224,7 +224,7 @@ def test_an_episode_that_ends_gives_its_place_back_and_keeps_its_last_answer() -
     on_table(main, capacity=1)
 
 
-def test_a_full_host_says_so_at_once_and_has_room_again_after_a_delete() -> None:
+def test_a_full_host_fails_at_once_and_has_a_slot_again_after_a_delete() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", COUNT)
         with pytest.raises(CapacityError, match="all 1 slots are in use"):
@@ -236,7 +236,7 @@ def test_a_full_host_says_so_at_once_and_has_room_again_after_a_delete() -> None
     on_table(main, capacity=1)
 
 
-def test_a_tenant_has_its_share_of_the_places_and_a_first_one_in_any_case() -> None:
+def test_a_tenant_gets_its_share_of_the_slots_and_always_one() -> None:
     async def main() -> None:
         async with SessionTable(Lender(slots(4)), tenant_share=0.5) as table:
             for id in ("acme:a", "acme:b", "umbrella:a", "a"):

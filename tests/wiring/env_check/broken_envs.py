@@ -1,4 +1,4 @@
-"""One environment that keeps the contract, and others that break it in one way each."""
+"""One environment that keeps the contract, and others that violate it in one way each."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Leaking(Walk):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         moves = self._moves
         start = super().reset(seed=seed, options=options)
-        self._moves = moves % 3  # of the episode before
+        self._moves = moves % 3  # from the previous episode
         return start
 
 
@@ -128,7 +128,7 @@ class IgnoresAutoreset(SyncVectorEnv):
 
 
 class Leaves(Walk):
-    """Leaves a program that runs for a while."""
+    """Leaves a running program."""
 
     def __init__(self, top: int = 6) -> None:
         super().__init__(top)
@@ -144,7 +144,7 @@ class LeavesFile(Walk):
 
 
 class Waits(AsyncEnv):
-    """Takes 30 ms a step, and lets others go on meanwhile."""
+    """Takes 30 ms a step without blocking."""
 
     metrics: ClassVar[Mapping[str, Fold]] = {"success": "last"}
 

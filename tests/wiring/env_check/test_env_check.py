@@ -1,4 +1,4 @@
-"""`envkit.check_env`: what it passes, and the sentence for each way to break the contract."""
+"""`envkit.check_env`: correct environments pass, and each violation has its message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "tests.wiring.env_check.broken_envs"
 
 
 def checked(name: str, *, expert: str = "WalkExpert", **settings: Any) -> dict[str, envkit.CheckResult]:
-    """The verdicts on an environment of `broken_envs`, by their checks."""
+    """Return the results for an environment of `broken_envs`, by check."""
     vector = settings.pop("vector", None)
     env_id = f"{name}{expert.removesuffix('Expert')}{vector or ''}-v0"
     envkit.register(
@@ -28,24 +28,24 @@ def checked(name: str, *, expert: str = "WalkExpert", **settings: Any) -> dict[s
         vector_entry_point=None if vector is None else f"{HERE}:{vector}",
         **settings,
     )
-    return {verdict.check: verdict for verdict in envkit.check_env(env_id, episodes=3)}
+    return {result.check: result for result in envkit.check_env(env_id, episodes=3)}
 
 
-def failures(verdicts: dict[str, envkit.CheckResult]) -> dict[str, str]:
-    return {name: verdict.seen for name, verdict in verdicts.items() if verdict.outcome == "fail"}
+def failures(results: dict[str, envkit.CheckResult]) -> dict[str, str]:
+    return {name: result.seen for name, result in results.items() if result.outcome == "fail"}
 
 
-def test_an_environment_that_keeps_the_contract_passes_every_check() -> None:
-    verdicts = checked("Walk")
-    assert {name for name, verdict in verdicts.items() if verdict.outcome != "pass"} == set()
-    assert len(verdicts) == 15
-    assert verdicts["options count at reset"].seen == "top: the same by make and by reset"
-    assert verdicts["expert solves"].seen == "solves 3 of 3 episodes"
-    assert verdicts["autoreset is honoured"].seen.startswith("SameStep and NextStep begin the next episode")
+def test_a_correct_environment_passes_every_check() -> None:
+    results = checked("Walk")
+    assert {name for name, result in results.items() if result.outcome != "pass"} == set()
+    assert len(results) == 15
+    assert results["options count at reset"].seen == "top: the same by make and by reset"
+    assert results["expert solves"].seen == "solves 3 of 3 episodes"
+    assert results["autoreset is honoured"].seen.startswith("SameStep and NextStep begin the next episode")
 
 
 @pytest.mark.parametrize(
-    ("name", "check", "said"),
+    ("name", "check", "messages"),
     [
         (
             "Unseeded",
@@ -104,12 +104,12 @@ def test_an_environment_that_keeps_the_contract_passes_every_check() -> None:
     ],
 )
 def test_a_broken_environment_fails_one_check_with_what_is_wrong_and_what_to_change(
-    name: str, check: str, said: list[str]
+    name: str, check: str, messages: list[str]
 ) -> None:
     failed = failures(checked(name))
     Path(tempfile.gettempdir(), LEFT).unlink(missing_ok=True)
     assert set(failed) == {check}
-    assert [words for words in said if words not in failed[check]] == [], failed[check]
+    assert [words for words in messages if words not in failed[check]] == [], failed[check]
 
 
 def test_a_vector_class_that_ignores_autoreset_fails() -> None:
@@ -120,24 +120,24 @@ def test_a_vector_class_that_ignores_autoreset_fails() -> None:
     assert "begin the next episode as gymnasium.vector.SyncVectorEnv does" in sentence
 
 
-def test_an_expert_that_never_gets_there_fails() -> None:
+def test_an_expert_that_never_succeeds_fails() -> None:
     failed = failures(checked("Walk", expert="LostExpert"))
     assert set(failed) == {"expert solves"}
     assert failed["expert solves"].startswith("the expert solves none of 3 episodes (success in the info of the last")
 
 
-def test_an_environment_that_waits_in_the_event_loops_way_does_not_block() -> None:
-    verdicts = checked("Waits")
-    assert failures(verdicts) == {}
-    assert verdicts["steps do not block"].outcome == "pass"
+def test_an_environment_that_awaits_does_not_block() -> None:
+    results = checked("Waits")
+    assert failures(results) == {}
+    assert results["steps do not block"].outcome == "pass"
 
 
-def test_what_cannot_be_played_again_is_not_compared() -> None:
-    verdicts = checked("Unseeded", expert="LostExpert", replayable=False)
-    assert set(failures(verdicts)) == {"expert solves"}
-    skipped = {name for name, verdict in verdicts.items() if verdict.outcome == "skip"}
+def test_an_environment_without_replay_is_not_compared() -> None:
+    results = checked("Unseeded", expert="LostExpert", replayable=False)
+    assert set(failures(results)) == {"expert solves"}
+    skipped = {name for name, result in results.items() if result.outcome == "skip"}
     assert {"same seed, same episode", "replay gives the same", "vector equals single"} <= skipped
-    assert verdicts["same seed, same episode"].seen == "it is registered with replayable=False"
+    assert results["same seed, same episode"].seen == "it is registered with replayable=False"
 
 
 def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
@@ -148,7 +148,7 @@ def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
         assert env.play(instance, 0).has_ended
 
 
-def test_wrong_requests_are_errors_and_not_verdicts() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError):
         envkit.check_env("FrozenLakes-v0")
     with pytest.raises(OptionError, match="size"):

@@ -1,4 +1,4 @@
-"""What a machine holds, where nobody says."""
+"""Default capacity of a machine."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def test_what_is_left_open_follows_from_the_machine_and_what_is_said_stays() -> None:
+def test_unset_limits_follow_from_the_machine_and_set_ones_stay() -> None:
     large = MachineCapacity(memory_mib=24_000, pids=32_768)
     open_ = Capacity(boxes=256)
     assert capacity.with_defaults(open_, large) == Capacity(boxes=256, memory_mib=18_000, pids=16_384)
-    said = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
-    assert capacity.with_defaults(said, large) == said
+    limits = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
+    assert capacity.with_defaults(limits, large) == limits
     assert capacity.with_defaults(open_, MachineCapacity(None, None)) == open_
     words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
     assert capacity.describe(capacity.with_defaults(open_, large)) == words
 
 
-def test_bodies_have_a_sixteenth_of_the_memory_and_something_where_there_is_little() -> None:
+def test_bodies_get_a_sixteenth_of_the_memory_and_at_least_64_mib() -> None:
     found = [capacity.buffer_mib(MachineCapacity(memory_mib, None)) for memory_mib in (24_000, 512, None)]
     assert found == [1_500, 64, 64]
 
 
-def test_a_control_group_of_version_2_or_one_around_it_says_less_than_the_machine_has(tmp_path: Path) -> None:
+def test_limits_of_cgroup_version_2_and_its_ancestors_apply(tmp_path: Path) -> None:
     write(tmp_path / "own", "0::/shop/server\n")
     write(tmp_path / "shop/server/memory.max", "max\n")
     write(tmp_path / "shop/memory.max", f"{96 << 20}\n")
@@ -47,7 +47,7 @@ def test_a_control_group_of_version_2_or_one_around_it_says_less_than_the_machin
     assert capacity.this_machine(tmp_path, tmp_path / "own") == MachineCapacity(96, 77)
 
 
-def test_a_control_group_of_version_1_says_less_than_the_machine_has(tmp_path: Path) -> None:
+def test_limits_of_cgroup_version_1_apply(tmp_path: Path) -> None:
     write(tmp_path / "own", "8:pids:/\n5:cpu,memory:/server\n")
     write(tmp_path / "memory/server/memory.limit_in_bytes", f"{128 << 20}\n")
     write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
@@ -55,19 +55,19 @@ def test_a_control_group_of_version_1_says_less_than_the_machine_has(tmp_path: P
     assert capacity.this_machine(tmp_path, tmp_path / "own") == MachineCapacity(128, 88)
 
 
-def test_without_control_groups_it_is_the_physical_memory(tmp_path: Path) -> None:
+def test_without_control_groups_the_physical_memory_applies(tmp_path: Path) -> None:
     assert capacity.this_machine(tmp_path, tmp_path / "missing").memory_mib == PHYSICAL_MIB
 
 
 @pytest.mark.parametrize(("memory_mib", "processors", "count"), [(96_000, 8, 8), (6_000, 8, 2), (1_100, 8, 1)])
-def test_environments_take_a_box_for_each_processor_but_only_half_of_the_node(
+def test_environments_get_a_sandbox_per_processor_in_half_of_the_node(
     memory_mib: int, processors: int, count: int
 ) -> None:
     node = Node("here", FakeBackend(), Capacity(boxes=256, memory_mib=memory_mib))
     assert capacity.env_sandbox_count(node, ResourceRequest.of(SandboxSpec()), processors) == count
 
 
-def test_half_of_everything_is_what_a_tenant_may_have_unless_the_file_says_otherwise() -> None:
+def test_the_default_tenant_share_is_half() -> None:
     assert serving.read(None, [], {}).limits.tenant_share == 0.5
     assert serving.read(None, ["limits.tenant_share=1"], {}).limits.tenant_share == 1.0
     for share in ("0", "1.5"):

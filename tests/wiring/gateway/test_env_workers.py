@@ -1,4 +1,4 @@
-"""Boxes for environments, out of a pool whose nodes come and go."""
+"""Sandboxes for environments, from a pool whose nodes change."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from envkit.wiring.gateway.env_workers import EnvSandboxStarter
 from tests.sandbox.fake.backend import FakeBackend
 
 
-def test_without_room_a_fleet_does_not_start_and_one_that_runs_waits_for_nodes() -> None:
+def test_without_capacity_a_first_start_fails_and_later_ones_wait_for_nodes() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
-            boxes = EnvSandboxStarter(pool, SandboxSpec(), "shared", 1)
+            starter = EnvSandboxStarter(pool, SandboxSpec(), "shared", 1)
             with pytest.raises(CapacityError):
-                await boxes.start()
+                await starter.start()
 
             async def join() -> None:
                 await anyio.sleep(300)
                 pool.add_node(Node("one", backend))
 
             tasks.start_soon(join)
-            await boxes.start()
+            await starter.start()
             assert 300 <= clock.now() <= 302
 
     clock.run(main, virtual=True)
