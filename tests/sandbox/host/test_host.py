@@ -261,7 +261,7 @@ def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(k
 def test_a_package_that_the_sandbox_does_not_see_is_named_with_the_image_to_build(kind: Kind, tmp_path: Path) -> None:
     install(tmp_path)  # in the home, of which a sandbox sees nothing
     (said,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
-    told = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox does not see"
+    told = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox does not contain"
     assert said.startswith(told)
     assert "envkit image build games --with ./outside" in said
     assert "envs.image" in said
