@@ -135,7 +135,7 @@ def test_snapshots_are_listed_and_removed() -> None:
         (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),
         (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "no certificates can be read from /nowhere"),
         (("exec", "box", "--url", "http://127.0.0.1:9", "--", "true"), "--url: put options before the id"),
-        (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "no token can be read from /nowhere"),
+        (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "cannot read a token from /nowhere"),
         (("ls", "--url", "nonsense"), "'nonsense' is no address of a server"),
     ],
 )
@@ -147,7 +147,7 @@ def test_wrong_words_are_refused_in_a_line(words: Sequence[str], said: str) -> N
 def test_a_token_that_others_can_read_is_used_and_that_is_said(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("ek_x")
-    for mode, said in ((0o644, f"others can read {file}, which holds a token: chmod go-rwx {file}\n"), (0o600, "")):
+    for mode, said in ((0o644, f"other users can read the token file {file}; run: chmod go-rwx {file}\n"), (0o600, "")):
         file.chmod(mode)
         code, _, told = envkit("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
         assert (code, told.startswith(said), told.count("\n")) == (1, True, 1 + bool(said))

@@ -121,7 +121,7 @@ WRONG = [
     ("sandbox logs nosuch", 1, "no sandbox 'nosuch'"),
     ("sandbox rm nosuch", 1, "no sandbox 'nosuch'"),
     ("sandbox ls --token-file token", 2, "--token-file and --ca go with --url"),
-    (f"sandbox ls --url {NO_SERVER} --token-file nosuch", 2, "no token can be read from nosuch"),
+    (f"sandbox ls --url {NO_SERVER} --token-file nosuch", 2, "cannot read a token from nosuch"),
     ("sandbox ls --url https://127.0.0.1:1 --ca file", 2, "no certificates can be read from file"),
     ("sandbox snapshot ls", 2, "Missing option '--url'"),
     ("image build", 2, "Missing argument 'NAME'"),

@@ -119,7 +119,7 @@ def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> Sandb
 
     Args:
         capacity: Episodes at once.
-        in_image: Whether the sandbox has an image that contains envkit, as with Docker; otherwise it uses the Python and
+        in_image: Whether the sandbox's image contains envkit, as with Docker; otherwise the sandbox uses the Python and
             import path of this process.
         image: The image; None is the backend's own.
     """
