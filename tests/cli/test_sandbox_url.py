@@ -129,7 +129,7 @@ def test_snapshots_are_listed_and_removed() -> None:
     ("words", "said"),
     [
         (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty: a program on a server has no terminal"),
-        (("run", "--url", "http://127.0.0.1:9"), "a program is needed"),
+        (("run", "--url", "http://127.0.0.1:9"), "--url needs a program"),
         (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
         (("ls", "--token-file", "x"), "--token-file and --ca go with --url"),
         (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),

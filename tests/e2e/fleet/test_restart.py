@@ -108,7 +108,7 @@ def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed
         gateway.process.kill()
         await gateway.exit_code()
         assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which has ended", *whose)}
 
     async def come_back(gateway: Gateway) -> None:
         sandbox_ids = await gateway.boxes(are_env_boxes=True)

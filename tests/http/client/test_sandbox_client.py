@@ -393,9 +393,9 @@ def test_a_blocking_sandbox_can_be_that_of_a_server() -> None:
                     _ = box.unenforced
             with pytest.raises(SandboxLostError):
                 box.read("one")
-            with pytest.raises(UsageError, match="leave backend out"):
+            with pytest.raises(UsageError, match="leave out backend or url"):
                 envkit.open_sandbox("local", url=address)
-            with pytest.raises(UsageError, match="go with the address of a server"):
+            with pytest.raises(UsageError, match="need the address of a server"):
                 envkit.open_sandbox(token="ek_x")
 
         await clock.to_thread(use)

@@ -276,9 +276,9 @@ def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None
         (
             404,
             "The model `some/model` does not exist.",
-            "check the address (is /v1 missing?) and the name of the model",
+            "check the URL (is /v1 missing?) and the name of the model",
         ),
-        (400, "temperature must be 1", "the server refuses this request"),
+        (400, "temperature must be 1", "the server rejects this request"),
     ],
 )
 def test_what_cannot_pass_ends_the_evaluation_with_what_was_asked_and_said(
@@ -342,5 +342,5 @@ def test_the_evaluation_tells_a_model_that_has_not_the_form_from_one_that_plays_
     cut, many, form = found.notes
     assert cut == "cut off: 4 of 4 episodes reached --max-turns (3), 100.0% of the answers reached --turn-tokens (7)"
     assert many.startswith("most answers were cut off: raise --turn-tokens")
-    assert form.startswith("no answer was valid: the model does not answer in the form that the environment asks for")
+    assert form.startswith("no answer was valid: the model does not use the answer format of the environment")
     assert said == found.notes == found.as_json()["notes"]

@@ -105,7 +105,7 @@ def test_rooms_of_a_file_are_played(tmp_path: Path) -> None:
 
 
 def test_greedy_attempts_are_refused_since_they_are_all_the_same() -> None:
-    with pytest.raises(UsageError, match="--greedy plays every attempt at a task alike"):
+    with pytest.raises(UsageError, match="--greedy makes all attempts at a task equal"):
         evaluated("FrozenLake-v0", "random", attempts=2, greedy=True)
 
 
@@ -210,7 +210,7 @@ def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
 
 
 def test_a_random_player_needs_legal_moves() -> None:
-    said = r"^Odd-v0 lists no legal moves .*; take --policy expert, if it has one, or a language model"
+    said = r"^Odd-v0 lists no legal moves .*; use --policy expert if it has an expert, or a language model"
     with pytest.raises(UsageError, match=said):
         RandomPlayer("Odd-v0", None).choose(Observation("?"), random.Random(0))
 
