@@ -134,7 +134,7 @@ def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_th
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
     left = sorted(path.name for path in (tmp_path / "found").iterdir())
     assert (code, left) == (0, ["arguments.json", "episodes.jsonl", "evaluation.json"])
-    assert out.splitlines()[-1] == "no plot: it needs success and shortest solutions, which Plain-v0 does not report"
+    assert out.splitlines()[-1] == "no plot: Plain-v0 reports no shortest solutions, or no success"
     assert "success by" not in out
     assert "pass@" not in out
 

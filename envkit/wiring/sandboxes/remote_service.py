@@ -89,7 +89,7 @@ async def detach(
         raise UsageError(UPLOADS_AFTER_START)
     spec = spec_of({**options, "command": program, "detached": False})
     async with server.client() as client:
-        name = f"box-{uuid.uuid4().hex[:12]}"
+        name = f"sandbox-{uuid.uuid4().hex[:12]}"
         try:
             await client.create(name, spec)
             await _upload(client.get(name), uploads)
