@@ -31,9 +31,9 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     def run(*words: str | Path) -> Told:
         with pytest.raises(SystemExit) as ended:
             cli.main([str(word) for word in words])
-        told = capsys.readouterr()
+        captured = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, told.out, told.err
+        return ended.value.code, captured.out, captured.err
 
     return run
 
@@ -77,7 +77,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert words[-1] == "heavy:"
 
 
-def test_an_interrupt_while_the_program_is_still_loaded_ends_it_without_a_word() -> None:
+def test_an_interrupt_during_startup_ends_the_program_without_output() -> None:
     program = (
         "import sys\n"
         "class Interrupted:\n"
@@ -97,7 +97,7 @@ def test_list_shows_each_environment_with_its_summary(call: Call) -> None:
     assert any(line.startswith("Sokoban-v0 ") and line.endswith(".") for line in out.splitlines())
 
 
-def test_a_reader_that_has_seen_enough_ends_the_program_quietly() -> None:
+def test_a_closed_output_pipe_ends_the_program_without_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([SCRIPT, "list"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
@@ -105,14 +105,14 @@ def test_a_reader_that_has_seen_enough_ends_the_program_quietly() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_output_that_has_no_room_is_one_line() -> None:
+def test_a_full_disk_is_reported_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([SCRIPT, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "No space left on device; free some space\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["evl"], "No such command 'evl'"),
         (["eval", "Sokoban-v0"], "Missing option '--policy'"),
@@ -120,10 +120,10 @@ def test_output_that_has_no_room_is_one_line() -> None:
         (["train"], "Missing argument 'FILE'"),
     ],
 )
-def test_a_wrong_command_line_is_told_without_boxes(call: Call, words: list[str], said: str) -> None:
+def test_a_wrong_command_line_is_a_plain_error_without_frames(call: Call, words: list[str], message: str) -> None:
     code, out, err = call(*words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert not set("╭│╰") & set(err)
 
 
@@ -152,7 +152,9 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
         ("trainer", "trainer: must have the form section.key=value"),
     ],
 )
-def test_a_problem_that_comes_with_set_is_told_likewise(call: Call, tmp_path: Path, override: str, line: str) -> None:
+def test_a_problem_in_set_is_a_line_that_begins_with_its_key(
+    call: Call, tmp_path: Path, override: str, line: str
+) -> None:
     assert call("check", a_file(tmp_path), "--set", override) == (2, "", f"{line}\n")
 
 
@@ -162,7 +164,7 @@ def test_a_file_that_is_not_there_is_named_by_every_command(tmp_path: Path) -> N
         assert script(command, missing) == (2, "", f"{missing}: No such file or directory\n")
 
 
-def test_train_refuses_to_go_on_and_to_start_again_at_once(call: Call, tmp_path: Path) -> None:
+def test_train_rejects_resume_together_with_force(call: Call, tmp_path: Path) -> None:
     code, out, err = call("train", a_file(tmp_path), "--resume", "--force")
     assert (code, out) == (2, "")
     assert err == "--resume continues the run and --force replaces it; leave one out\n"
@@ -200,7 +202,7 @@ def test_eval_refuses_in_one_line(call: Call, words: list[str], line: str) -> No
     assert call("eval", *words, "--policy", "random") == (2, "", f"{line}\n")
 
 
-def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(call: Call, tmp_path: Path) -> None:
+def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_path: Path) -> None:
     state = ["--state", str(tmp_path)]
     with subprocess.Popen(
         [SCRIPT, "serve", "--port", "0", *state], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -224,13 +226,13 @@ def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(cal
     assert " is in use; choose another one" in taken[2]
 
 
-def test_eval_says_in_one_line_that_nobody_answers(call: Call) -> None:
+def test_eval_reports_an_unreachable_server_in_one_line(call: Call) -> None:
     code, out, err = call("eval", "FrozenLake-v0", "--policy", "random", "--url", "http://127.0.0.1:1")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("http://127.0.0.1:1 does not answer")
 
 
-def test_inside_a_sandbox_a_socket_is_needed(call: Call) -> None:
+def test_serve_inside_needs_a_socket(call: Call) -> None:
     assert call("serve", "--inside") == (2, "", "--inside needs --socket: a sandbox has no network\n")
 
 
@@ -265,6 +267,6 @@ def test_errors_become_lines_and_exit_codes_in_one_place(
 
 
 @pytest.mark.parametrize("error", [ValueError("a fault"), ModuleNotFoundError(name="envkit.nowhere")])
-def test_a_fault_of_the_program_keeps_its_traceback(error: Exception) -> None:
+def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)), as_exit_code():
         raise error

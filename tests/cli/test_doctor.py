@@ -28,9 +28,9 @@ def envkit(*words: str, **env: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.bwrap
-def test_the_doctor_tells_programs_what_each_kind_of_box_enforces_and_takes() -> None:
-    code, said, errors = envkit("doctor", "--json")
-    found = json.loads(said)
+def test_the_doctor_reports_limits_and_times_of_each_kind_of_sandbox_as_json() -> None:
+    code, output, errors = envkit("doctor", "--json")
+    found = json.loads(output)
     local, docker, process = found["backends"]
     assert (code, errors, found["works"]) == (0, "", True)
     assert [backend["name"] for backend in (local, docker, process)] == ["local", "docker", "process"]
@@ -49,20 +49,20 @@ def test_the_doctor_names_what_sandboxes_share_where_they_have_no_uids_of_their_
     bubblewrap = shutil.which("bwrap")
     assert bubblewrap is not None
     (tmp_path / "bwrap").symlink_to(bubblewrap)
-    _, said, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
+    _, output, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
     assert (
         "local: sandboxes of this kind compete for: inotify instances, queued signals and timers, "
         "pipe memory, POSIX message queues\n"
-    ) in said
-    assert "no user namespace for each sandbox: [Errno 2] No such file or directory: 'setpriv'" in said
+    ) in output
+    assert "no user namespace for each sandbox: [Errno 2] No such file or directory: 'setpriv'" in output
 
 
-def test_the_doctor_says_what_to_type_for_what_is_missing(tmp_path: Path) -> None:
-    code, said, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
+def test_the_doctor_prints_the_command_that_installs_what_is_missing(tmp_path: Path) -> None:
+    code, output, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
     assert code == 0  # plain processes are left
-    assert "local: bubblewrap is not installed (apt install bubblewrap)" in said
-    assert said.count("apt install bubblewrap") == 1
-    assert said.count("docker: apt install docker.io") == 1
+    assert "local: bubblewrap is not installed (apt install bubblewrap)" in output
+    assert output.count("apt install bubblewrap") == 1
+    assert output.count("docker: apt install docker.io") == 1
 
 
 def test_an_image_that_is_not_there_is_refused_with_the_nearest_name() -> None:

@@ -64,7 +64,7 @@ def test_the_table_ends_with_success_by_the_shortest_solution(tmp_path: Path) ->
     assert row.split() == ["6", "100.0%", "72.2%", "–", "100.0%", "10"]
 
 
-def test_many_lengths_are_put_together_in_twelve_rows(tmp_path: Path) -> None:
+def test_many_lengths_are_merged_into_twelve_rows(tmp_path: Path) -> None:
     _, out, _ = envkit([*LAKE[:-1], "size=20", "--option", "max_moves=60"], tmp_path)
     rows = [line.split() for line in out.splitlines()[out.splitlines().index("success by shortest solution") + 2 :]]
     assert len(rows) == 12
@@ -72,7 +72,7 @@ def test_many_lengths_are_put_together_in_twelve_rows(tmp_path: Path) -> None:
     assert all("-" in row[0] or row[0].isdecimal() for row in rows)
 
 
-def test_several_attempts_are_counted_and_told_apart(tmp_path: Path) -> None:
+def test_several_attempts_are_counted_separately(tmp_path: Path) -> None:
     code, out, err = envkit([*LAKE, "--episodes", "20", "--attempts", "3"], tmp_path)
     lines = out.splitlines()
     assert (code, lines[0].rpartition(" in ")[0]) == (
@@ -126,7 +126,7 @@ def plain(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_that_it_replaces(
+def test_without_levels_of_known_difficulty_there_is_no_plot_and_an_old_plot_is_removed(
     tmp_path: Path, plain: Path
 ) -> None:
     envkit([*LAKE, "--episodes", "5", "--output", "found"], tmp_path)
@@ -134,7 +134,7 @@ def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_th
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
     left = sorted(path.name for path in (tmp_path / "found").iterdir())
     assert (code, left) == (0, ["arguments.json", "episodes.jsonl", "evaluation.json"])
-    assert out.splitlines()[-1] == "no plot: it needs success and shortest solutions, which Plain-v0 does not report"
+    assert out.splitlines()[-1] == "no plot: Plain-v0 reports no shortest solutions, or no success"
     assert "success by" not in out
     assert "pass@" not in out
 
@@ -142,8 +142,8 @@ def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_th
 def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_path: Path) -> None:
     (tmp_path / "without/matplotlib").mkdir(parents=True)
     (tmp_path / "without/matplotlib/__init__.py").write_text(NO_MATPLOTLIB)
-    told = envkit([*LAKE, "--output", "found"], tmp_path, path=tmp_path / "without")
-    assert told == (2, "", 'the package matplotlib is not installed; install it: pip install "envkit[train]"\n')
+    result = envkit([*LAKE, "--output", "found"], tmp_path, path=tmp_path / "without")
+    assert result == (2, "", 'the package matplotlib is not installed; install it: pip install "envkit[train]"\n')
     assert envkit([*LAKE, "--episodes", "3"], tmp_path, path=tmp_path / "without")[0] == 0
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_ends_the_command_without_an_error(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "5"]
@@ -183,7 +183,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_killed_evaluation_goes_on_with_the_same_command(tmp_path: Path) -> None:
+def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
     words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "20000", "--json", "--output"]
     code, whole, _ = envkit([*words[1:], "whole"], tmp_path)
     with subprocess.Popen([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
@@ -198,7 +198,7 @@ def test_a_killed_evaluation_goes_on_with_the_same_command(tmp_path: Path) -> No
     assert (tmp_path / "parts/episodes.jsonl").read_bytes() == (tmp_path / "whole/episodes.jsonl").read_bytes()
 
 
-def test_control_c_keeps_what_was_played_and_says_which_command_goes_on(tmp_path: Path, plain: Path) -> None:
+def test_control_c_saves_finished_episodes_and_prints_the_command_that_resumes(tmp_path: Path, plain: Path) -> None:
     words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "100000", "--output", "found"]
     env = {**os.environ, "PYTHONPATH": str(plain)}
     pipe = subprocess.PIPE

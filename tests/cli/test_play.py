@@ -1,4 +1,4 @@
-"""``envkit play``: what is drawn, what keys do, and a terminal that is as it was before."""
+"""``envkit play``: the drawing, the keys, and the restored terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from envkit.types import Options
 from envkit.wiring.evaluation.interactive import open_game
 
 SCRIPT = Path(sys.executable).with_name("envkit")
-PATIENCE_S = 60
+TIMEOUT_S = 60
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\].*?\x07)")
 
 MAP: Options = {"map": ["SFF", "FHF", "FFG"]}
@@ -52,7 +52,7 @@ def in_lines(words: Sequence[str], typed: str | bytes, *, path: Path | None = No
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_a_pipe_plays_a_line_an_action_until_the_end_of_the_episode() -> None:
+def test_each_line_of_a_pipe_is_an_action_until_the_episode_ends() -> None:
     words = [*MAP_WORDS, "--option", "instructions=false"]
     code, out, err = in_lines(words, "right\n\n<answer>right</answer>\ndown\nleft\nDOWN\nup\nup\n")
     assert (code, err) == (0, "")
@@ -71,7 +71,7 @@ def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
     assert out.endswith("_P_\n_O_\n__G\nreward 0\n")
 
 
-def test_a_world_that_breaks_is_one_line(frail: Path) -> None:
+def test_an_environment_that_raises_is_one_line(frail: Path) -> None:
     code, out, err = in_lines(["Frail-v0"], "hello\ncrash\n", path=frail)
     assert (code, out.splitlines()[0::2]) == (1, ["Say a word.", "reward 0.25"])
     assert re.fullmatch(r"Frail-v0 raised KeyError in step: 'no such word' \(/.*/frail\.py:\d+\)\n", err)
@@ -92,10 +92,10 @@ def test_a_world_that_breaks_is_one_line(frail: Path) -> None:
     ],
 )
 def test_what_cannot_be_played_is_one_line(frail: Path, words: list[str], code: int, line: str) -> None:
-    told = in_lines(words, "", path=frail)
-    assert told[:2] == (code, "")
-    assert told[2].startswith(line)
-    assert told[2].count("\n") == 1
+    result = in_lines(words, "", path=frail)
+    assert result[:2] == (code, "")
+    assert result[2].startswith(line)
+    assert result[2].count("\n") == 1
 
 
 def test_the_documents_show_what_happens() -> None:
@@ -114,10 +114,10 @@ def keys_typed(typed: str) -> Iterator[Keyboard]:
     """The keyboard of a terminal at which everything was typed already."""
     with ExitStack() as opened:
         leader, follower = pty.openpty()
-        told, tell = os.pipe()
-        for end in (leader, follower, told, tell):
+        reader, writer = os.pipe()
+        for end in (leader, follower, reader, writer):
             opened.callback(os.close, end)
-        keys = Keyboard(follower, told)
+        keys = Keyboard(follower, reader)
         keys.take()
         os.write(leader, typed.encode())
         yield keys
@@ -163,9 +163,9 @@ def test_a_line_is_typed_corrected_and_played_as_it_is_or_given_up() -> None:
     assert "turns 2" in pictures[-1]
 
 
-def test_an_answer_that_is_not_understood_is_told() -> None:
-    told = "turns 1  return 0  last reward 0  valid no  effective no\nYour answer could not be read"
-    assert told in "".join(played(":nonsense\rq"))
+def test_an_invalid_answer_shows_a_message() -> None:
+    expected = "turns 1  return 0  last reward 0  valid no  effective no\nYour answer could not be read"
+    assert expected in "".join(played(":nonsense\rq"))
 
 
 def test_a_hint_comes_from_the_expert() -> None:
@@ -186,7 +186,7 @@ def test_after_the_end_of_an_episode_only_restart_next_and_quit_work() -> None:
     assert pictures[-1].endswith("\nr again  n next  q quit\n")
 
 
-def test_out_of_moves_is_said() -> None:
+def test_the_end_by_out_of_moves_is_shown() -> None:
     assert "out of moves after 2 turns" in played("uwwq", {**MAP, "max_moves": 2})[-1]
 
 
@@ -198,18 +198,18 @@ def test_an_unknown_key_shows_a_message_until_the_next_key(key: str) -> None:
     assert "unknown key" not in pictures[-1]
 
 
-def test_a_bump_is_said_plainly_and_not_after_a_move_that_counts() -> None:
+def test_a_blocked_move_shows_a_message_and_an_effective_move_does_not() -> None:
     assert "up: the way is blocked, nothing moved\n" in "".join(played("wq"))
     assert "blocked" not in "".join(played("dq"))
 
 
-def test_a_person_reads_of_keys_and_not_how_a_model_writes_its_answer() -> None:
+def test_the_rules_name_keys_instead_of_the_answer_format() -> None:
     rules = played("q", {**MAP, "actions_per_turn": 3})[0]
     assert "<answer>" not in rules
     assert rules.rstrip().endswith("moves.\nMove with the keys below the board.")
 
 
-def test_a_terminal_that_is_gone_is_left() -> None:
+def test_a_closed_terminal_ends_the_game() -> None:
     assert "turns 1" in played("d\x04")[-1]
 
 
@@ -221,7 +221,7 @@ def test_a_small_terminal_gets_what_fits(width: int, height: int) -> None:
         assert all(len(line) <= width + 1 for line in lines[1:])
 
 
-def test_a_terminal_that_is_too_low_is_told_how_many_lines_the_board_needs() -> None:
+def test_a_terminal_that_is_too_low_shows_how_many_lines_the_board_needs() -> None:
     options: Options = {"size": 16, "max_moves": 100}
     low = played("q", options, height=12)[-1].splitlines()
     assert low[1] == "… 9 lines do not fit; the terminal needs 20 lines"
@@ -257,7 +257,7 @@ class Terminal:
     def until(self, text: str) -> str:
         """Read until `text` was shown; gives what came before it since the last call, escape sequences included."""
         while text not in self._seen:
-            ready, _, _ = select.select([self._leader], [], [], PATIENCE_S)
+            ready, _, _ = select.select([self._leader], [], [], TIMEOUT_S)
             assert ready, f"no {text!r} in {self._seen!r}"
             self._seen += os.read(self._leader, 1 << 16).decode(errors="replace")
         before, _, self._seen = self._seen.partition(text)
@@ -265,7 +265,7 @@ class Terminal:
 
     def rest(self) -> str:
         """Read what the program, which is ending, still writes."""
-        self.process.wait(PATIENCE_S)
+        self.process.wait(TIMEOUT_S)
         while select.select([self._leader], [], [], 0)[0]:
             self._seen += os.read(self._leader, 1 << 16).decode(errors="replace")
         return self._seen
@@ -314,16 +314,16 @@ def test_a_signal_to_end_leaves_the_terminal_as_it_was() -> None:
         assert (screen.process.returncode, screen.is_restored()) == (128 + signal.SIGTERM, True)
 
 
-def test_a_world_that_breaks_leaves_the_terminal_as_it_was_and_one_line(frail: Path) -> None:
+def test_an_environment_that_raises_leaves_one_line_and_a_restored_terminal(frail: Path) -> None:
     with terminal("Frail-v0", PYTHONPATH=str(frail)) as screen:
         assert "Say a word." in screen.until(": answer")
         screen.type(":crash\r")
-        told = ESCAPES.sub("", screen.rest())
-        assert re.search(r"Frail-v0 raised KeyError in step: 'no such word' \(/[^)]*/frail\.py:\d+\)\r\n$", told)
+        output = ESCAPES.sub("", screen.rest())
+        assert re.search(r"Frail-v0 raised KeyError in step: 'no such word' \(/[^)]*/frail\.py:\d+\)\r\n$", output)
         assert (screen.process.returncode, screen.is_restored()) == (1, True)
 
 
-def test_a_world_without_moves_is_played_with_typed_text(frail: Path) -> None:
+def test_an_environment_without_legal_moves_is_played_with_typed_text(frail: Path) -> None:
     with terminal("Frail-v0", PYTHONPATH=str(frail)) as screen:
         screen.until(": answer")
         screen.type("d")
@@ -331,7 +331,7 @@ def test_a_world_without_moves_is_played_with_typed_text(frail: Path) -> None:
         screen.type("\rhello\r")
         drawn = screen.until("last reward 0.25")
         assert "You said 'hello'." in drawn
-        assert "\x1b]0;" not in drawn  # a world cannot make the terminal do anything
+        assert "\x1b]0;" not in drawn  # an environment cannot control the terminal
 
 
 def test_control_z_gives_the_terminal_back_until_the_game_goes_on() -> None:
@@ -361,12 +361,12 @@ def test_a_terminal_of_another_size_is_drawn_on_anew() -> None:
         screen.rest()
 
 
-def test_colours_are_left_out_where_nobody_wants_them() -> None:
+def test_no_color_removes_colours() -> None:
     with terminal(*MAP_WORDS, NO_COLOR="1") as screen:
         assert not re.search(r"\x1b\[[0-9;]*[34]8;", screen.until("q quit"))
 
 
-def test_a_dumb_terminal_is_asked_for_lines() -> None:
+def test_a_dumb_terminal_reads_lines() -> None:
     with terminal(*MAP_WORDS, TERM="dumb") as screen:
         assert "\x1b" not in screen.until("> ")
         screen.type("right\n")

@@ -69,12 +69,12 @@ def test_a_timeout_is_124_and_a_signal_128_more() -> None:
     assert sandbox("run", "--backend", "local", "--", "sh", "-c", "kill -9 $$")[0] == 137
 
 
-def test_a_lost_box_is_125_and_says_why() -> None:
-    code, _, said = sandbox("run", "--backend", "local", "--ttl-s", "3", "--", "sleep", "60")
-    assert (code, said) == (125, "sandbox bwrap-1 lost: its time to live is over\n")
+def test_a_lost_sandbox_is_125_with_the_reason() -> None:
+    code, _, stderr = sandbox("run", "--backend", "local", "--ttl-s", "3", "--", "sleep", "60")
+    assert (code, stderr) == (125, "sandbox bwrap-1 lost: its time to live is over\n")
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
+def test_a_closed_output_pipe_ends_the_command_without_an_error() -> None:
     shell = f"{SCRIPT} sandbox run --backend local -- yes </dev/null | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("y\n", "")
@@ -93,11 +93,11 @@ def test_a_standard_file_that_is_closed_is_empty(closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", shell], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
-    said = {"<&-": ("out\n", "err\n"), ">&-": ("", "err\n"), "2>&-": ("out\n", "")}
-    assert (done.returncode, done.stdout, done.stderr) == (0, *said[closed])
+    stderr = {"<&-": ("out\n", "err\n"), ">&-": ("", "err\n"), "2>&-": ("out\n", "")}
+    assert (done.returncode, done.stdout, done.stderr) == (0, *stderr[closed])
 
 
-def test_bounds_and_files_are_those_that_were_asked_for(tmp_path: Path) -> None:
+def test_limits_and_files_are_the_requested_ones(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "one").write_text("1")
     words = ("--env", "COLOUR=a=b", "--upload", f"{tmp_path}/notes:there", "--disk-mib", "1")
@@ -105,7 +105,7 @@ def test_bounds_and_files_are_those_that_were_asked_for(tmp_path: Path) -> None:
     assert sandbox("run", "--backend", "local", *words, "--", "sh", "-c", program) == (0, "a=b 1\nfull\n", "")
 
 
-def test_wrong_words_are_refused_in_a_line() -> None:
+def test_wrong_arguments_are_rejected_in_one_line() -> None:
     assert sandbox("run", "--env", "A", "--", "true") == (2, "", "--env: must be NAME=VALUE, got 'A'\n")
     assert sandbox("run", "--upload", "/nowhere", "--", "true") == (
         2,
@@ -114,10 +114,10 @@ def test_wrong_words_are_refused_in_a_line() -> None:
     )
     assert sandbox("run", "--backend", "local", "--tty", "--", "true")[2].startswith("--tty: ")
     for word in ("logs", "rm", "exec"):
-        code, _, said = sandbox(word, "nosuch", *(["true"] if word == "exec" else []))
-        assert (code, said) == (1, "no sandbox 'nosuch' on this machine: ids begin with bwrap- or docker-\n")
-    code, _, said = sandbox("exec", "bwrap-nothere1", "true")
-    assert (code, said) == (1, "there is no detached sandbox 'bwrap-nothere1' on this machine\n")
+        code, _, stderr = sandbox(word, "nosuch", *(["true"] if word == "exec" else []))
+        assert (code, stderr) == (1, "no sandbox 'nosuch' on this machine: ids begin with bwrap- or docker-\n")
+    code, _, stderr = sandbox("exec", "bwrap-nothere1", "true")
+    assert (code, stderr) == (1, "there is no detached sandbox 'bwrap-nothere1' on this machine\n")
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, co
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
         try:
-            _, said = process.communicate(timeout=120)
+            _, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert (process.returncode, said) == (code, "")
+    assert (process.returncode, stderr) == (code, "")
     deadline = clock.stopwatch() + 20
     while _count(marker):
         assert clock.stopwatch() < deadline
 
 
-def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detached: str) -> None:
+def test_a_detached_sandbox_is_used_from_other_processes_until_it_is_removed(detached: str) -> None:
     assert detached.startswith("bwrap-")
     assert sandbox("exec", detached, "--", "sh", "-c", "echo kept >note; exit 5") == (5, "", "")
     assert sandbox("exec", detached, "cat", "note") == (0, "kept\n", "")
@@ -159,22 +159,22 @@ def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detache
     assert sandbox("exec", detached, "true")[0] == 1
 
 
-def test_a_servers_box_was_not_left_running_and_is_listed_only_where_all_are() -> None:
+def test_a_sandbox_of_a_server_is_listed_only_with_all() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(detached=True, orphan_ttl_s=60, ledger="a-servers"))
+            served = await backend.start(SandboxSpec(detached=True, orphan_ttl_s=60, ledger="a-servers"))
             try:
                 left, every = await clock.to_thread(sandbox, "ls"), await clock.to_thread(sandbox, "ls", "--all")
-                assert box.id not in left[1]
-                (line,) = [one for one in every[1].splitlines() if box.id in one]
+                assert served.id not in left[1]
+                (line,) = [one for one in every[1].splitlines() if served.id in one]
                 assert line.endswith("  of an unknown server")
             finally:
-                await box.stop()
+                await served.stop()
 
     clock.run(main)
 
 
-def test_of_boxes_left_running_nothing_is_said_but_how_they_are(detached: str) -> None:
+def test_detached_sandboxes_are_listed_as_plain_data(detached: str) -> None:
     (line,) = [one for one in sandbox("ls", "--all")[1].splitlines() if detached in one]
     assert "server" not in line
 

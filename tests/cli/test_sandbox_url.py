@@ -67,7 +67,7 @@ def test_a_program_runs_in_a_sandbox_of_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.bwrap
-def test_who_waits_for_a_program_on_a_server_is_told_at_once_that_output_comes_at_the_end() -> None:
+def test_a_notice_that_output_comes_at_the_end_is_printed_at_once() -> None:
     def work(address: str) -> None:
         words = [SCRIPT, "sandbox", "run", "--url", address, "--", "sleep", "60"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -79,7 +79,7 @@ def test_who_waits_for_a_program_on_a_server_is_told_at_once_that_output_comes_a
     beside_a_server(work, is_real=True)
 
 
-def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
+def test_detached_sandboxes_are_listed_used_and_ended() -> None:
     def work(address: str) -> None:
         code, name, _ = envkit("run", "--url", address, "-d")
         assert code == 0
@@ -97,7 +97,7 @@ def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
     beside_a_server(work)
 
 
-def test_a_sandbox_that_never_was_is_named_by_every_command() -> None:
+def test_every_command_names_an_unknown_sandbox() -> None:
     def work(address: str) -> None:
         name = envkit("run", "--url", address, "-d")[1].strip()
         missing = (1, "", "there is no sandbox nosuch\n")
@@ -126,10 +126,10 @@ def test_snapshots_are_listed_and_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty: a program on a server has no terminal"),
-        (("run", "--url", "http://127.0.0.1:9"), "a program is needed"),
+        (("run", "--url", "http://127.0.0.1:9"), "--url needs a program"),
         (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
         (("ls", "--token-file", "x"), "--token-file and --ca go with --url"),
         (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),
@@ -139,22 +139,25 @@ def test_snapshots_are_listed_and_removed() -> None:
         (("ls", "--url", "nonsense"), "'nonsense' is not a server address"),
     ],
 )
-def test_wrong_words_are_refused_in_a_line(words: Sequence[str], said: str) -> None:
-    code, _, told = envkit(*words)
-    assert (code, told.count("\n"), told.startswith(said)) == (2, 1, True)
+def test_wrong_arguments_are_rejected_in_one_line(words: Sequence[str], message: str) -> None:
+    code, _, stderr = envkit(*words)
+    assert (code, stderr.count("\n"), stderr.startswith(message)) == (2, 1, True)
 
 
-def test_a_token_that_others_can_read_is_used_and_that_is_said(tmp_path: Path) -> None:
+def test_a_token_file_that_other_users_can_read_is_used_with_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("ek_x")
-    for mode, said in ((0o644, f"others can read {file}, which holds a token: chmod go-rwx {file}\n"), (0o600, "")):
+    for mode, warning in (
+        (0o644, f"other users can read the token file {file}; run: chmod go-rwx {file}\n"),
+        (0o600, ""),
+    ):
         file.chmod(mode)
-        code, _, told = envkit("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
-        assert (code, told.startswith(said), told.count("\n")) == (1, True, 1 + bool(said))
+        code, _, stderr = envkit("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
+        assert (code, stderr.startswith(warning), stderr.count("\n")) == (1, True, 1 + bool(warning))
 
 
-def test_what_a_process_left_that_is_gone_is_listed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="run-") as runtime:  # short, and looked into by nobody else
+def test_prune_lists_and_removes_orphans_of_an_ended_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="run-") as runtime:  # a short path, used by no other test
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         make = [sys.executable, "-c", "from envkit.sandbox.host import run_dirs; print(run_dirs.new_run_folder())"]
         gone = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()

@@ -49,9 +49,9 @@ def numbers(page: str) -> list[int]:
 
 
 def episode(*turns: TurnRecord, start: str = "P_G", **changes: Any) -> EpisodeRecord:
-    said: dict[str, Any] = {"index": 0, "member": 0, "reward": 0.0, "metrics": {}, "error": None, "train_step": 1}
+    defaults: dict[str, Any] = {"index": 0, "member": 0, "reward": 0.0, "metrics": {}, "error": None, "train_step": 1}
     stop = changes.pop("stop", StopReason.TERMINATED)
-    return EpisodeRecord.of(Task("World-v0", 5), Reset(Observation(start), {}), turns, stop, **{**said, **changes})
+    return EpisodeRecord.of(Task("World-v0", 5), Reset(Observation(start), {}), turns, stop, **{**defaults, **changes})
 
 
 def turn(action: str, seen: str, *, finish: FinishReason = FinishReason.STOP, prompt: str = "") -> TurnRecord:
@@ -142,7 +142,7 @@ def test_failed_shows_those_that_did_not_succeed(evaluated: Path) -> None:
     assert shown(["expert", "--failed"], evaluated).splitlines()[-1] == "no failed episodes"
 
 
-def test_a_few_episodes_are_shown_unless_more_are_asked_for(evaluated: Path) -> None:
+def test_a_few_episodes_are_shown_by_default(evaluated: Path) -> None:
     page = shown(["random"], evaluated)
     assert numbers(page) == [1, 2, 3]
     assert page.splitlines()[-1] == "3 of 30 episodes shown; --limit 30 shows all"
@@ -154,7 +154,7 @@ def test_one_episode_or_all_attempts_at_one_task_can_be_chosen(evaluated: Path) 
     assert numbers(shown(["random", "--episode", "17"], evaluated)) == [17]
 
 
-def test_a_run_shows_its_newest_train_step_or_the_one_that_is_named(tmp_path: Path) -> None:
+def test_a_run_shows_its_last_train_step_or_the_chosen_one(tmp_path: Path) -> None:
     a_run(tmp_path, {step: [episode(turn("x", "y"), train_step=step)] for step in (1, 9, 10)})
     assert shown(["run"], tmp_path).splitlines()[0].startswith("run/trajectories/step-10.jsonl: train step 10, 1 ep")
     assert shown(["run", "--step", "9"], tmp_path).splitlines()[0].startswith("run/trajectories/step-9.jsonl:")
@@ -221,7 +221,7 @@ def test_a_lost_episode_says_why(tmp_path: Path) -> None:
     ]
 
 
-def test_what_a_model_wrote_cannot_command_the_terminal(tmp_path: Path) -> None:
+def test_text_of_a_model_cannot_control_the_terminal(tmp_path: Path) -> None:
     a_run(tmp_path, {1: [episode(turn("\x1b[2Jup\r", "a\tb\x07\u202e"), start="[bold]x[/]")]})
     page = shown(["run"], tmp_path, FORCE_COLOR="1", NO_COLOR="1")
     assert "\\x1b[2Jup\\r" in page
@@ -263,7 +263,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
         (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 1 (Input data was truncated); "),
     ],
 )
-def test_what_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str], line: str, tmp_path: Path) -> None:
+def test_input_that_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str], line: str, tmp_path: Path) -> None:
     a_run(tmp_path, {step: [episode(turn("up", "_PG"))] for step in (1, *range(5, 70, 5))})
     (tmp_path / "run").rename(tmp_path / "kept")
     a_run(tmp_path, {})

@@ -25,9 +25,9 @@ def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
     def run(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
             cli.main(["token", *words, "--state", str(tmp_path / "state")])
-        told = capsys.readouterr()
+        captured = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, told.out, told.err
+        return ended.value.code, captured.out, captured.err
 
     return run
 
@@ -41,7 +41,7 @@ def test_a_token_is_printed_alone_and_works(call: Call, tmp_path: Path) -> None:
     assert (caller.tenant, caller.scopes) == ("acme", frozenset({"play", "metrics"}))
 
 
-def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) -> None:
+def test_a_list_shows_states_and_times_and_no_secret(call: Call) -> None:
     began = clock.wall()
     secrets = [
         call("create", "--tenant", "acme", "--name", "bob", "--ttl", "30d")[1],
@@ -71,7 +71,7 @@ def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["create", "--tenant", "a", "--scopes", "plai"], "there is no 'plai'; did you mean 'play'?"),
         (["create", "--tenant", "a", "--scopes", ","], "a token needs at least one"),
@@ -82,10 +82,10 @@ def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) ->
         (["revoke", "bob"], "there is no token 'bob' to revoke"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_says_what_to_do(call: Call, words: list[str], said: str) -> None:
+def test_an_invalid_request_is_one_line_with_a_remedy(call: Call, words: list[str], message: str) -> None:
     code, out, err = call(*words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 
@@ -116,15 +116,15 @@ def test_state_of_another_format_is_refused_by_commands_and_servers(
     if found == "2":
         (state / "format.json").write_text('{"format": 2}')
     before = sorted(state.iterdir())
-    said = (
+    message = (
         f"{state}: holds a server's state of another format (found {found}; this version of envkit reads 1); start the "
         "version of envkit that wrote it, move it away, or choose another folder (--state)"
     )
 
-    assert call("create", "--tenant", "acme") == (2, "", f"{said}\n")
+    assert call("create", "--tenant", "acme") == (2, "", f"{message}\n")
     with pytest.raises(UsageError) as refused:
         lock_state(state)
-    assert str(refused.value) == said
+    assert str(refused.value) == message
     assert sorted(state.iterdir()) == before
 
 

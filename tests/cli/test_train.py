@@ -38,7 +38,7 @@ def envkit(words: Sequence[str | Path], folder: Path) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A folder with a finished run, and what the command said."""
+    """A folder with a finished run, and the command's output."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "lake.yaml").write_text(FILE)
     return folder, envkit(["train", "lake.yaml"], folder)
@@ -110,7 +110,7 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
     assert cut_off == "cut off: 4 of 4 episodes reached --max-tokens (256)"
 
 
-def test_a_run_whose_episodes_all_end_alike_says_so_and_what_to_try(tmp_path: Path) -> None:
+def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
     # Nearly greedy sampling plays the same episode for all members of a group.
     done = envkit(["train", "lake.yaml", "--set", "rollout.temperature=0.0001"], tmp_path)
@@ -140,13 +140,13 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     before = (folder / "runs/lake/metrics.jsonl").read_bytes()
     with chdir(folder), pytest.raises(SystemExit) as ended:
         cli.main(["train", "lake.yaml", *words])
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out, told.err.count("\n")) == (2, "", 1)
-    assert told.err.startswith(line)
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert captured.err.startswith(line)
     assert (folder / "runs/lake/metrics.jsonl").read_bytes() == before
 
 
-def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_last_step_and_prints_the_command_that_resumes(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
     words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000"]
     with subprocess.Popen(
@@ -176,7 +176,7 @@ def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(
     folder, _ = trained
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "runs/lake/format.json").write_text('{"format": 2}')
-    said = (
+    message = (
         "runs/lake: holds a run of another format (found 2; this version of envkit reads 1); "
         "use the version of envkit that wrote it, or another folder\n"
     )
@@ -189,4 +189,4 @@ def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(
     ):
         with chdir(tmp_path), pytest.raises(SystemExit) as ended:
             cli.main(words)
-        assert (ended.value.code, capsys.readouterr().err) == (2, said), words
+        assert (ended.value.code, capsys.readouterr().err) == (2, message), words

@@ -165,10 +165,7 @@ def logs(
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Print the end of a detached sandbox's log.
-
-    The log is what the sandbox's program wrote to standard error.
-    """
+    """Print the end of a detached sandbox's log. The log is the standard error of the sandbox's program."""
     server = _server(url, token_file, ca)
     from envkit import clock
 
@@ -243,10 +240,7 @@ def list_sandboxes(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove and list what ended processes left behind.
-
-    Detached sandboxes stay; end them with envkit sandbox rm.
-    """
+    """Remove and list what ended processes left behind. Detached sandboxes stay; see envkit sandbox rm."""
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
 
@@ -256,10 +250,7 @@ def prune(
 
 @snapshot_app.command("ls")
 def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
-    """List the snapshots of a server.
-
-    Times are in UTC; with --json they are seconds since 1970.
-    """
+    """List the snapshots of a server. Times are in UTC; with --json they are seconds since 1970."""
     from envkit import clock
     from envkit.wiring.sandboxes import remote_service
 
@@ -293,10 +284,7 @@ def remove_snapshots(
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Remove snapshots of a server.
-
-    A snapshot that does not exist is not an error.
-    """
+    """Remove snapshots of a server. A snapshot that does not exist is not an error."""
     from envkit import clock
     from envkit.wiring.sandboxes import remote_service
 

@@ -36,10 +36,7 @@ def create(
     ] = None,
     state: State = None,
 ) -> None:
-    """Create a token and print it.
-
-    The server keeps only a hash of the token, so it cannot be printed again.
-    """
+    """Create a token and print it. The server keeps only its hash, so it cannot be printed again."""
     from envkit.wiring.gateway.token_store import open_tokens
 
     ttl_s = None if ttl is None else _seconds(ttl)
@@ -52,10 +49,7 @@ def revoke(
     token: Annotated[str, typer.Argument(metavar="ID", help="Id or name of the token; see envkit token ls.")],
     state: State = None,
 ) -> None:
-    """Revoke a token for good.
-
-    Running servers reject it within a second.
-    """
+    """Revoke a token for good. Running servers reject it within a second."""
     from envkit.wiring.gateway.token_store import open_tokens
 
     with open_tokens(state) as tokens:
@@ -65,10 +59,7 @@ def revoke(
 
 @app.command("ls")
 def list_tokens(state: State = None, as_json: AsJson = False) -> None:
-    """List the tokens of a server.
-
-    Times are in UTC; with --json they are seconds since 1970.
-    """
+    """List the tokens of a server. Times are in UTC; with --json they are seconds since 1970."""
     from envkit import clock
     from envkit.wiring.gateway.token_store import open_tokens
 

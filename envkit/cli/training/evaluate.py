@@ -105,10 +105,7 @@ def evaluate(
         bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")
     ] = False,
 ) -> None:
-    """Measure how well a policy plays.
-
-    Prints the mean and the 95 % interval of each metric.
-    """
+    """Measure how well a policy plays. Prints the mean and the 95 % interval of each metric."""
     if force and output is None:
         raise UsageError("--force needs --output, the folder whose evaluation it replaces")
     from envkit import clock
@@ -158,7 +155,7 @@ def evaluate(
         files = folder.finish(found)
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
-            typer.echo(f"no plot: it needs success and shortest solutions, which {env_id} does not report", err=as_json)
+            typer.echo(f"no plot: {env_id} reports no shortest solutions, or no success", err=as_json)
         if found.void:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 

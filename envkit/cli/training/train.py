@@ -29,10 +29,7 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is already in the folder.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Train a policy from a training file.
-
-    Ctrl-C saves a checkpoint and stops; --resume continues from it.
-    """
+    """Train a policy from a training file. Ctrl-C saves a checkpoint and stops; --resume continues from it."""
     if resume and force:
         raise UsageError("--resume continues the run and --force replaces it; leave one out")
     from envkit import clock, config

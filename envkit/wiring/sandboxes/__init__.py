@@ -1,1 +1,1 @@
-"""Sandboxes for commands and for Python: backends, services, running servers."""
+"""Sandboxes for commands and Python scripts: backends, services, running servers."""

@@ -1,4 +1,4 @@
-"""Sandboxes by the names of their backends, and the blocking face of one for scripts."""
+"""Choice of a backend by name, and the blocking sandbox for scripts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 AnySandbox: TypeAlias = "AgentSandbox | AgentlessSandbox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
-_SERVERS_OWN = ("ledger",)
-"""Fields of a spec that nobody asks for."""
+_INTERNAL_FIELDS = ("ledger",)
+"""Fields of a spec that only servers set."""
 
 
 async def choose(kind: BackendKind = "auto") -> Backend:
@@ -54,7 +54,7 @@ async def choose(kind: BackendKind = "auto") -> Backend:
             isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
 
     Raises:
-        UsageError: There is no such kind, or it does not work on this machine; says what to do.
+        UsageError: There is no such kind, or it does not work on this machine; names the remedy.
     """
     if kind not in KINDS:
         raise UsageError(f"backend: must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
@@ -71,20 +71,20 @@ async def choose(kind: BackendKind = "auto") -> Backend:
         if why is None:
             return DockerBackend()
         reasons.append(f"docker: {why}")
-    if "ENVKIT_SOCKETS" in os.environ:  # every sandbox has it set
+    if "ENVKIT_SOCKETS" in os.environ:  # set in every sandbox
         raise UsageError(
-            "a sandbox cannot be opened from inside a sandbox, which has neither user namespaces for bubblewrap nor a "
-            "Docker daemon; run an environment that opens one outside: sandbox.kind: none in a training file, "
+            "a sandbox cannot start inside another sandbox, which has neither user namespaces for bubblewrap nor a "
+            "Docker daemon; run an environment that starts one outside: sandbox.kind: none in a training file, "
             "envkit serve --backend none"
         )
     raise UsageError(f"no sandbox: {'; '.join(reasons)}; backend 'process' works everywhere, but isolates nothing")
 
 
 def kind_of(sandbox_id: str) -> BackendKind:
-    """Return the kind of backend that gave this id.
+    """Return the kind of backend of an id.
 
     Raises:
-        SandboxNotFoundError: None did.
+        SandboxNotFoundError: No backend of this machine creates such ids.
     """
     for prefix, kind in (("bwrap-", "local"), ("docker-", "docker")):
         if sandbox_id.startswith(prefix):
@@ -96,18 +96,18 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     """Return the spec with these fields.
 
     Raises:
-        UsageError: There is no such field, or it cannot have this value.
+        UsageError: There is no such field, or its value is invalid.
     """
-    known = [field.name for field in fields(SandboxSpec) if field.name not in _SERVERS_OWN]
+    known = [field.name for field in fields(SandboxSpec) if field.name not in _INTERNAL_FIELDS]
     for name in options:
         if name not in known:
             raise UsageError(f"a sandbox has no option {name!r}{did_you_mean(name, known)}")
     if options.get("orphan_ttl_s") is not None and not options.get("detached"):
-        raise UsageError("orphan_ttl_s: only a sandbox that stays can be left alone (stay)")
+        raise UsageError("orphan_ttl_s: needs a detached sandbox; set detached=True, or leave orphan_ttl_s out")
     try:
         return TypeAdapter(SandboxSpec).validate_python(options)
     except ValidationError as error:
-        from envkit.config.wording import value_problem  # loads all of the config
+        from envkit.config.wording import value_problem  # loads the whole config package
 
         wrong = {str(problem["loc"][0]): value_problem(problem) for problem in error.errors()}
         raise UsageError("; ".join(f"{name}: {why}" for name, why in wrong.items())) from None
@@ -115,13 +115,13 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
 
 @asynccontextmanager
 async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
-    """Give a backend for the length of the block; raises as `choose`."""
+    """Open a backend during the block; raises the errors of `choose`."""
     async with await choose(kind) as backend:
         yield backend
 
 
 class Starter(Protocol):
-    """Starts boxes, here or elsewhere; see `envkit.protocols.SandboxBackend`."""
+    """Starts sandboxes, here or on a server; see `envkit.protocols.SandboxBackend`."""
 
     async def start(self, spec: SandboxSpec) -> AnySandbox: ...
 
@@ -130,12 +130,12 @@ class Starter(Protocol):
 
 @asynccontextmanager
 async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnySandbox]:
-    """Give a box for the length of the block; raises as `SandboxBackend.start` and `restore`."""
-    box = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
+    """Start a sandbox during the block; raises the errors of `SandboxBackend.start` and `restore`."""
+    sandbox = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
     try:
-        yield box
+        yield sandbox
     finally:
-        await box.stop()
+        await sandbox.stop()
 
 
 def open_sandbox(
@@ -146,104 +146,104 @@ def open_sandbox(
     ca: Path | str | None = None,
     **options: Any,
 ) -> BlockingSandbox:
-    """Start a sandbox, as in ``with envkit.open_sandbox() as box: box.exec(["true"], timeout_s=5)``.
+    """Start a sandbox, as in ``with envkit.open_sandbox() as sandbox: sandbox.exec(["true"], timeout_s=5)``.
 
     Args:
         backend: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
             isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
-        url: Address of an `envkit serve` that lends sandboxes, which is asked for one instead.
-        token: What to show that server; the variable ``ENVKIT_TOKEN``, unless given.
-        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
+        url: Address of an `envkit serve`, which starts the sandbox instead of this machine.
+        token: Token for that server; None uses the variable ``ENVKIT_TOKEN``.
+        ca: PEM file with the CA certificates for an ``https://`` server; None uses the system's.
         options: The fields of `envkit.types.SandboxSpec`, such as ``image``, ``memory_mib`` and ``network``.
 
     Raises:
-        UsageError: There is no such backend or option, or it does not work on this machine; says what to do.
-        SandboxRefusedError: The backend cannot grant what was asked for.
-        SandboxStartError: The box never became ready.
-        UnreachableError: Nothing answers at `url`.
-        CapacityError: The server has no room.
+        UsageError: There is no such backend or option, or it does not work on this machine; names the remedy.
+        SandboxRefusedError: The backend does not support the options.
+        SandboxStartError: The sandbox did not become ready.
+        UnreachableError: No server answers at `url`.
+        CapacityError: The server is full.
     """
     spec = spec_of(options)
     if url is None and (token is not None or ca is not None):
-        raise UsageError("a token and certificates go with the address of a server (url)")
+        raise UsageError("token and ca need the address of a server (url)")
     if url is not None and backend != "auto":
-        raise UsageError("which backend a server uses is its own choice; leave backend out, or url")
+        raise UsageError("a server chooses its own backend; leave out backend or url")
     with ExitStack() as resources:
         portal = resources.enter_context(loop_thread())
         opened_backend: Starter
         if url is None:
             opened_backend = _enter(portal, resources, opened(backend))
         else:
-            from envkit.http.client.sandbox_client import SandboxClient  # slow to load, and not needed here otherwise
+            from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
             client = SandboxClient(url, token, ca=ca, trees=tar_stream)
-            # It holds a task group, which is left by the task that entered it.
+            # The client holds a task group: the same task must enter and exit it.
             opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
-        box = _enter(portal, resources, running(opened_backend, spec))
+        sandbox = _enter(portal, resources, running(opened_backend, spec))
         kept = resources.pop_all()
-    return BlockingSandbox(opened_backend, spec, box, portal, kept)
+    return BlockingSandbox(opened_backend, spec, sandbox, portal, kept)
 
 
 @asynccontextmanager
 async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> AsyncIterator[Sandbox]:
-    """Start a sandbox of this machine for the length of the block, for code in an event loop, such as an `AsyncEnv`.
+    """Start a sandbox on this machine during the block, for code in an event loop, such as an `AsyncEnv`.
 
-    The block may be entered by one task and left by another, as with an ``AsyncExitStack`` in reset and close.
+    One task may enter the block and another exit it, as with an ``AsyncExitStack`` in reset and close.
 
     Args:
         backend: As in `open_sandbox`.
         options: As in `open_sandbox`.
 
     Raises:
-        UsageError, SandboxStartError: As `open_sandbox`.
+        UsageError, SandboxStartError: As in `open_sandbox`.
     """
     spec = spec_of(options)
-    async with opened(backend) as starter, running(starter, spec) as box:
-        yield box
+    async with opened(backend) as starter, running(starter, spec) as sandbox:
+        yield sandbox
 
 
 class BlockingSandbox:
-    """A sandbox for scripts, each call of which returns when it is done. Made by `open_sandbox`.
+    """A sandbox for scripts with blocking calls, created by `open_sandbox`.
 
-    Calls may come from several threads. Ctrl-C ends the call that is waited for, and what it started in the box. A box
-    that nobody stopped is stopped when the program ends.
+    Calls may come from several threads. Ctrl-C ends the current call and its program in the sandbox. A sandbox that is
+    still running stops when the Python program ends.
     """
 
     def __init__(
-        self, backend: Starter, spec: SandboxSpec, box: AnySandbox, portal: BlockingPortal, resources: ExitStack
+        self, backend: Starter, spec: SandboxSpec, sandbox: AnySandbox, portal: BlockingPortal, resources: ExitStack
     ) -> None:
         self._backend = backend
         self._spec = spec
-        self._box = box
+        self._sandbox = sandbox
         self._portal = portal
-        # Also runs when the interpreter ends, while there is still a loop thread to stop it.
+        # Also runs at interpreter exit, before the loop thread ends.
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
 
     def __repr__(self) -> str:
-        is_here = isinstance(self._box, (AgentSandbox, AgentlessSandbox))
+        is_here = isinstance(self._sandbox, (AgentSandbox, AgentlessSandbox))
         backend = type(self._backend).__name__.removesuffix("Backend").lower() if is_here else "remote"
         return f"<sandbox {self.id}: {backend}, {'running' if self._finalizer.alive else 'stopped'}>"
 
     @property
     def id(self) -> str:
-        return self._box.id
+        return self._sandbox.id
 
     @property
     def grader_home(self) -> str:
-        """The folder that only a grader can enter; see `envkit.protocols.Sandbox.grader_home`."""
-        return self._box.grader_home
+        """The folder that only graders can read; see `envkit.protocols.Sandbox.grader_home`."""
+        return self._sandbox.grader_home
 
     @property
     def unenforced(self) -> Sequence[str]:
-        """What it does not hold of what others of its kind hold.
+        """Limits that other sandboxes of this kind enforce and this one does not.
 
         Raises:
-            UnsupportedError: It is remote, and only its server knows.
+            UnsupportedError: The sandbox is on a server, which does not report them.
         """
-        if not isinstance(self._box, (AgentSandbox, AgentlessSandbox)):
-            raise UnsupportedError(f"what sandbox {self.id} gives up is known to its server alone")
-        return self._box.unenforced
+        if not isinstance(self._sandbox, (AgentSandbox, AgentlessSandbox)):
+            raise UnsupportedError(f"the server of sandbox {self.id} does not report unenforced limits")
+        return self._sandbox.unenforced
 
     def exec(
         self,
@@ -257,63 +257,63 @@ class BlockingSandbox:
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
-        run = partial(self._box.exec, argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=_bytes(stdin), user=user)
+        run = partial(self._sandbox.exec, argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=_bytes(stdin), user=user)
         return self.wait_for(partial(run, max_output_bytes=max_output_bytes))
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BlockingShell:
-        """Return the shell `name`, which starts with its first command."""
-        return BlockingShell(self._box.shell(name, user=user), self.wait_for)
+        """Return the shell `name`; it starts with its first command."""
+        return BlockingShell(self._sandbox.shell(name, user=user), self.wait_for)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
-        return self.wait_for(partial(self._box.read, path, max_bytes=max_bytes, user=user))
+        return self.wait_for(partial(self._sandbox.read, path, max_bytes=max_bytes, user=user))
 
     def write(self, path: str, content: str | bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
-        """Write a file, text as UTF-8; see `envkit.protocols.Sandbox.write`."""
-        self.wait_for(partial(self._box.write, path, _bytes(content), mode=mode, user=user))
+        """Write a file, with text as UTF-8; see `envkit.protocols.Sandbox.write`."""
+        self.wait_for(partial(self._sandbox.write, path, _bytes(content), mode=mode, user=user))
 
     def upload(self, source: str | Path, target: str, *, user: FileUser = "agent") -> None:
-        """Copy a file or folder into the box; see `envkit.protocols.Sandbox.upload`."""
-        self.wait_for(partial(self._box.upload, Path(source), target, user=user))
+        """Copy a file or folder into the sandbox; see `envkit.protocols.Sandbox.upload`."""
+        self.wait_for(partial(self._sandbox.upload, Path(source), target, user=user))
 
     def download(self, source: str, target: str | Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
-        """Copy a file or folder out of the box; see `envkit.protocols.Sandbox.download`."""
-        self.wait_for(partial(self._box.download, source, Path(target), max_bytes=max_bytes, user=user))
+        """Copy a file or folder out of the sandbox; see `envkit.protocols.Sandbox.download`."""
+        self.wait_for(partial(self._sandbox.download, source, Path(target), max_bytes=max_bytes, user=user))
 
     def connect(self, place: str | int) -> socket.socket:
-        """Return a connected stream to a socket or port inside; see `envkit.protocols.Sandbox.connect`."""
-        connected = self.wait_for(partial(self._box.connect, place))
+        """Connect to a socket or port in the sandbox; see `envkit.protocols.Sandbox.connect`."""
+        connected = self.wait_for(partial(self._sandbox.connect, place))
         connected.setblocking(True)
         return connected
 
     def probe(self, timeout_s: float = 5.0) -> float:
-        """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
-        return self.wait_for(partial(self._box.probe, timeout_s))
+        """Return the round-trip time to the sandbox in seconds; see `envkit.protocols.Sandbox.probe`."""
+        return self.wait_for(partial(self._sandbox.probe, timeout_s))
 
     def snapshot(self) -> str:
-        """Keep the files as they are now; returns the name that `restore` takes."""
-        return self.wait_for(self._box.snapshot)
+        """Save the current files; returns the snapshot's name for `restore`."""
+        return self.wait_for(self._sandbox.snapshot)
 
     def restore(self, snapshot: str) -> BlockingSandbox:
-        """Start another sandbox like this one with the files of a snapshot; it is stopped with the first at the latest.
+        """Start another sandbox with this one's options and a snapshot's files; it stops with this one at the latest.
 
         Raises:
             SandboxRefusedError: There is no such snapshot.
-            SandboxStartError: The box never became ready.
+            SandboxStartError: The sandbox did not become ready.
         """
         self._require_own_process()
         with ExitStack() as resources:
             portal = resources.enter_context(loop_thread())
-            box = _enter(portal, resources, running(self._backend, self._spec, snapshot))
+            sandbox = _enter(portal, resources, running(self._backend, self._spec, snapshot))
             kept = resources.pop_all()
-        return BlockingSandbox(self._backend, self._spec, box, portal, kept)
+        return BlockingSandbox(self._backend, self._spec, sandbox, portal, kept)
 
     def log(self) -> str:
-        """Return the last 64 KiB of what its command wrote to standard error."""
-        return self.wait_for(self._box.log)
+        """Return the last 64 KiB that the sandbox's command wrote to standard error."""
+        return self.wait_for(self._sandbox.log)
 
     def stop(self) -> None:
-        """End everything in it and remove what it left; safe to repeat."""
+        """Stop the sandbox and delete its files; safe to repeat."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -325,7 +325,7 @@ class BlockingSandbox:
         self.stop()
 
     def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Return what `function` returns, which is called in the loop that the box belongs to."""
+        """Run `function` in the sandbox's event loop and return its result."""
         if not self._finalizer.alive:
             raise SandboxLostError(self.id, Cause(CauseKind.STOPPED, "stopped"))
         self._require_own_process()
@@ -338,11 +338,11 @@ class BlockingSandbox:
 
     def _require_own_process(self) -> None:
         if os.getpid() != self._pid:
-            raise UsageError(f"sandbox {self._box.id} belongs to process {self._pid}, from which this one was forked")
+            raise UsageError(f"sandbox {self._sandbox.id} belongs to process {self._pid}, the parent of this fork")
 
 
 class BlockingShell:
-    """A shell that stays, for scripts; made by `BlockingSandbox.shell`."""
+    """A persistent shell for scripts, created by `BlockingSandbox.shell`."""
 
     def __init__(self, shell: Shell, wait_for: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
         self._shell = shell
@@ -355,43 +355,43 @@ class BlockingShell:
         return result
 
     def close(self) -> None:
-        """End the shell and everything that it started; safe to repeat."""
+        """End the shell and its processes; safe to repeat."""
         self._wait_for(self._shell.close)
 
 
 def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
-    """Enter `context` in the loop of `portal`, and leave it when `resources` are closed; Ctrl-C ends the waiting.
+    """Enter `context` in the loop of `portal`, and exit it when `resources` close; Ctrl-C ends the wait.
 
-    It is entered and left by one task, since what it opens may be a group of tasks.
+    One task enters and exits it, since `context` may hold a task group.
     """
     entered: Future[T] = Future()
-    leaving = portal.call(anyio.Event)
+    closing = portal.call(anyio.Event)
 
-    async def live() -> None:
+    async def hold() -> None:
         try:
             async with context as value:
                 entered.set_result(value)
-                await leaving.wait()
+                await closing.wait()
         except BaseException as error:
             if not entered.done():
                 entered.set_exception(error)
             raise
 
-    life = portal.start_task_soon(live)
+    task = portal.start_task_soon(hold)
 
-    def leave() -> None:
-        portal.call(leaving.set)
-        life.result()
+    def close() -> None:
+        portal.call(closing.set)
+        task.result()
 
     try:
         value = entered.result()
     except BaseException:
         if entered.cancel():
-            life.cancel()
-        elif entered.exception() is None:  # it came too late: all is there already
-            leave()
+            task.cancel()
+        elif entered.exception() is None:  # interrupted after `context` was entered
+            close()
         raise
-    resources.callback(leave)
+    resources.callback(close)
     return value
 
 

@@ -1,4 +1,4 @@
-"""What this machine can run and enforce, found out by trying."""
+"""Report of what this machine can run and enforce, by experiment."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _INSTALL = {
 
 @dataclass(frozen=True, slots=True)
 class BackendFound:
-    """What one backend can do here.
+    """Capabilities of one backend on this machine.
 
     Attributes:
         name: ``"local"``, ``"docker"`` or ``"process"``.
-        problem: Why it does not work, in one line; None where it does.
-        capabilities: What it enforces; empty where it does not work.
-        start_ms: Median of five starts, until a program can be run.
-        exec_ms: Median of five runs of ``true``.
-        remedies: What to type for what is missing, where `problem` does not say it.
-        shared: What the kernel counts for all sandboxes of this kind together, so that one can take it from the others.
-        unenforced: What its sandboxes do not enforce beside what `capabilities` has, such as ``"memory_reserve"``.
+        problem: Why the backend does not work, in one line; None if it works.
+        capabilities: What it enforces; empty if it does not work.
+        start_ms: Median time of five starts until a program can run, in milliseconds.
+        exec_ms: Median time of five runs of ``true``, in milliseconds.
+        remedies: Commands that fix what is missing, if `problem` does not name them.
+        shared: Kernel limits that all sandboxes of this kind share, so that one can exhaust them for the others.
+        unenforced: Limits beside `capabilities` that its sandboxes do not enforce, such as ``"memory_reserve"``.
     """
 
     name: str
@@ -70,11 +70,11 @@ class BackendFound:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What `examine` found.
+    """Result of `examine`.
 
     Attributes:
-        backends: The kinds of sandboxes.
-        machine: What else there is, by name.
+        backends: One entry per kind of sandbox.
+        machine: Facts about the machine, by name.
     """
 
     backends: Sequence[BackendFound]
@@ -82,7 +82,7 @@ class DoctorReport:
 
     @property
     def works(self) -> bool:
-        """Whether there is anything to run sandboxes with."""
+        """Whether any kind of sandbox works."""
         return any(backend.problem is None for backend in self.backends)
 
     def as_json(self) -> dict[str, Any]:
@@ -93,20 +93,20 @@ class DoctorReport:
         }
 
 
-async def examine(image: str | None, say: Callable[[str], None]) -> DoctorReport:
-    """Start a box of every kind, run a program in it, and look around; takes a few seconds and leaves nothing.
+async def examine(image: str | None, notify: Callable[[str], None]) -> DoctorReport:
+    """Start sandboxes of every kind and inspect the machine; takes a few seconds and leaves nothing behind.
 
     Args:
-        image: Image of the docker boxes; None takes the backend's default.
-        say: Told what is tried.
+        image: Image of the Docker sandboxes; None takes the backend's default.
+        notify: Called with the name of each step.
     """
-    say("bubblewrap")
+    notify("bubblewrap")
     backends = [await _local()]
-    say("docker")
+    notify("docker")
     backends.append(await _docker(image))
-    say("plain processes")
+    notify("plain processes")
     backends.append(await _measure("process", ProcessBackend(), None))
-    say("the machine")
+    notify("the machine")
     version, shared = await _docker_daemon()
     if backends[1].problem is None:
         backends[1] = replace(backends[1], shared=shared)
@@ -132,14 +132,14 @@ async def _docker(image: str | None) -> BackendFound:
 
 
 def _docker_remedy() -> str:
-    """Return what to do about a daemon that does not answer."""
+    """Return the command that makes the daemon answer."""
     if _DOCKER_SOCKET.exists() and not os.access(_DOCKER_SOCKET, os.W_OK):
         return _INSTALL["docker socket"]
     return _INSTALL["docker" if shutil.which("dockerd") is None else "docker daemon"]
 
 
 async def _docker_daemon() -> tuple[str, Sequence[str]]:
-    """Return its version, and what its sandboxes share."""
+    """Return the daemon's version, and the kernel limits that its sandboxes share."""
     try:
         daemon = await Daemon.connect()
     except (DaemonError, UsageError):
@@ -161,18 +161,18 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
                 capabilities = backend.capabilities()
                 for _ in range(_ROUNDS):
                     began = clock.now()
-                    box = await backend.start(SandboxSpec(image=image))
+                    sandbox = await backend.start(SandboxSpec(image=image))
                     try:
-                        unenforced = [name for name in box.unenforced if name not in CAPABILITIES]
-                        await box.probe(_PROBE_S)
+                        unenforced = [name for name in sandbox.unenforced if name not in CAPABILITIES]
+                        await sandbox.probe(_PROBE_S)
                         starts.append(clock.now() - began)
                         began = clock.now()
-                        done = await box.exec(["true"], timeout_s=_PROBE_S)
+                        done = await sandbox.exec(["true"], timeout_s=_PROBE_S)
                         execs.append(clock.now() - began)
                         if done.exit_code != 0:
                             problem = f"'true' ended with code {done.exit_code}: {done.stderr.strip()[-200:]}"
                     finally:
-                        await box.stop()
+                        await sandbox.stop()
     except TimeoutError:
         problem = f"no answer within {_PROBE_S:g} s"
     except (EnvkitError, OSError) as error:
@@ -195,14 +195,14 @@ def _machine(docker_version: str) -> dict[str, str]:
         "processors": str(os.cpu_count()),
         "memory": f"{memory:,} MiB",
         "free in /tmp": f"{free_mib:,} MiB",
-        "bubblewrap": _said("bwrap", "--version"),
+        "bubblewrap": _first_line("bwrap", "--version"),
         "docker daemon": docker_version,
         "control groups": _groups(),
-        "user namespaces": _said("unshare", "--user", "echo", "yes"),
+        "user namespaces": _first_line("unshare", "--user", "echo", "yes"),
         "own uids": uid_ranges.why_unavailable() or "yes, for each local sandbox",
         "seccomp filters": "yes" if Path("/proc/sys/kernel/seccomp/actions_avail").exists() else "no",
         "runsc": "yes" if shutil.which("runsc") else "no (only for runtime: runsc)",
-        "gpu": _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"),
+        "gpu": _first_line("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"),
     }
     for package in _PACKAGES:
         try:
@@ -219,8 +219,8 @@ def _groups() -> str:
     return "version 1" if Path("/sys/fs/cgroup/memory").exists() else "no"
 
 
-def _said(*command: str) -> str:
-    """Return the first line that a program says; ``no`` where there is none."""
+def _first_line(*command: str) -> str:
+    """Return the first line of a program's output; ``no`` if it fails or prints nothing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=True)
     except (OSError, subprocess.SubprocessError):

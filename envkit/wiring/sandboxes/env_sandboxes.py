@@ -1,4 +1,4 @@
-"""Where training and evaluation play: boxes with an env server in each, or this very process."""
+"""Episode hosts for training and evaluation: sandboxes with an env server each, or this process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
 _SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
 _HINT = (
-    "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
+    "it is registered only in this process, not in the sandbox; register it through the entry point group "
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
 )
 _PACKAGE_HINT = (
-    "it comes from the package {package!r}, which the sandbox does not see; for docker, build an image with it: "
+    "it comes from the package {package!r}, which the sandbox does not contain; for docker, build an image with it: "
     "envkit image build games --with ./{package} (with --tag NAME:1, and NAME:1 in envs.image of the server's file, "
     "for an image of its own); otherwise install it by pip, not by PYTHONPATH"
 )
@@ -54,30 +54,30 @@ async def sandbox_host(
     call_timeout_s: float = 60.0,
     announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[EnvHost]:
-    """Open somewhere to play.
+    """Open a host for episodes.
 
     Args:
         kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
-            process; ``"auto"`` is bubblewrap where it works, otherwise a plain child process.
+            process; ``"auto"`` is bubblewrap if it works, otherwise a plain child process.
         boxes: Number of sandboxes.
-        slots_per_sandbox: Episodes that each plays at once.
+        slots_per_sandbox: Episodes at once in each sandbox.
         health: When a sandbox counts as lost.
-        restarts: How often lost ones are replaced.
-        call_timeout_s: Seconds until a reset or step that is not answered raises a `DeadlineError`.
-        announce: Told in one line what is used, and why if it is not the best.
+        restarts: How often lost sandboxes are replaced.
+        call_timeout_s: Seconds until a reset or step without an answer raises a `DeadlineError`.
+        announce: Called with one line about the chosen kind, and the reason if it is a fallback.
 
     Raises:
-        UsageError: There can be no such sandboxes on this machine; says what to do.
-        SandboxStartError: No sandbox came up; says why.
+        UsageError: This kind does not work on this machine; names the remedy.
+        SandboxStartError: No sandbox started; gives the reason.
     """
-    say = announce or _say_nothing
+    announce = announce or _ignore
     if kind == "none":
-        say(f"sandbox: none, {boxes * slots_per_sandbox} episodes at once in this process")
+        announce(f"sandbox: none, {boxes * slots_per_sandbox} episodes at once in this process")
         async with environments.slots(boxes * slots_per_sandbox) as host:
             yield host
         return
     backend, what, why = await choose(kind)
-    say(f"sandbox: {what}, {boxes} {'box' if boxes == 1 else 'boxes'}{why}")
+    announce(f"sandbox: {what}, {boxes} {'sandbox' if boxes == 1 else 'sandboxes'}{why}")
     health, restarts = health or HealthSection(), restarts or RestartSection()
     async with (
         backend,
@@ -95,10 +95,10 @@ async def sandbox_host(
 
 
 async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
-    """Return a backend that is not open yet, what to call it, and why it is not the best.
+    """Return a backend that is not open yet, its name, and why it is a fallback (may be empty).
 
     Raises:
-        UsageError: There can be none of this kind on this machine; says what to do.
+        UsageError: This kind does not work on this machine; names the remedy.
     """
     if kind == "process":
         return ProcessBackend(), "plain child processes", ""
@@ -115,15 +115,15 @@ async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
 
 
 def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:
-    """Return the box in which an env server plays `capacity` episodes at once.
+    """Return the spec of a sandbox with an env server.
 
     Args:
         capacity: Episodes at once.
-        in_image: Whether it sees an image with envkit in it, as Docker's do, rather than our own Python with all that
-            is importable here.
+        in_image: Whether the sandbox's image contains envkit, as with Docker; otherwise the sandbox uses the Python and
+            import path of this process.
         image: The image; None is the backend's own.
     """
-    # Worlds compute little; a pool of threads in each of many boxes would fight over the same cores.
+    # Environments compute little; thread pools in many sandboxes would compete for the same cores.
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if in_image:
         return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
@@ -135,19 +135,19 @@ def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> Sandb
 
 @asynccontextmanager
 async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[WorkerClient]:
-    """Open a client of the env server in a box.
+    """Open a client of the env server in a sandbox.
 
     Args:
-        call_timeout_s: Seconds until a call that is not answered raises a `DeadlineError`.
-        sandbox: The box.
+        call_timeout_s: Seconds until a call without an answer raises a `DeadlineError`.
+        sandbox: The sandbox.
     """
     connect = partial(sandbox.connect, _SOCKET)
     async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
-        yield _Inside(client, sandbox)
+        yield _SandboxedEnvClient(client, sandbox)
 
 
-class _Inside:
-    """The client of the server in a box, which says more about an environment that only this process knows."""
+class _SandboxedEnvClient:
+    """Client of the env server in a sandbox; adds a hint to errors about environments that only this process knows."""
 
     def __init__(self, client: EnvClient, sandbox: EnvSandbox) -> None:
         self._client = client
@@ -179,5 +179,5 @@ class _Inside:
             raise UnknownEnvError(error.env_id, error.known, hint) from None
 
 
-def _say_nothing(line: str) -> None:
+def _ignore(line: str) -> None:
     pass

@@ -1,4 +1,4 @@
-"""Images for boxes, as the commands reach them."""
+"""Docker images for sandboxes, for commands."""
 
 from envkit.sandbox.docker.image_build import build, names
 

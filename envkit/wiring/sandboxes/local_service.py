@@ -1,4 +1,4 @@
-"""What ``envkit sandbox`` does: programs in boxes with our own standard input, output and terminal."""
+"""``envkit sandbox`` on this machine: programs in sandboxes with our standard input, output and terminal."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ from envkit.wiring.sandboxes import running_servers
 from envkit.wiring.sandboxes.blocking import AnySandbox, BackendKind, kind_of, opened, running, spec_of
 from envkit.wiring.sandboxes.running_servers import ServerNote
 
+UPLOADS_AFTER_START = (
+    "--upload: with --detach the program would start before the upload; leave the program out, then run it with exec"
+)
 TIMED_OUT = 124
 LOST = 125
 _IN, _OUT, _ERR = range(3)
 _FOR_EVER_S = 10 * 365 * 86400.0
 _SHELL = ("bash", "-i")
 _PLAIN_SHELL = ("sh",)
-_NOBODY: Sequence[str] = ()
+_NO_OWNER: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DetachedSandbox:
-    """A box that stays.
+    """A detached sandbox.
 
     Attributes:
         id: Its id.
-        stats: As `envkit.sandbox.agent_client.sandbox.Box.stats`; empty when it does not answer.
-        problem: Why it does not, in one line.
-        owner: Which server started it, which has it still or comes back to it; empty for one that a person started.
+        stats: As in `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
+        problem: Why it does not answer, in one line.
+        owner: The server that started it: process, address and ledger; empty if a person started it.
     """
 
     id: str
@@ -63,14 +66,14 @@ async def run(
     timeout_s: float | None,
     tty: bool,
 ) -> int:
-    """Run a program in a new box and return the exit code to end with; without a program, a shell."""
+    """Run a program, or a shell if `program` is empty, in a new sandbox; return the exit code of the command."""
     spec = spec_of(options)
 
     async def run() -> int:
-        async with opened(kind) as backend, running(backend, spec) as box:
+        async with opened(kind) as backend, running(backend, spec) as sandbox:
             for source, name in uploads:
-                await box.upload(source, name)
-            return await _attend(box, program, timeout_s, tty)
+                await sandbox.upload(source, name)
+            return await _run_attached(sandbox, program, timeout_s, tty)
 
     return await exit_code_of(run)
 
@@ -80,109 +83,109 @@ async def detach(
     options: Mapping[str, Any],
     program: Sequence[str],
     uploads: Sequence[tuple[Path, str]],
-    say: Callable[[str], None],
+    report_id: Callable[[str], None],
 ) -> None:
-    """Leave a box running in which `program` runs, and say its id."""
+    """Start a detached sandbox that runs `program`, and report its id."""
     if uploads and program:
-        raise UsageError("--upload goes with --detach only without a program, which would start before: use exec then")
+        raise UsageError(UPLOADS_AFTER_START)
     spec = spec_of({**options, "command": program})
     async with opened(kind) as backend:
-        box = await backend.start(spec)
+        sandbox = await backend.start(spec)
         try:
             for source, name in uploads:
-                await box.upload(source, name)
+                await sandbox.upload(source, name)
         except BaseException:
-            await box.stop()
+            await sandbox.stop()
             raise
-        say(box.id)
+        report_id(sandbox.id)
 
 
 async def exec_in(sandbox_id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
-    """Run a program in a box that stays and return the exit code to end with; without a program, a shell."""
+    """Run a program, or a shell if `program` is empty, in a detached sandbox; return the exit code of the command."""
 
     async def run() -> int:
-        async with _attached(sandbox_id) as box:
-            return await _attend(box, program, timeout_s, tty)
+        async with _attached(sandbox_id) as sandbox:
+            return await _run_attached(sandbox, program, timeout_s, tty)
 
     return await exit_code_of(run)
 
 
 async def log_of(sandbox_id: str) -> str:
-    """Return the end of what the program of a box that stays wrote to standard error."""
-    async with _attached(sandbox_id) as box:
-        return await box.log()
+    """Return the end of the standard error of a detached sandbox's program."""
+    async with _attached(sandbox_id) as sandbox:
+        return await sandbox.log()
 
 
 async def remove(sandbox_ids: Sequence[str]) -> None:
-    """End boxes that stay; those that cannot be ended do not keep the others from it.
+    """End detached sandboxes; a failure does not affect the others.
 
     Raises:
-        ExceptionGroup: Of what went wrong.
+        ExceptionGroup: The failures.
     """
     failures = []
     for sandbox_id in sandbox_ids:
         try:
-            async with _keeper(sandbox_id) as backend:
+            async with _backend_of(sandbox_id) as backend:
                 await backend.remove(sandbox_id)
         except EnvkitError as error:
             failures.append(error)
     if failures:
-        raise ExceptionGroup("boxes that could not be ended", failures)
+        raise ExceptionGroup("cannot end sandboxes", failures)
 
 
-def say(result: ExecResult, bound_s: float) -> int:
-    """Write what a program has left to say, which was given `bound_s` seconds; return the exit code to end with."""
+def print_result(result: ExecResult, timeout_s: float) -> int:
+    """Write the remaining output of a program with the limit `timeout_s`; return the exit code of the command."""
     _write(_OUT, result.stdout_bytes)
     _write(_ERR, result.stderr_bytes)
     if result.timed_out:
-        print(f"stopped after {bound_s:g} s", file=sys.stderr)
+        print(f"stopped after {timeout_s:g} s", file=sys.stderr)
     return _exit_code(result.exit_code)
 
 
 async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
-    """Return the boxes of this machine that stay, of every backend that works here.
+    """Return the detached sandboxes of this machine, of every backend that works here.
 
     Args:
-        with_servers: Also those that servers have started.
-        warn: Called with a line about what was left out.
+        with_servers: Whether to include the sandboxes of servers.
+        warn: Called with a line about a backend that was left out.
     """
     found: list[DetachedSandbox] = []
     if bubblewrap.why_unavailable() is None:
         async with LocalBackend() as backend:
-            found += await _staying(backend, with_servers)
+            found += await _detached(backend, with_servers)
     if (why := await docker.why_unavailable()) is None:
         async with DockerBackend() as backend:
-            found += await _staying(backend, with_servers)
+            found += await _detached(backend, with_servers)
     else:
         warn(f"docker was left out: {why}")
     return found
 
 
-async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
-    owners = dict.fromkeys(await backend.staying(""), _NOBODY)
+async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
+    owners = dict.fromkeys(await backend.staying(""), _NO_OWNER)
     if with_servers:
         for note in running_servers.known():
-            owners |= dict.fromkeys(await backend.staying(note.ledger_id), _words(note))
+            owners |= dict.fromkeys(await backend.staying(note.ledger_id), _owner(note))
         owners = dict.fromkeys(await backend.staying(), ("of an unknown server",)) | owners
-    return [await _look(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
+    return [await _inspect(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
 
 
-def _words(note: ServerNote) -> Sequence[str]:
-    return f"of server {note.pid}{', which is gone' if note.is_gone() else ''}", note.address, note.ledger
+def _owner(note: ServerNote) -> Sequence[str]:
+    return f"of server {note.pid}{', which has ended' if note.is_gone() else ''}", note.address, note.ledger
 
 
-async def _look(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
+async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
     try:
-        box = await backend.attach(sandbox_id, observes=True)
-        stats = await box.stats()
-        await box.release()
+        sandbox = await backend.attach(sandbox_id, observes=True)
+        stats = await sandbox.stats()
+        await sandbox.release()
     except EnvkitError as error:
         return DetachedSandbox(sandbox_id, {}, str(error), owner)
     return DetachedSandbox(sandbox_id, stats, owner=owner)
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
-    """Return what `run` returns, or the exit code for a lost box, or for a signal that ended it, in order."""
+    """Return the result of `run`, or the exit code for a lost sandbox, or for a signal that ended `run` in order."""
     caught: list[int] = []
 
     async def listen() -> None:
@@ -193,7 +196,7 @@ async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
 
     with anyio.CancelScope() as scope:
         try:
-            async with _beside([listen]):
+            async with _background([listen]):
                 return await run()
         except SandboxLostError as error:
             print(error, file=sys.stderr)
@@ -203,44 +206,44 @@ async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
 
 @asynccontextmanager
 async def _attached(sandbox_id: str) -> AsyncIterator[AgentSandbox]:
-    async with _keeper(sandbox_id) as backend:
+    async with _backend_of(sandbox_id) as backend:
         yield await backend.attach(sandbox_id)
 
 
 @asynccontextmanager
-async def _keeper(sandbox_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
-    """Give the backend that a box of this id would be of."""
+async def _backend_of(sandbox_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
+    """Open the backend that creates such ids."""
     async with opened(kind_of(sandbox_id)) as backend:
         assert isinstance(backend, (LocalBackend, DockerBackend))
         yield backend
 
 
-async def _attend(box: AnySandbox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+async def _run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
     """Run a program with our standard input, output and terminal."""
     on_terminal = os.isatty(_IN) and os.isatty(_OUT)
     if tty and not on_terminal:
-        raise UsageError("--tty: standard input and output are no terminal")
+        raise UsageError("--tty: standard input and output are not a terminal; leave out --tty")
     if not program:
         tty = tty or on_terminal
         program = _SHELL if tty else _PLAIN_SHELL
-    bound_s = _FOR_EVER_S if timeout_s is None else timeout_s
-    if not isinstance(box, AgentSandbox):  # an image without Python: nothing is seen before the program ends
-        return say(await box.exec(program, timeout_s=bound_s), bound_s)
+    timeout_s = _FOR_EVER_S if timeout_s is None else timeout_s
+    if not isinstance(sandbox, AgentSandbox):  # an image without Python: output arrives when the program ends
+        return print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
-    async with box.program(program, timeout_s=bound_s, env=env, terminal=_size() if tty else None) as running_one:
-        beside = [partial(_feed, running_one), *([partial(_follow_size, running_one)] if tty else ())]
+    async with sandbox.program(program, timeout_s=timeout_s, env=env, terminal=_size() if tty else None) as process:
+        tasks = [partial(_feed, process), *([partial(_follow_size, process)] if tty else ())]
         with _raw_terminal() if tty else nullcontext():
-            async with _beside(beside):
-                while (piece := await running_one.receive()) is not None:
+            async with _background(tasks):
+                while (piece := await process.receive()) is not None:
                     kind, content = piece
                     await clock.to_thread(_write, _ERR if kind == "err" else _OUT, content)
-        result = await running_one.result()
-    return say(result, bound_s)
+        result = await process.result()
+    return print_result(result, timeout_s)
 
 
 @asynccontextmanager
-async def _beside(tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> AsyncIterator[None]:
-    """Have `tasks` run during the block; an error of the block is raised as it is, not in a group."""
+async def _background(tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> AsyncIterator[None]:
+    """Run `tasks` during the block; an error of the block is raised alone, not in a group."""
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
         for task in tasks:
@@ -259,7 +262,7 @@ async def _feed(program: Program) -> None:
     while True:
         try:
             await anyio.wait_readable(_IN)
-        except OSError:  # a file is always readable, which the loop does not know
+        except OSError:  # a file: always readable, but the event loop cannot wait for it
             await anyio.lowlevel.checkpoint()
         if not (content := os.read(_IN, 1 << 16)):
             break
@@ -280,12 +283,12 @@ def _size() -> tuple[int, int]:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Let every key go to the box, Ctrl-C among them."""
+    """Send every key to the sandbox, including Ctrl-C."""
     import termios
     import tty
 
     before = termios.tcgetattr(_IN)
-    tty.setraw(_IN, termios.TCSADRAIN)  # what was typed before is for the program
+    tty.setraw(_IN, termios.TCSADRAIN)  # keeps keys that were typed before
     try:
         yield
     finally:

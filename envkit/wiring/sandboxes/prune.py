@@ -1,4 +1,4 @@
-"""Clearing away what processes that are gone have left on this machine: folders, control groups, containers."""
+"""Removal of orphans of ended processes on this machine: folders, control groups, containers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from envkit.wiring.sandboxes import running_servers
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
-    """End and remove all that nobody owns any more, and say what it was, a line each.
-
-    Boxes that were left running on purpose are left.
+    """End and remove all orphans; return one line per orphan. Detached sandboxes stay.
 
     Args:
-        dry_run: Only say it.
-        warn: Called with a line about what was left out.
+        dry_run: Only list the orphans.
+        warn: Called with a line about a backend that was left out.
     """
     done = await clock.to_thread(_prune_here, dry_run)
-    without_boxes = [note for note in running_servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]
+    unused_notes = [note for note in running_servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]
     if (why := await docker.why_unavailable()) is None:
         daemon = await Daemon.connect()
         try:
             found = await docker_orphans.gone(daemon) if dry_run else await docker_orphans.reap(daemon)
-            labels = {note: f"{docker_orphans.LEDGER_LABEL}={note.ledger_id}" for note in without_boxes}
-            without_boxes = [note for note, label in labels.items() if not await daemon.containers(label)]
+            labels = {note: f"{docker_orphans.LEDGER_LABEL}={note.ledger_id}" for note in unused_notes}
+            unused_notes = [note for note, label in labels.items() if not await daemon.containers(label)]
         finally:
             await daemon.close()
         done += [f"{kind} {id}" for kind, id in found]
     else:
         warn(f"docker was left out: {why}")
-    for note in without_boxes:
+    for note in unused_notes:
         done.append(f"note of server {note.pid} ({note.ledger})")
         if not dry_run:
             running_servers.forget(note)

@@ -1,4 +1,4 @@
-"""What ``envkit sandbox`` does with the sandboxes of a server."""
+"""``envkit sandbox --url``: programs in the sandboxes of a server."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxView
 from envkit.wiring.sandboxes.blocking import spec_of
-from envkit.wiring.sandboxes.local_service import exit_code_of, say
+from envkit.wiring.sandboxes.local_service import UPLOADS_AFTER_START, exit_code_of, print_result
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """Where a server is and how it is entered.
+    """Address and credentials of a server.
 
     Attributes:
         url: Its address.
-        token_file: File that holds a token; None for the variable ``ENVKIT_TOKEN``, if there is one.
-        ca: PEM file of the certificates to trust it by; None for the system's.
+        token_file: File that holds a token; None uses the variable ``ENVKIT_TOKEN``, if it is set.
+        ca: PEM file with the CA certificates to trust; None uses the system's.
     """
 
     url: str
@@ -37,7 +37,7 @@ class RemoteServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
-        """Give a client for the length of the block."""
+        """Open a client during the block."""
         async with SandboxClient(self.url, self._token(), ca=self.ca, trees=tar_stream) as client:
             yield client
 
@@ -46,11 +46,11 @@ class RemoteServer:
             return None
         try:
             if self.token_file.stat().st_mode & 0o044:
-                said = f"others can read {self.token_file}, which holds a token: chmod go-rwx {self.token_file}"
-                print(said, file=sys.stderr)
+                warning = f"other users can read the token file {self.token_file}; run: chmod go-rwx {self.token_file}"
+                print(warning, file=sys.stderr)
             return self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"no token can be read from {self.token_file}: {error}") from None
+            raise UsageError(f"cannot read a token from {self.token_file}: {error}") from None
 
 
 async def run(
@@ -60,16 +60,16 @@ async def run(
     uploads: Sequence[tuple[Path, str]],
     timeout_s: float | None,
 ) -> int:
-    """Run a program in a new sandbox of a server, without input, and return the exit code to end with."""
+    """Run a program without input in a new sandbox of a server; return the exit code of the command."""
     _require(program)
     spec = spec_of(options)
-    bound_s = timeout_s or MAX_TIMEOUT_S
+    limit_s = timeout_s or MAX_TIMEOUT_S
 
     async def run() -> int:
-        async with server.client() as client, client.lease(spec) as box:
-            await _upload(box, uploads)
+        async with server.client() as client, client.lease(spec) as sandbox:
+            await _upload(sandbox, uploads)
             _announce()
-            return say(await box.exec(program, timeout_s=bound_s), bound_s)
+            return print_result(await sandbox.exec(program, timeout_s=limit_s), limit_s)
 
     return await exit_code_of(run)
 
@@ -79,52 +79,52 @@ async def detach(
     options: Mapping[str, Any],
     program: Sequence[str],
     uploads: Sequence[tuple[Path, str]],
-    tell: Callable[[str], None],
+    report_id: Callable[[str], None],
 ) -> None:
-    """Leave a sandbox of a server running in which `program` runs, and tell its name.
+    """Start a sandbox on a server that runs `program`, and report its id.
 
-    It ends by its own time to live, or when nobody uses it for an hour.
+    The sandbox ends after its time to live, or after an hour without use.
     """
     if uploads and program:
-        raise UsageError("--upload goes with --detach only without a program, which would start before: use exec then")
+        raise UsageError(UPLOADS_AFTER_START)
     spec = spec_of({**options, "command": program, "detached": False})
     async with server.client() as client:
-        name = f"box-{uuid.uuid4().hex[:12]}"
+        name = f"sandbox-{uuid.uuid4().hex[:12]}"
         try:
             await client.create(name, spec)
             await _upload(client.get(name), uploads)
         except BaseException:
             await client.stop(name)
             raise
-        tell(name)
+        report_id(name)
 
 
 async def exec_in(server: RemoteServer, id: str, program: Sequence[str], timeout_s: float | None) -> int:
-    """Run a program in a sandbox of a server, without input, and return the exit code to end with."""
+    """Run a program without input in a sandbox of a server; return the exit code of the command."""
     _require(program)
-    bound_s = timeout_s or MAX_TIMEOUT_S
+    limit_s = timeout_s or MAX_TIMEOUT_S
 
     async def run() -> int:
         async with server.client() as client:
-            await client.view(id)  # raises for one that never was; one that has ended is lost
+            await client.view(id)  # raises for an unknown id; a sandbox that has ended raises SandboxLostError later
             _announce()
-            return say(await client.get(id).exec(program, timeout_s=bound_s), bound_s)
+            return print_result(await client.get(id).exec(program, timeout_s=limit_s), limit_s)
 
     return await exit_code_of(run)
 
 
 async def log_of(server: RemoteServer, id: str) -> str:
-    """Return the end of what the command of a sandbox wrote to standard error."""
+    """Return the end of the standard error of a sandbox's command."""
     async with server.client() as client:
         await client.view(id)
         return await client.get(id).log()
 
 
 async def remove(server: RemoteServer, ids: Sequence[str]) -> None:
-    """End sandboxes of a server; those that cannot be ended do not keep the others from it.
+    """End sandboxes of a server; a failure does not affect the others.
 
     Raises:
-        ExceptionGroup: Of what went wrong.
+        ExceptionGroup: The failures.
     """
     failures = []
     async with server.client() as client:
@@ -135,7 +135,7 @@ async def remove(server: RemoteServer, ids: Sequence[str]) -> None:
             except EnvkitError as error:
                 failures.append(error)
     if failures:
-        raise ExceptionGroup("sandboxes that could not be ended", failures)
+        raise ExceptionGroup("cannot end sandboxes", failures)
 
 
 async def views(server: RemoteServer) -> list[SandboxView]:
@@ -157,16 +157,16 @@ async def remove_snapshots(server: RemoteServer, names: Sequence[str]) -> None:
             await client.remove_snapshot(name)
 
 
-async def _upload(box: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> None:
+async def _upload(sandbox: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> None:
     for source, name in uploads:
-        await box.upload(source, name)
+        await sandbox.upload(source, name)
 
 
 def _announce() -> None:
-    """Print to standard error why a program on a server shows no output yet."""
+    """Explain on standard error why a program on a server prints no output yet."""
     print("running on the server without standard input; output is printed when the program ends", file=sys.stderr)
 
 
 def _require(program: Sequence[str]) -> None:
     if not program:
-        raise UsageError("a program is needed: there is no shell of your own in a remote sandbox")
+        raise UsageError("--url needs a program: sandboxes on a server have no interactive shell")

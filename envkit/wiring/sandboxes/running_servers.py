@@ -1,7 +1,7 @@
-"""Which servers of this machine have sandboxes that stay: a note for each ledger, where every process of root looks.
+"""Notes about running servers with detached sandboxes: one file per ledger, in a folder for all processes of root.
 
-A note goes with its server when that ends by itself. One that was killed leaves it, so that people see whose its
-sandboxes are until the next server takes them back, or they end.
+A server removes its note when it ends in order. The note of a killed server stays, so that users can see the owner of
+its sandboxes until the next server re-adopts them, or they end.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NOTES = Path("/run/envkit/servers")
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """A server that writes its sandboxes down.
+    """A server with a ledger of its sandboxes.
 
     Attributes:
         ledger_id: Id of its ledger.
         ledger: Path of its ledger.
-        address: Where it is reached, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``.
-        pid: Number of its process.
-        process: Its process, as no later one is called.
+        address: Its address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``.
+        pid: Its process id.
+        process: Name of its process that no later process with the same pid gets.
     """
 
     ledger_id: str
@@ -44,18 +44,15 @@ class ServerNote:
 
 @contextmanager
 def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> Iterator[None]:
-    """Have a note of this process in the folder `notes` for the length of the block.
-
-    A machine where none can be written goes without.
-    """
+    """Keep a note of this process in the folder `notes` during the block; write errors are ignored."""
     pid = os.getpid()
     note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, run_dirs.owner_name(pid))
-    place = notes / ledger_id
+    path = notes / ledger_id
     with suppress(OSError):
         notes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = place.with_suffix(".new")
-        beside.write_bytes(msgspec.json.encode(asdict(note)))
-        beside.rename(place)
+        draft = path.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(asdict(note)))
+        draft.rename(path)
     try:
         yield
     finally:
@@ -63,12 +60,12 @@ def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> It
 
 
 def known(notes: Path = NOTES) -> list[ServerNote]:
-    """Return the notes that there are; none where we may not look."""
+    """Return all readable notes."""
     found = []
     with suppress(OSError):
-        for place in sorted(notes.iterdir()):
+        for path in sorted(notes.iterdir()):
             with suppress(OSError, msgspec.MsgspecError):
-                found.append(msgspec.json.decode(place.read_bytes(), type=ServerNote))
+                found.append(msgspec.json.decode(path.read_bytes(), type=ServerNote))
     return found
 
 

@@ -392,10 +392,10 @@ def test_a_blocking_sandbox_can_be_remote() -> None:
                 with pytest.raises(UnsupportedError):
                     _ = sandbox.unenforced
             with pytest.raises(SandboxLostError):
-                sandbox.read("one")
+                box.read("one")
             with pytest.raises(UsageError, match="leave backend out"):
                 envkit.open_sandbox("local", url=address)
-            with pytest.raises(UsageError, match="go with the address of a server"):
+            with pytest.raises(UsageError, match="need the address of a server"):
                 envkit.open_sandbox(token="ek_x")
 
         await clock.to_thread(use)

@@ -261,21 +261,22 @@ def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(k
 def test_a_package_that_the_sandbox_does_not_see_is_named_with_the_image_to_build(kind: Kind, tmp_path: Path) -> None:
     install(tmp_path)  # in the home, of which a sandbox sees nothing
     (said,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
-    told = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox does not see"
-    assert said.startswith(told)
+    assert said.startswith(
+        "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox "
+    )
     assert "envkit image build games --with ./outside" in said
     assert "envs.image" in said
 
 
 @pytest.mark.bwrap
 def test_what_is_used_is_announced(tmp_path: Path) -> None:
-    assert script(tmp_path, "auto", "FrozenLake-v0")[0] == "sandbox: bubblewrap, 2 boxes"
+    assert script(tmp_path, "auto", "FrozenLake-v0")[0] == "sandbox: bubblewrap, 2 sandboxes"
 
 
 def test_without_bubblewrap_plain_processes_are_used_and_the_reason_announced(tmp_path: Path) -> None:
     announced = script(tmp_path, "auto", "FrozenLake-v0", path=str(tmp_path))[0]
     reason = "because bubblewrap is not installed (apt install bubblewrap)"
-    assert announced == f"sandbox: plain child processes, 2 boxes, {reason}"
+    assert announced == f"sandbox: plain child processes, 2 sandboxes, {reason}"
 
 
 def test_whoever_insists_on_bubblewrap_is_told_what_to_install(tmp_path: Path) -> None:

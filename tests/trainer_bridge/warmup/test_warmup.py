@@ -454,7 +454,7 @@ def test_dialogues_of_a_file_are_learned(chat_folder: Path, tmp_path: Path) -> N
         "greedy_validation": None,
         "wall_s": 0,
     }
-    assert display.lines == ["1 of 4 dialogues are longer than rollout.max_tokens (120): skipped"]
+    assert display.lines == ["skipped 1 of 4 dialogues, which are longer than rollout.max_tokens (120)"]
     clock.run(lambda: policy.engine.load(weights_of(policy, tmp_path)))
     assert {country: greedy(policy, country) for country in capitals} == {
         country: f"{capital}<|im_end|>" for country, capital in capitals.items()

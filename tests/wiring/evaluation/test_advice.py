@@ -1,4 +1,4 @@
-"""What is said about a language model's play beside its figures."""
+"""Warnings about a language model's evaluation."""
 
 from __future__ import annotations
 

@@ -204,14 +204,14 @@ def test_an_answer_that_reached_its_limit_is_counted_as_cut_off() -> None:
         lambda body: JSONResponse({"choices": []}),
     ],
 )
-def test_a_failure_that_may_pass_is_tried_again_and_changes_nothing(passing: Answer) -> None:
+def test_a_temporary_failure_is_retried_and_changes_nothing(passing: Answer) -> None:
     served = Served(on_the_way, [passing, on_the_way, passing, passing])
     (episode,) = played(served)
     assert (episode.succeeded, len(served.asked)) == (True, 9)
     assert served.asked[0] == served.asked[1]
 
 
-def test_the_server_says_when_to_come_again() -> None:
+def test_a_retry_waits_as_long_as_retry_after_asks() -> None:
     served = Served(on_the_way, [lambda body: failure(429, "slow down", **{"Retry-After": "1"})])
 
     async def main() -> float:
@@ -226,7 +226,7 @@ def test_the_server_says_when_to_come_again() -> None:
     assert 1.0 <= clock.run(main) < 25.0
 
 
-def test_a_server_that_hangs_is_asked_again_after_the_timeout() -> None:
+def test_a_request_to_a_hanging_server_is_retried_after_the_timeout() -> None:
     class Hangs(Served):
         async def chat(self, request: Request) -> Response:
             if not self.asked:
@@ -276,12 +276,12 @@ def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None
         (
             404,
             "The model `some/model` does not exist.",
-            "check the address (is /v1 missing?) and the name of the model",
+            "check the URL (is /v1 missing?) and the name of the model",
         ),
-        (400, "temperature must be 1", "the server refuses this request"),
+        (400, "temperature must be 1", "the server rejects this request"),
     ],
 )
-def test_what_cannot_pass_ends_the_evaluation_with_what_was_asked_and_said(
+def test_a_permanent_failure_ends_the_evaluation_with_request_and_reason(
     status: int, message: str, remedy: str
 ) -> None:
     served = Served(lambda body: failure(status, message))
@@ -293,7 +293,7 @@ def test_what_cannot_pass_ends_the_evaluation_with_what_was_asked_and_said(
     assert len(served.asked) == 1
 
 
-def test_where_no_server_is_the_address_is_named_at_once() -> None:
+def test_an_unreachable_server_is_named_at_once() -> None:
     async def main() -> None:
         async with open_endpoint(Address.of("m@http://127.0.0.1:9"), Playing(), api_key=None) as endpoint:
             await endpoint.complete([], 0)
@@ -315,13 +315,13 @@ def test_an_address_may_be_written_in_several_ways(text: str, model: str, url: s
     assert Address.of(text) == Address(model, url)
 
 
-def test_the_evaluation_tells_a_model_that_has_not_the_form_from_one_that_plays_badly() -> None:
+def test_a_model_without_the_answer_format_gets_a_warning() -> None:
     served = Served(lambda body: completion("I would rather talk.", finish="length"))
-    said: list[str] = []
+    notes_shown: list[str] = []
 
     class Display(SilentDisplay):
         def say(self, line: str) -> None:
-            said.append(line)
+            notes_shown.append(line)
 
     async def main() -> Evaluation:
         async with served.run():
@@ -342,5 +342,5 @@ def test_the_evaluation_tells_a_model_that_has_not_the_form_from_one_that_plays_
     cut, many, form = found.notes
     assert cut == "cut off: 4 of 4 episodes reached --max-turns (3), 100.0% of the answers reached --turn-tokens (7)"
     assert many.startswith("most answers were cut off: raise --turn-tokens")
-    assert form.startswith("no answer was valid: the model does not answer in the form that the environment asks for")
-    assert said == found.notes == found.as_json()["notes"]
+    assert form.startswith("no answer was valid: the model does not use the answer format of the environment")
+    assert notes_shown == found.notes == found.as_json()["notes"]

@@ -75,7 +75,7 @@ def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     assert list(found) == expected
 
 
-def test_a_world_without_splits_is_not_told_about_them() -> None:
+def test_an_environment_without_splits_gets_no_split_option() -> None:
     (task,) = evaluation_tasks("Plain-v0", {"a": 1}, "eval", 0, 1, splits=())
     assert task.options == {"a": 1}
 
@@ -85,7 +85,7 @@ def test_the_options_that_were_really_played_are_reported() -> None:
     assert evaluated("FrozenLake-v0", "expert", split="any").as_json()["options"] == {}
 
 
-def test_what_cannot_be_asked_for_is_refused_with_the_nearest_word() -> None:
+def test_unknown_names_are_rejected_with_the_nearest_one() -> None:
     with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
         evaluated("FrozenLak-v0", "random")
     with pytest.raises(UsageError, match="--policy: there is no 'exprt'; did you mean 'expert'"):
@@ -105,11 +105,11 @@ def test_rooms_of_a_file_are_played(tmp_path: Path) -> None:
 
 
 def test_greedy_attempts_are_refused_since_they_are_all_the_same() -> None:
-    with pytest.raises(UsageError, match="--greedy plays every attempt at a task alike"):
+    with pytest.raises(UsageError, match="--greedy makes all attempts at a task equal"):
         evaluated("FrozenLake-v0", "random", attempts=2, greedy=True)
 
 
-def test_levels_that_the_world_grades_are_counted_by_the_length_of_their_shortest_solution() -> None:
+def test_levels_are_counted_by_the_length_of_their_shortest_solution() -> None:
     found = evaluated("FrozenLake-v0", "expert", split="any", map="4x4", max_moves=6)
     assert [(one.shortest, one.episodes, one.successes) for one in found.by_difficulty()] == [(6, 40, 40)]
     assert found.as_json()["by_difficulty"] == [
@@ -144,7 +144,7 @@ def test_an_attempt_more_leaves_those_before_it_as_they_are() -> None:
 
 
 class Brittle(gymnasium.Env[str, str]):
-    """Two steps worth 1 each; the world breaks on odd seeds."""
+    """Two steps with reward 1 each; the environment raises on odd seeds."""
 
     observation_space = Utf8Text(10)
     action_space = Utf8Text(10)
@@ -160,7 +160,7 @@ class Brittle(gymnasium.Env[str, str]):
         return "go", 1.0, self.steps == 2, False, {"legal_moves": ["on"]}
 
 
-def test_an_episode_whose_world_breaks_is_void_and_the_others_count() -> None:
+def test_an_episode_whose_environment_raises_is_void_and_the_others_count() -> None:
     tally = OutcomeTally(5, 1, SilentDisplay(), None)
 
     async def main() -> None:
@@ -189,7 +189,7 @@ class Killer(SilentDisplay):
             self._server.kill()
 
 
-def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
+def test_a_lost_server_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "envkit", "serve", "--port", "0", "--state", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -210,8 +210,8 @@ def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
 
 
 def test_a_random_player_needs_legal_moves() -> None:
-    said = r"^Odd-v0 lists no legal moves .*; take --policy expert, if it has one, or a language model"
-    with pytest.raises(UsageError, match=said):
+    message = r"^Odd-v0 lists no legal moves .*; use --policy expert if it has an expert, or a language model"
+    with pytest.raises(UsageError, match=message):
         RandomPlayer("Odd-v0", None).choose(Observation("?"), random.Random(0))
 
 

@@ -1,4 +1,4 @@
-"""A world played by a person: what there is to see, what is sent, and how it ends."""
+"""An environment played by a person: its state, the actions, and the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER = "<answer>{}</answer>"
 
 
 class Echo(gymnasium.Env[str, str]):
-    """Says what it was told, and ends as it is told: ``win``, ``fall``, ``stop``; ``crash`` raises."""
+    """Returns the action as text; ``win``, ``fall`` and ``stop`` end the episode, ``crash`` raises."""
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - as Gymnasium's
 
@@ -91,7 +91,7 @@ def test_the_end_has_a_reason(action: str, tells_success: bool, end: str | None)
     assert after(action, Echo(tells_success=tells_success)).end == end
 
 
-def test_what_is_drawn_is_not_said_again() -> None:
+def test_text_that_is_drawn_is_not_repeated() -> None:
     game = Game(Echo(render_mode="ansi"), "Echo-v0")
     scene = game.begin(1)
     assert (scene.drawing, scene.notes) == ("\x1b[1;34m[\x1b[0mlevel 1]\n", "The rules.")
@@ -107,19 +107,19 @@ def test_without_a_drawing_the_observation_is_all_there_is() -> None:
     ("typed", "sent"),
     [("up", "<answer>up</answer>"), (" jUMP ", "<answer>Jump</answer>"), ("left", "left"), (" up up", " up up")],
 )
-def test_a_bare_move_is_said_as_the_expert_says_it_and_all_else_as_it_is(typed: str, sent: str) -> None:
+def test_a_bare_move_gets_the_experts_format_and_other_text_stays_unchanged(typed: str, sent: str) -> None:
     game = Game(Echo(), "Echo-v0", expert=EchoExpert())
     game.begin(0)
     assert game.answer(typed) == sent
 
 
-def test_without_an_expert_a_bare_move_is_sent_as_the_world_names_it_and_there_are_no_hints() -> None:
+def test_without_an_expert_a_bare_move_is_sent_by_its_name_and_there_are_no_hints() -> None:
     game = Game(Echo(), "Echo-v0")
     game.begin(0)
     assert (game.answer("JUMP "), game.has_expert, game.hint()) == ("Jump", False, ())
 
 
-def test_the_expert_is_asked_about_what_is_seen_now() -> None:
+def test_a_hint_is_for_the_current_observation() -> None:
     game = Game(Echo(), "Echo-v0", expert=EchoExpert())
     game.begin(0)
     assert game.hint() == ["up"]
@@ -127,7 +127,7 @@ def test_the_expert_is_asked_about_what_is_seen_now() -> None:
     assert game.hint() == []
 
 
-def test_a_world_that_raises_is_named() -> None:
+def test_an_environment_that_raises_is_named() -> None:
     with pytest.raises(EnvError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"):
         after("crash")
 
@@ -147,7 +147,7 @@ class Waiting(AsyncEnv):
         pass
 
 
-def test_a_world_that_waits_lists_its_moves_too() -> None:
+def test_an_async_environment_lists_its_moves_too() -> None:
     @asynccontextmanager
     async def host() -> AsyncIterator[EnvHost]:
         async with SlotHost(lambda env_id: Waiting(), 1) as slots:
@@ -190,7 +190,7 @@ def test_an_open_game_plays_the_rooms_of_a_file(tmp_path: Path) -> None:
         assert game.act(game.answer("right")).end == "solved"
 
 
-def test_what_cannot_be_opened_is_refused_with_the_nearest_word() -> None:
+def test_unknown_environments_and_splits_are_rejected_with_the_nearest_name() -> None:
     with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"), open_game("FrozenLak-v0", options={}):
         pass
     with (

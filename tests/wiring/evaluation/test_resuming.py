@@ -112,7 +112,7 @@ def test_a_resumed_evaluation_equals_one_that_was_never_interrupted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_a_model_of_this_process_goes_on_too(tmp_path: Path, model: str, greedy: bool) -> None:
+def test_an_evaluation_of_a_local_model_can_be_resumed(tmp_path: Path, model: str, greedy: bool) -> None:
     # One episode at a time: then no batch differs, and every number has to agree.
     playing = Playing(turn_tokens=6, max_turns=3, batch=1)
     how: dict[str, Any] = {"greedy": greedy, "attempts": 1, "playing": playing}

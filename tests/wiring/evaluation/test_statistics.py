@@ -35,18 +35,18 @@ def test_the_interval_of_other_values_is_the_normal_one() -> None:
     assert estimate(once(1.0), is_share=False) == (1.0, 1.0, 1.0)
 
 
-def test_attempts_that_always_end_alike_are_worth_one_each_task() -> None:
+def test_attempts_that_always_end_alike_count_as_one_episode_per_task() -> None:
     alike = [[1.0] * 5] * 8 + [[0.0] * 5] * 2
     assert estimate(alike, is_share=True) == pytest.approx(estimate(once(*[1.0] * 8, *[0.0] * 2), is_share=True))
     # The same of an amount: only the ten means of the tasks count.
     assert estimate(alike, is_share=False) == estimate(once(*[1.0] * 8, *[0.0] * 2), is_share=False)
 
 
-def test_attempts_that_scatter_within_tasks_more_than_between_them_are_worth_one_each() -> None:
+def test_attempts_with_no_correlation_within_tasks_count_as_one_episode_each() -> None:
     assert estimate([[1.0, 0.0]] * 10, is_share=True) == pytest.approx(wilson(10, 20))
 
 
-def test_attempts_that_partly_resemble_each_other_are_worth_as_many_as_scatter_like_that() -> None:
+def test_partly_correlated_attempts_count_as_the_effective_number_of_episodes() -> None:
     # Means 1, 0.5, 0.5, 0: their mean varies by (0.25 + 0.25) / 3 / 4 = 1/24, as that of 0.25 * 24 = 6 of 8 episodes.
     assert estimate([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], is_share=True) == pytest.approx(wilson(3, 6))
 
@@ -72,7 +72,7 @@ def test_each_length_is_a_stratum_of_its_own_with_its_own_interval() -> None:
     assert long.success == pytest.approx(wilson(1, 3))
 
 
-def test_too_many_lengths_are_put_together_in_order_with_about_as_many_tasks_each() -> None:
+def test_too_many_lengths_are_merged_in_order_with_about_equal_numbers_of_tasks() -> None:
     found = strata([(length, [True]) for length in (1, 1, 1, 1, 2, 3, 4, 5, 40, 90)], most=3)
     assert [(one.shortest, one.longest, one.episodes) for one in found] == [(1, 1, 4), (2, 4, 3), (5, 90, 3)]
     assert found[2].mean == 45.0

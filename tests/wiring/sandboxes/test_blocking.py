@@ -29,28 +29,28 @@ pytestmark = pytest.mark.bwrap
 
 
 @pytest.fixture
-def box() -> Iterator[BlockingSandbox]:
+def sandbox() -> Iterator[BlockingSandbox]:
     with envkit.open_sandbox(backend="local") as opened:
         yield opened
 
 
-def test_a_program_gives_its_exit_code_and_exactly_its_bytes(box: BlockingSandbox) -> None:
-    done = box.exec(["sh", "-c", r"printf '\377\000a'; echo wrong >&2; exit 3"], timeout_s=10)
+def test_a_program_gives_its_exit_code_and_exactly_its_bytes(sandbox: BlockingSandbox) -> None:
+    done = sandbox.exec(["sh", "-c", r"printf '\377\000a'; echo wrong >&2; exit 3"], timeout_s=10)
     assert (done.exit_code, done.stdout_bytes, done.stderr, done.timed_out) == (3, b"\xff\x00a", "wrong\n", False)
     assert done.stdout == "\N{REPLACEMENT CHARACTER}\0a"
 
 
-def test_a_command_needs_no_timeout_and_has_one_of_a_minute(box: BlockingSandbox) -> None:
-    assert box.exec(["echo", "quick"]).stdout == "quick\n"
-    assert box.shell().run("echo quick").stdout == "quick\n"
+def test_a_command_needs_no_timeout_and_has_one_of_a_minute(sandbox: BlockingSandbox) -> None:
+    assert sandbox.exec(["echo", "quick"]).stdout == "quick\n"
+    assert sandbox.shell().run("echo quick").stdout == "quick\n"
     for call in (BlockingSandbox.exec, BlockingShell.run):
         assert inspect.signature(call).parameters["timeout_s"].default == 60.0
 
 
 def test_its_text_names_id_backend_and_state() -> None:
-    with envkit.open_sandbox(backend="local") as box:
-        assert repr(box) == f"<sandbox {box.id}: local, running>"
-    assert repr(box) == f"<sandbox {box.id}: local, stopped>"
+    with envkit.open_sandbox(backend="local") as sandbox:
+        assert repr(sandbox) == f"<sandbox {sandbox.id}: local, running>"
+    assert repr(sandbox) == f"<sandbox {sandbox.id}: local, stopped>"
 
 
 class Runs(AsyncEnv):
@@ -73,7 +73,7 @@ class Runs(AsyncEnv):
         await self._kept.aclose()
 
 
-def test_an_environment_that_waits_has_a_sandbox_for_each_episode_without_threads_of_its_own() -> None:
+def test_an_async_environment_opens_a_sandbox_per_episode_without_threads() -> None:
     envkit.register("Runs-v0", Runs)
     marker = new_marker()
     with closing(envkit.make("Runs-v0")) as env:
@@ -84,67 +84,67 @@ def test_an_environment_that_waits_has_a_sandbox_for_each_episode_without_thread
     assert sleepers(marker) == []
 
 
-def test_a_program_reads_text_or_bytes(box: BlockingSandbox) -> None:
-    assert box.exec(["cat"], timeout_s=10, stdin="é").stdout == "é"
-    assert box.exec(["cat"], timeout_s=10, stdin=b"\xff").stdout_bytes == b"\xff"
+def test_a_program_reads_text_or_bytes(sandbox: BlockingSandbox) -> None:
+    assert sandbox.exec(["cat"], timeout_s=10, stdin="é").stdout == "é"
+    assert sandbox.exec(["cat"], timeout_s=10, stdin=b"\xff").stdout_bytes == b"\xff"
 
 
-def test_a_shell_keeps_its_state_and_has_a_name(box: BlockingSandbox) -> None:
-    box.shell().run("cd /tmp; x=1", timeout_s=10)
-    assert box.shell().run("echo $PWD $x", timeout_s=10).stdout == "/tmp 1\n"
-    assert box.shell("other").run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
-    box.shell().close()
-    assert box.shell().run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
+def test_a_shell_keeps_its_state_and_has_a_name(sandbox: BlockingSandbox) -> None:
+    sandbox.shell().run("cd /tmp; x=1", timeout_s=10)
+    assert sandbox.shell().run("echo $PWD $x", timeout_s=10).stdout == "/tmp 1\n"
+    assert sandbox.shell("other").run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
+    sandbox.shell().close()
+    assert sandbox.shell().run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
 
 
-def test_files_and_folders_go_in_and_out(box: BlockingSandbox, tmp_path: Path) -> None:
+def test_files_and_folders_go_in_and_out(sandbox: BlockingSandbox, tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "deep" / "one").write_text("1")
-    box.upload(tmp_path / "in", "there")
-    box.write("there/two", "2")
-    box.download("there", tmp_path / "out")
+    sandbox.upload(tmp_path / "in", "there")
+    sandbox.write("there/two", "2")
+    sandbox.download("there", tmp_path / "out")
     assert {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")} == {
         "deep",
         "deep/one",
         "two",
     }
-    assert (box.read("there/deep/one"), (tmp_path / "out" / "two").read_text()) == (b"1", "2")
+    assert (sandbox.read("there/deep/one"), (tmp_path / "out" / "two").read_text()) == (b"1", "2")
     with pytest.raises(MissingFileError):
-        box.read("nowhere")
+        sandbox.read("nowhere")
 
 
-def test_an_episode_branches_at_a_snapshot(box: BlockingSandbox) -> None:
-    box.write("state", "before")
-    kept = box.snapshot()
-    box.write("state", "after")
-    with box.restore(kept) as branch, box.restore(kept) as another:
+def test_an_episode_branches_at_a_snapshot(sandbox: BlockingSandbox) -> None:
+    sandbox.write("state", "before")
+    kept = sandbox.snapshot()
+    sandbox.write("state", "after")
+    with sandbox.restore(kept) as branch, sandbox.restore(kept) as another:
         branch.write("state", "elsewhere")
-        assert [one.read("state") for one in (box, branch, another)] == [b"after", b"elsewhere", b"before"]
-    assert box.read("state") == b"after"
+        assert [one.read("state") for one in (sandbox, branch, another)] == [b"after", b"elsewhere", b"before"]
+    assert sandbox.read("state") == b"after"
     with pytest.raises(SandboxStartError, match="no snapshot"):
-        box.restore("snapshot-99")
+        sandbox.restore("snapshot-99")
 
 
-def test_a_port_inside_is_reached(box: BlockingSandbox) -> None:
-    box.shell().run("cd /usr; python3 -m http.server --bind 127.0.0.1 8123 >/dev/null 2>&1 &", timeout_s=10)
+def test_a_port_inside_is_reached(sandbox: BlockingSandbox) -> None:
+    sandbox.shell().run("cd /usr; python3 -m http.server --bind 127.0.0.1 8123 >/dev/null 2>&1 &", timeout_s=10)
     up = "until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8123))' 2>/dev/null; do :; done"
-    box.exec(["sh", "-c", up], timeout_s=20)
-    with box.connect(8123) as stream:
+    sandbox.exec(["sh", "-c", up], timeout_s=20)
+    with sandbox.connect(8123) as stream:
         stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert stream.recv(15).startswith(b"HTTP/1.0 200")
 
 
-def test_threads_share_a_box(box: BlockingSandbox) -> None:
+def test_threads_share_a_sandbox(sandbox: BlockingSandbox) -> None:
     with ThreadPoolExecutor(8) as threads:
-        said = list(threads.map(lambda number: box.exec(["echo", str(number)], timeout_s=20).stdout, range(40)))
-    assert said == [f"{number}\n" for number in range(40)]
+        outputs = list(threads.map(lambda number: sandbox.exec(["echo", str(number)], timeout_s=20).stdout, range(40)))
+    assert outputs == [f"{number}\n" for number in range(40)]
 
 
-def test_a_box_that_was_stopped_says_so_and_stops_again_quietly(box: BlockingSandbox) -> None:
-    box.stop()
-    box.stop()
+def test_a_stopped_sandbox_raises_and_can_be_stopped_again(sandbox: BlockingSandbox) -> None:
+    sandbox.stop()
+    sandbox.stop()
     with pytest.raises(SandboxLostError, match="stopped"):
-        box.exec(["true"], timeout_s=5)
+        sandbox.exec(["true"], timeout_s=5)
 
 
 def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
@@ -156,8 +156,8 @@ def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
         envkit.open_sandbox(backend="local", orphan_ttl_s=1.0)
     with pytest.raises(UsageError, match="backend: must be one of 'auto', 'local', 'docker', 'process', got 'podman'"):
         envkit.open_sandbox(backend="podman")  # type: ignore[arg-type]
-    with pytest.raises(SandboxNotFoundError, match="no sandbox 'box-1' on this machine"):
-        kind_of("box-1")
+    with pytest.raises(SandboxNotFoundError, match="no sandbox 'sandbox-1' on this machine"):
+        kind_of("sandbox-1")
 
 
 @pytest.mark.parametrize(
@@ -175,44 +175,44 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_name(options: dict[str, Any
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_has_no_part_in_a_box(box: BlockingSandbox) -> None:
+def test_a_forked_process_cannot_use_a_sandbox(sandbox: BlockingSandbox) -> None:
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             with pytest.raises(UsageError, match="belongs to process"):
-                box.exec(["true"], timeout_s=5)
-            box.stop()
+                sandbox.exec(["true"], timeout_s=5)
+            sandbox.stop()
             with envkit.open_sandbox(backend="local") as own:
                 code = own.exec(["sh", "-c", "exit 7"], timeout_s=10).exit_code or 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert box.exec(["echo", "here"], timeout_s=10).stdout == "here\n"
+    assert sandbox.exec(["echo", "here"], timeout_s=10).stdout == "here\n"
 
 
-def test_a_spec_that_cannot_be_held_is_refused_and_leaves_nothing_open() -> None:
+def test_an_unsupported_spec_is_rejected_and_leaves_nothing_open() -> None:
     before = set(threading.enumerate())
     with pytest.raises(SandboxStartError, match="profile"):
         envkit.open_sandbox(backend="local", profile="system")
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)  # a worker that has been told to end may take a moment
+        thread.join(10)  # a worker may need a moment to end
     assert set(threading.enumerate()) <= before
 
 
 INTERRUPTED = """
 import envkit, signal, threading, os, time
-with envkit.open_sandbox(backend="local") as box:
+with envkit.open_sandbox(backend="local") as sandbox:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        box.exec(["sleep", "{marker}"], timeout_s=100)
+        sandbox.exec(["sleep", "{marker}"], timeout_s=100)
     except KeyboardInterrupt:
-        left = box.exec(["sh", "-c", "ps ax | grep -c '[s]leep {marker}'"], timeout_s=20).stdout
+        left = sandbox.exec(["sh", "-c", "ps ax | grep -c '[s]leep {marker}'"], timeout_s=20).stdout
         print("interrupted", left)
 """
 
 
-def test_an_interrupt_ends_the_program_that_is_waited_for_and_not_the_box() -> None:
+def test_an_interrupt_ends_the_current_program_and_not_the_sandbox() -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED.format(marker=new_marker())],
         capture_output=True,
@@ -225,13 +225,13 @@ def test_an_interrupt_ends_the_program_that_is_waited_for_and_not_the_box() -> N
 
 FORGOTTEN = """
 import envkit, os, signal
-box = envkit.open_sandbox(backend="local", command=["sleep", "{marker}"])
+sandbox = envkit.open_sandbox(backend="local", command=["sleep", "{marker}"])
 {end}
 """
 
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["forgotten", "killed"])
-def test_nothing_runs_on_when_the_program_ends(end: str) -> None:
+def test_no_sandbox_survives_the_end_of_the_program(end: str) -> None:
     marker = str(70_000_000 + os.getpid())
     code = FORGOTTEN.format(marker=marker, end=end)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -257,21 +257,21 @@ import envkit, gc, threading
 
 class Node: pass
 
-with envkit.open_sandbox(backend="process") as box:
+with envkit.open_sandbox(backend="process") as sandbox:
     node = Node()
-    node.me, node.box = node, envkit.open_sandbox(backend="process", command=["sleep", "{marker}"])
+    node.me, node.sandbox = node, envkit.open_sandbox(backend="process", command=["sleep", "{marker}"])
     del node
     async def collect():
         gc.collect()
-    box.wait_for(collect)
+    sandbox.wait_for(collect)
     for thread in threading.enumerate():
         if thread.name == "envkit-close":
             thread.join()
-    print(box.exec(["sh", "-c", "ps ax | grep -c '[s]leep {marker}'"], timeout_s=20).stdout)
+    print(sandbox.exec(["sh", "-c", "ps ax | grep -c '[s]leep {marker}'"], timeout_s=20).stdout)
 """
 
 
-def test_a_box_that_is_collected_in_the_loops_own_thread_is_stopped() -> None:
+def test_a_sandbox_collected_in_the_loop_thread_is_stopped() -> None:
     code = COLLECTED.format(marker=new_marker())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("0\n\n", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from envkit.wiring.sandboxes import running_servers
 
 
-def test_a_note_is_there_for_as_long_as_its_server_however_that_ends(tmp_path: Path) -> None:
+def test_a_note_exists_as_long_as_its_server(tmp_path: Path) -> None:
     notes = tmp_path / "run" / "servers"
     ledger = tmp_path / "fleet.sqlite"
     with running_servers.noted("a1", ledger, "http://[::1]:8000", notes):
@@ -29,7 +29,7 @@ def test_a_note_is_there_for_as_long_as_its_server_however_that_ends(tmp_path: P
     assert running_servers.known(notes) == []
 
 
-def test_without_a_place_for_notes_a_server_goes_without_and_what_is_none_is_passed_over(tmp_path: Path) -> None:
+def test_a_server_without_a_folder_for_notes_works_and_unreadable_notes_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with running_servers.noted("a1", tmp_path / "fleet.sqlite", "unix:/tmp/s", tmp_path / "file" / "below"):
         assert running_servers.known(tmp_path / "file" / "below") == []

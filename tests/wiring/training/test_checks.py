@@ -128,7 +128,7 @@ def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any]
     assert "\n" not in found[0]
 
 
-def test_a_sandbox_that_cannot_be_had_here_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_of_sandbox_that_does_not_work_here_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     (found,) = checks.check(run_of(sandbox={"kind": "local"}))
     assert found.startswith("sandbox.kind: local does not work here: bubblewrap ")
@@ -150,7 +150,7 @@ def test_a_docker_daemon_that_does_not_answer_is_a_problem_before_anything_is_wr
 
 
 @pytest.mark.parametrize(
-    ("env", "code", "said"),
+    ("env", "code", "message"),
     [
         (
             {},
@@ -165,15 +165,15 @@ def test_a_docker_daemon_that_does_not_answer_is_a_problem_before_anything_is_wr
     ],
 )
 def test_a_model_of_the_hub_that_is_not_here_is_named_without_a_network(
-    env: dict[str, str], code: int, said: str, tmp_path: Path
+    env: dict[str, str], code: int, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: a/b}}")
-    told = envkit("check", "run.yaml", cwd=tmp_path, HF_HOME=str(tmp_path / "hub"), **env)
-    assert (told[0], told[1]) == (code, "" if code else "ok\n")
-    assert told[2].startswith(said)
+    result = envkit("check", "run.yaml", cwd=tmp_path, HF_HOME=str(tmp_path / "hub"), **env)
+    assert (result[0], result[1]) == (code, "" if code else "ok\n")
+    assert result[2].startswith(message)
 
 
-def test_a_model_of_the_hub_that_is_here_needs_no_word(tmp_path: Path) -> None:
+def test_a_cached_model_of_the_hub_gets_no_warning(tmp_path: Path) -> None:
     kept = tmp_path / "hub" / "hub" / "models--a--b"
     for file, text in (("refs/main", "0123"), ("snapshots/0123/config.json", "{}")):
         (kept / file).parent.mkdir(parents=True)
@@ -188,12 +188,12 @@ def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> No
     rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
     (problem,) = checks.check(run_of(env={"id": "Sokoban-v0", "options": {"level_file": str(rooms)}}))
     assert problem.startswith("env.options.level_file: cannot be set by reset, only by make or register(..., options=...)")
-    world = "envkit.environments.sokoban:Sokoban"
+    sokoban = "envkit.environments.sokoban:Sokoban"
     own = register(
         "Rooms-v0",
-        world,
+        sokoban,
         options={"level_file": str(rooms)},
-        expert=f"{world}Expert",
+        expert=f"{sokoban}Expert",
         compact_options={"instructions": False},
     )
     assert checks.check(run_of(env={"id": own.id})) == []
@@ -259,7 +259,7 @@ def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Pat
 # --- Meaning ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_tiny_policy_reads_the_tersest_text_answers_in_a_token_and_is_warmed_up() -> None:
+def test_a_tiny_policy_reads_compact_text_answers_in_one_token_and_is_warmed_up() -> None:
     run = resolve.resolve(run_of())
     assert run.env.options == {"instructions": False}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (1, "demonstrations")

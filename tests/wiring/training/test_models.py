@@ -65,9 +65,9 @@ def loaded(folder: Path | str) -> tuple[Any, Any]:
     ],
 )
 def test_a_model_that_is_not_here_is_refused_with_what_to_do(cache: Path, name: str, problem: str) -> None:
-    for look in (verify, locate):
+    for check in (verify, locate):
         with pytest.raises(UsageError) as caught:
-            look(name)
+            check(name)
         assert caught.value.detail.startswith(problem)
 
 
@@ -118,8 +118,8 @@ def test_a_gguf_file_becomes_a_model_folder_with_its_weights_tokens_and_template
     assert sum(weight.numel() for weight in model.parameters()) == sum(tensor.size for tensor in expected.values())
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2]
     assert (tokenizer.eos_token, model.config.eos_token_id) == ("<|im_end|>", 2)
-    said = tokenizer.apply_chat_template([{"role": "user", "content": "up"}], tokenize=False)
-    assert said == "<|im_start|>user\nup<|im_end|>\n"
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "up"}], tokenize=False)
+    assert prompt == "<|im_start|>user\nup<|im_end|>\n"
 
 
 def test_a_gguf_file_is_converted_once_whatever_its_name(cache: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_two_processes_at_once_convert_once(small: CatalogueModel) -> None:
     assert is_model(small.folder)
 
 
-def test_a_python_without_pip_is_said_to_have_none(small: CatalogueModel, tmp_path: Path) -> None:
+def test_a_python_without_pip_is_named_in_the_error(small: CatalogueModel, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     packages = tmp_path / "packages"
     packages.mkdir()

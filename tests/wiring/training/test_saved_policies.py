@@ -107,7 +107,7 @@ def chat_folder(tmp_path: Path) -> Path:
     return write_chat(tmp_path / "chat", seed=2)
 
 
-def test_a_tiny_policy_may_go_on_without_a_warm_up(tiny: Path) -> None:
+def test_a_saved_tiny_policy_can_train_without_a_warm_up(tiny: Path) -> None:
     assert checks.check(run_of(tiny, warmup={"kind": "none"})) == []
 
 

@@ -71,7 +71,7 @@ async def main():
         print("goes on", flush=True)
         seconds = 2.1
         signal.raise_signal(getattr(signal, sys.argv[1]))
-        print("never said", flush=True)
+        print("never printed", flush=True)
 
 clock.run(main)
 """

@@ -27,7 +27,7 @@ def save(tokenizer: Any, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_templates_of_five_kinds_give_the_same_tokens_but_for_what_they_rewrite(name: str, tmp_path: Path) -> None:
+def test_five_kinds_of_templates_give_the_same_tokens_except_for_rewritten_turns(name: str, tmp_path: Path) -> None:
     report = check_template(save(tokenizer_of(name), tmp_path))
     found = {one.name: one.outcome for one in report.verdicts}
     kept = {dialogue for dialogue, outcome in found.items() if outcome == "answers kept"}
@@ -47,7 +47,7 @@ def test_smollm2_gives_the_templates_tokens_turn_by_turn_and_stops_at_the_end_of
     assert {one.outcome for one in report.verdicts} == {"same", "answers kept"}
 
 
-def test_turns_that_the_template_ends_with_text_differ_at_the_end_that_the_policy_says(
+def test_turns_that_the_template_ends_with_text_differ_at_their_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = tokenizer_of("chatml")
@@ -84,5 +84,5 @@ def test_a_template_that_takes_no_system_prompt_is_no_failure(
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no chat template; envkit frames its observations with <answer> tags"):
         check_template(save(make_tokenizer(["up", "down"]), tmp_path))
-    with pytest.raises(UsageError, match="no model at .*nowhere; name a folder"):
+    with pytest.raises(UsageError, match=r"^no model at .*nowhere; name a folder"):
         check_template(str(tmp_path / "nowhere"))
