@@ -126,9 +126,9 @@ def test_a_run_whose_episodes_all_end_alike_says_so_and_what_to_try(tmp_path: Pa
         ([], "runs/lake: already holds a run; continue it with --resume or replace it with --force"),
         (
             ["--resume", "--set", "trainer.learning_rate=0.25"],
-            "trainer.learning_rate: the run has 0.001, the file says 0.25; use --force to start again or the old value",
+            "trainer.learning_rate: the run has 0.001, the file has 0.25; use the old value, or --force to start over",
         ),
-        (["--output", "lake.yaml"], "lake.yaml: File exists; a file stands where a folder is needed"),
+        (["--output", "lake.yaml"], "lake.yaml: File exists; a file has the name of a folder"),
         (["--output", "runs", "--resume"], "runs/checkpoints: no checkpoint to continue from"),
         (["--set", "engine.model=./nowhere"], "engine.model: ./nowhere is no model folder"),
     ],

@@ -171,7 +171,7 @@ def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "file: is empty; it should have one JSON object for each episode"),
+        (b"", "file: is empty; it must have one JSON object per episode"),
         (
             b'{"format":1',
             r"file: line 1 is damaged or not an episode of format 1 \(Input data was truncated\); ",

@@ -174,7 +174,7 @@ def test_a_run_of_another_format_is_neither_continued_nor_replaced(
 def test_not_even_force_takes_files_of_the_same_names_that_no_run_made(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{tmp_path}: holds {name}, which no run made; .*--output"):
+    with pytest.raises(UsageError, match=f"{tmp_path}: {name} exists but belongs to no run; .*--output"):
         create(tmp_path, force=True)
     assert (tmp_path / name).read_text() == "mine"
 
@@ -293,7 +293,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_told_the_process(tmp_pat
 
 def test_a_folder_is_free_again_after_close_and_after_a_refused_resume(tmp_path: Path) -> None:
     run_of(tmp_path, steps=1)
-    with pytest.raises(UsageError, match="seed: the run has 7, the file says 8"):
+    with pytest.raises(UsageError, match="seed: the run has 7, the file has 8"):
         resume(tmp_path, CONFIG.replace("seed: 7", "seed: 8"), step=1)
     record = resume(tmp_path, step=1)
     record.close()
@@ -302,7 +302,7 @@ def test_a_folder_is_free_again_after_close_and_after_a_refused_resume(tmp_path:
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{tmp_path}/new: holds no run to continue"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/new: no run to continue"):
         resume(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -310,11 +310,11 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("0.0003", "0.001", "trainer.learning_rate: the run has 0.0003, the file says 0.001; use --force"),
-        ("steps: 10", "steps: 9", "trainer.steps: the run has 10, the file says 9;"),
-        ("options: {}", "options: {size: 6}", "env.options.size: the run has nothing, the file says 6;"),
-        ("  learning_rate: 0.0003\n", "", "trainer.learning_rate: the run has 0.0003, the file says nothing;"),
-        ("Sokoban-v0", "null", "env.id: the run has Sokoban-v0, the file says null;"),
+        ("0.0003", "0.001", "trainer.learning_rate: the run has 0.0003, the file has 0.001; use the old value"),
+        ("steps: 10", "steps: 9", "trainer.steps: the run has 10, the file has 9;"),
+        ("options: {}", "options: {size: 6}", "env.options.size: the run has no value, the file has 6;"),
+        ("  learning_rate: 0.0003\n", "", "trainer.learning_rate: the run has 0.0003, the file has no value;"),
+        ("Sokoban-v0", "null", "env.id: the run has Sokoban-v0, the file has null;"),
     ],
 )
 def test_a_resume_with_another_configuration_names_the_key_and_both_values(
@@ -376,7 +376,7 @@ def test_a_disk_that_runs_full_ends_the_run_with_what_to_do_and_keeps_what_was_w
             record.step(step, {"success": 0.1, "return": 1 / 3, "entropy_nats": 2 / 3})
     assert str(caught.value) == (
         f"{folder}/metrics.jsonl: No space left on device; "
-        "free some space and go on from the last checkpoint with --resume"
+        "free some space and continue from the last checkpoint with --resume"
     )
     with pytest.raises(UsageError, match=r"summary.json: No space left on device"):
         record.summary({"train_steps": step})
