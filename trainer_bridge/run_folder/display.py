@@ -194,7 +194,7 @@ class _Part:
                 self.began_s, self._first = earlier.began_s, earlier._first
 
     def eta(self, now: float) -> str:
-        """Return the remaining time, from the pace since the first advance, which restores the progress of a resumed run."""
+        """Return the remaining time, from the pace since the first advance (a resumed run jumps to its progress)."""
         if self._first is None or self.done <= self._first[0] or self.done >= self.total:
             return ""
         pace_s = (self._last_s - self._first[1]) / (self.done - self._first[0])
