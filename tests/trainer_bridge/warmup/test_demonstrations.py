@@ -114,8 +114,10 @@ def test_an_expert_who_never_knows_a_move_is_given_up() -> None:
     with pytest.raises(ConfigError) as caught:
         lessons_of("#", number=1)
     assert caught.value.problems == (
-        "warmup.kind: the expert of World-v0 knew no move in 1,000 episodes in a row; "
-        "use none, with a pretrained engine.model",
+        (
+            "warmup.kind: the expert of World-v0 knew no move in 1,000 episodes in a row; "
+            "use none, with a pretrained engine.model"
+        ),
     )
 
 
