@@ -54,13 +54,13 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         **_SOKOBAN,
         "id": "SokobanEasy-v0",
         "options": {"size": 6, "boxes": 2, "max_moves": 20, "reward": "sparse", "format_penalty": 0.1},
-        "summary": "GEM's easy Sokoban: 6x6, two boxes, twenty moves, a reward only for the solution.",
+        "summary": "GEM's easy Sokoban: 6x6, two boxes, twenty moves, sparse reward.",
     },
     {
         **_SOKOBAN,
         "id": "SokobanHard-v0",
         "options": {"size": 8, "boxes": 4, "max_moves": 50, "reward": "sparse", "format_penalty": 0.1},
-        "summary": "GEM's hard Sokoban: 8x8, four boxes, fifty moves, a reward only for the solution.",
+        "summary": "GEM's hard Sokoban: 8x8, four boxes, fifty moves, sparse reward.",
     },
     {
         **_LAKE,
