@@ -50,7 +50,7 @@ def main() -> None:
     np.random.seed(_SEED)
     words = iter(sys.argv[1:])
     steps = int(next(words))
-    said = sys.stdout
+    output = sys.stdout
     sys.stdout = sys.stderr  # the peer prints about its own retries
     for word in words:
         room, levels = word.split("=")
@@ -58,7 +58,7 @@ def main() -> None:
         env = SokobanEnv((size, size), max_steps=_MAX_STEPS, num_boxes=boxes, reset=False)
         for _ in range(int(levels)):
             env.reset(render_mode=_TINY)
-            print(json.dumps(_play(env, steps)), file=said)
+            print(json.dumps(_play(env, steps)), file=output)
 
 
 if __name__ == "__main__":

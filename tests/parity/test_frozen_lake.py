@@ -76,9 +76,7 @@ class Peer:
 @pytest.mark.parametrize("mode", ["sync", "native"])
 @pytest.mark.parametrize("map", ["4x4", "8x8"])
 @pytest.mark.parametrize("slip", [0.0, 2 / 3])
-def test_the_lake_moves_rewards_and_ends_as_gymnasiums_does(
-    mode: Literal["sync", "native"], map: str, slip: float
-) -> None:
+def test_moves_rewards_and_ends_agree_with_gymnasium(mode: Literal["sync", "native"], map: str, slip: float) -> None:
     envs = envkit.make_vec(
         "FrozenLake-v0",
         NUM_ENVS,

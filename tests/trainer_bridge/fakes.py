@@ -31,7 +31,7 @@ from envkit.types import (
 
 @dataclass(frozen=True)
 class Answer:
-    """What the world says to a reset or step, after how long; or what it raises."""
+    """The observation of a reset or step and its delay, or the error that it raises."""
 
     text: str = "."
     reward: float = 0.0
@@ -47,14 +47,14 @@ class ScriptedEpisode:
     """Gives its answers in order; the first one is that of `reset`, the last one is given again and again."""
 
     answers: Sequence[Answer]
-    heard: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
 
     async def reset(self) -> Reset:
         answer = await self._next()
         return Reset(Observation(answer.text, answer.legal_moves), answer.info)
 
     async def step(self, action: str) -> Step:
-        self.heard.append(action)
+        self.actions.append(action)
         answer = await self._next()
         ends = (answer.ends == "terminated", answer.ends == "truncated")
         return Step(Observation(answer.text, answer.legal_moves), answer.reward, *ends, answer.info)

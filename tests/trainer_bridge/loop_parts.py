@@ -76,9 +76,9 @@ class Part:
             engine=self.engine,
             trainer=self.trainer,
             evaluator=Evaluator(
-                rollout, [Task("World-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
+                rollout, [Task("Scripted-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
             ),
-            tasks=lambda number: Task("World-v0", number),
+            tasks=lambda number: Task("Scripted-v0", number),
             record=self.notes,
             checkpoints=folder,
             settings=settings,

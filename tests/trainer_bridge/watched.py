@@ -47,8 +47,8 @@ def params(seed: int = 0, *, n: int = 4, **changes: Any) -> SamplingParams:
 
 
 def agrees_with_the_slow_way(model: Any, prompt: Sequence[int], how: SamplingParams, got: Completion) -> None:
-    said, logps = slow_generate(model, prompt, how)
-    assert list(got.token_ids) == said
+    expected, logps = slow_generate(model, prompt, how)
+    assert list(got.token_ids) == expected
     assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
-    stopped = said[-1] in how.stop
+    stopped = expected[-1] in how.stop
     assert got.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)

@@ -73,7 +73,7 @@ def test_a_player_is_never_walked_over(physics: Physics) -> None:
                 assert cells == [player, other, beyond]
 
 
-def test_what_a_move_may_do_in_sokoban_is_this_and_no_more() -> None:
+def test_a_move_in_sokoban_has_exactly_these_effects() -> None:
     changes = {}
     for ahead in SOKOBAN.symbols:
         for beyond in f"{SOKOBAN.symbols}\n":
@@ -86,7 +86,7 @@ def test_what_a_move_may_do_in_sokoban_is_this_and_no_more() -> None:
     assert changes == walks | pushes
 
 
-def test_what_a_move_may_do_on_the_lake_is_this_and_no_more() -> None:
+def test_a_move_on_the_lake_has_exactly_these_effects() -> None:
     arrivals = {"_": ("P", 0), "O": ("X", 0), "G": ("√", 1)}
     for ahead in LAKE.symbols:
         for beyond in f"{LAKE.symbols}\n":
@@ -180,7 +180,7 @@ MANY_MOVES = st.lists(st.sampled_from(MOVES), min_size=1, max_size=40)
 
 @settings(deadline=None)
 @given(rooms(), MANY_MOVES)
-def test_sokoban_is_played_as_sets_of_cells_play_it(room: str, moves: list[str]) -> None:
+def test_sokoban_agrees_with_an_implementation_on_sets_of_cells(room: str, moves: list[str]) -> None:
     model = Model(room)
     for move in moves:
         model.play(move)
@@ -190,7 +190,7 @@ def test_sokoban_is_played_as_sets_of_cells_play_it(room: str, moves: list[str])
 
 @settings(deadline=None)
 @given(rooms(), MANY_MOVES)
-def test_walls_boxes_targets_and_players_stay_as_many(room: str, moves: list[str]) -> None:
+def test_the_numbers_of_walls_boxes_targets_and_players_never_change(room: str, moves: list[str]) -> None:
     before = _counted(room)
     left = room.count("X")
     here = SOKOBAN.find_player(room)
@@ -216,7 +216,7 @@ def _counted(room: str) -> tuple[int, ...]:
 
 @settings(deadline=None)
 @given(lakes(), MANY_MOVES)
-def test_a_walk_over_a_lake_changes_nothing_but_where_the_player_is(lake: str, moves: list[str]) -> None:
+def test_a_walk_over_a_lake_changes_only_the_position_of_the_player(lake: str, moves: list[str]) -> None:
     ice = lake.replace("P", "_")
     rows = ice.split("\n")
     row, column = divmod(lake.find("P"), len(rows) + 1)
@@ -234,7 +234,7 @@ def test_a_walk_over_a_lake_changes_nothing_but_where_the_player_is(lake: str, m
 
 @settings(deadline=None)
 @given(st.data(), st.integers(4, 7), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_many_rooms_in_one_batch_are_played_as_each_alone(
+def test_rooms_in_a_batch_play_like_single_rooms(
     data: st.DataObject, side: int, count: int, rng: random.Random
 ) -> None:
     _assert_batch_plays(SOKOBAN, [data.draw(rooms(side)) for _ in range(count)], side, rng)
@@ -242,7 +242,7 @@ def test_many_rooms_in_one_batch_are_played_as_each_alone(
 
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 6), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_many_lakes_in_one_batch_are_played_as_each_alone(
+def test_lakes_in_a_batch_play_like_single_lakes(
     data: st.DataObject, side: int, count: int, rng: random.Random
 ) -> None:
     _assert_batch_plays(LAKE, [data.draw(lakes(side)) for _ in range(count)], side, rng)
