@@ -1,4 +1,4 @@
-"""Finding the move in what a language model wrote."""
+"""Parsing the move in the output of a language model."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_nothing_around_a_pair_of_tags_is_an_error(before: str, move: str, after
 
 
 def _calls_to_parse(text: str) -> int:
-    """Count the calls that parsing makes, each of which looks at every character at most once."""
+    """Count the calls of parsing; each visits every character at most once."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Arithmetic: its problems are exact, their splits share none, and only the right number is rewarded."""
+"""Arithmetic: problems are exact, splits are disjoint, and only the right number is rewarded."""
 
 from __future__ import annotations
 

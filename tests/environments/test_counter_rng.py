@@ -1,4 +1,4 @@
-"""Chances: numbers that follow from a seed and a count. Axes: B numbers."""
+"""Counter-based random numbers, from a seed and a count. Axes: B numbers."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_an_expert_has_no_move_for_a_text_without_a_board(env_id: str) -> None:
 
 
 class Memory(NamedTuple):
-    """What a process holds.
+    """The memory and objects of a process.
 
     Attributes:
         blocks: Small Python objects. Nobody leaks without them.
@@ -208,7 +208,7 @@ WARM_EPISODES = 5_000
 
 @pytest.mark.slow
 def test_a_million_single_steps_leave_no_memory_behind() -> None:
-    """No answer is like another one, and no level either."""
+    """All answers differ, and all levels differ."""
     env = envkit.make("FrozenLake-v0", max_moves=60)
     env.reset(seed=0)
     step = episodes = number = 0
@@ -245,7 +245,7 @@ def test_a_million_numpy_steps_leave_no_memory_behind() -> None:
 
 @pytest.mark.slow
 def test_a_million_numpy_texts_leave_no_memory_behind() -> None:
-    """No answer is like another one; episodes start again in the step in which they end, and leave a last text."""
+    """All answers differ; episodes restart in the step of their end, with a final observation."""
     vector = envkit.make_vec("FrozenLake-v0", 1000, autoreset="SameStep", max_moves=60, frozen=0.95, slip=0.3)
     vector.reset(seed=0)
 

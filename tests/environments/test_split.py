@@ -1,4 +1,4 @@
-"""Splits: a level belongs to one by its content."""
+"""Splits: the content of a level determines its split."""
 
 from __future__ import annotations
 

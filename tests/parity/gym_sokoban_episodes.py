@@ -1,4 +1,4 @@
-"""Plays random episodes in gym-sokoban's own levels and writes what happened as JSON, one level a line.
+"""Plays random episodes in gym-sokoban's levels and writes the results as JSON, one level per line.
 
 A program for the virtual environment of the peers (``make peers``), where envkit is not installed. Boards are lists of
 the peer's codes, row by row, with 6 for the player on a target: envkit's codes, too.
@@ -27,7 +27,7 @@ def _codes(env: Any) -> list[int]:
 
 
 def _play(env: Any, steps: int) -> dict[str, object]:
-    """Play random pushes, from the start again whenever the level is solved."""
+    """Play random pushes; restart whenever the level is solved."""
     start = env.room_state.copy()
     actions, boards, rewards, ends = [], [], [], []
     first = _codes(env)

@@ -1,4 +1,4 @@
-"""The lake is Gymnasium's FrozenLake-v1: on its maps, given the same chances, the same happens."""
+"""Parity with Gymnasium's FrozenLake-v1, on its maps and with the same random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAYER = 3  # more, for the player on a cell
 
 
 class Chances:
-    """Stands where Gymnasium keeps its generator: the numbers by which envkit slips after a reset with `seed`."""
+    """Replaces Gymnasium's generator with the random numbers of envkit after a reset with `seed`."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -36,7 +36,7 @@ class Chances:
 
 
 class Peer:
-    """Gymnasium's lake, given envkit's chances, and beginning again in the step after an end."""
+    """Gymnasium's lake with envkit's random numbers; it restarts in the step after an end."""
 
     def __init__(self, map: str, slip: float, seed: int) -> None:
         self._env = gymnasium.make(

@@ -1,4 +1,4 @@
-"""Sokoban is gym-sokoban's: in its levels, for the same moves, the same happens."""
+"""Parity with gym-sokoban, on its levels and with the same moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.xdist_group("peers")]
 
 
 class Record(NamedTuple):
-    """What happened in the N levels of one size; the program that writes it says what the codes of the C cells are.
+    """The results of the N levels of one size; see the program that writes them for the codes of the C cells.
 
     After the step that solved it, the level was restarted.
     """

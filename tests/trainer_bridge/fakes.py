@@ -1,4 +1,4 @@
-"""A host, an episode, an engine, a renderer and a trainer that do as scripted and remember what was asked of them."""
+"""A scripted host, episode, engine, renderer and trainer that record their calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass
 class ScriptedEpisode:
-    """Gives its answers in order; the first one is that of `reset`, the last one is given again and again."""
+    """Returns its answers in order: the first for `reset`; the last one is repeated."""
 
     answers: Sequence[Answer]
     actions: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class ScriptedEpisode:
 
 
 class ScriptedHost:
-    """Lends an episode whose script is chosen by its task and by how often that task was lent before.
+    """Leases episodes; the script depends on the task and on the number of its earlier leases.
 
     Its capacity is what it says; its places are what it has.
     """
@@ -99,7 +99,7 @@ class ScriptedHost:
 
 @dataclass(frozen=True)
 class Call:
-    """What an engine was asked, and when."""
+    """A request to an engine, and its time."""
 
     session: str | None
     prompt: tuple[int, ...]
@@ -108,7 +108,7 @@ class Call:
 
 
 class ScriptedEngine:
-    """Says what `say` answers to a call, by default one letter that follows from the seed."""
+    """Returns the completion of `say` for a call, by default one letter that depends on the seed."""
 
     def __init__(self, say: Callable[[Call], str] = lambda call: "abcdefgh"[call.params.seed % 8]) -> None:
         self._say = say
@@ -134,7 +134,7 @@ class ScriptedEngine:
 
 
 class ScriptedTrainer:
-    """Its weights are a hash of all that it was taught."""
+    """Its weights are a hash of all its samples."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -165,7 +165,7 @@ class ScriptedTrainer:
 
 
 class LetterRenderer:
-    """A letter is a token. Observations stand in brackets."""
+    """Each letter is a token. Observations are in brackets."""
 
     stop = (ord("!"),)
 

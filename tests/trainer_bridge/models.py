@@ -1,4 +1,4 @@
-"""Models that are small enough for a test and sure enough of themselves to notice a wrong token or position."""
+"""Small models with distributions sharp enough to detect a wrong token or position."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shake(model: Any, seed: int, *, scale: float = 0.35) -> None:
 
 
 def write_tiny(folder: Path, *, seed: int, hidden_size: int = 16, layers: int = 2) -> Path:
-    """Write a policy as `envkit train` makes it."""
+    """Write a policy in the same way as `envkit train`."""
     make_policy(folder, WORDS, hidden_size=hidden_size, layers=layers, heads=2, max_tokens=128, seed=seed)
     model = open_model(folder)
     shake(model, seed)
@@ -121,7 +121,7 @@ def slow_pick(logps: Sequence[float], params: SamplingParams, position: int) -> 
 
 
 def slow_generate(model: Any, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], list[float]]:
-    """One row, one token at a time, everything again for each."""
+    """Generate one row, one token at a time, without a cache."""
     completion: list[int] = []
     logprobs: list[float] = []
     while len(completion) < params.max_tokens and not (completion and completion[-1] in params.stop):

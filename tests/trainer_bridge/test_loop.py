@@ -1,4 +1,4 @@
-"""The loop: what is played, learned, looked at and kept, in which order, and how it goes on after an interruption."""
+"""The loop: order of rollouts, updates, evaluations and checkpoints, and resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_group_that_lost_a_member_does_not_count_for_pass_at_group() -> None:
 
 
 class AllLost(Part):
-    """Nothing can be played."""
+    """All episodes are lost."""
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
         return [Answer(error=SandboxLostError("sb", cause("gone")))]
@@ -186,7 +186,7 @@ def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_pat
 
 
 def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
-    """Go on from what `parts` left, and compare all of them with the unbroken run."""
+    """Resume after `parts`, and compare all parts with an uninterrupted run."""
     last = Part(folder).run()
     steps: list[tuple[int, dict[str, float]]] = []
     evaluations: list[tuple[int, dict[str, float]]] = []
@@ -299,7 +299,7 @@ def test_an_error_while_learning_ends_the_run_at_the_last_finished_step(tmp_path
 
 
 class Watching(SilentDisplay):
-    """Counts how far each part of the run came."""
+    """Counts the progress of each part of the run."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[str, int, int]] = []
@@ -331,7 +331,7 @@ class RecordingDisplay(SilentDisplay):
 
 
 class Talkative(Part):
-    """Every completion has as many tokens as it may have."""
+    """Every completion has the maximum number of tokens."""
 
     def _say(self, call: Call) -> str:
         return "ab"

@@ -48,7 +48,7 @@ def play(
     renderer: Renderer | None = None,
     **bounds: Any,
 ) -> RolloutResult:
-    """Play on virtual time; afterwards nothing may be lent and no task may run."""
+    """Play on virtual time; afterwards all leases must be released and no task may run."""
     engine, host = engine or ScriptedEngine(), host or ScriptedHost(script)
     rollout = Rollout(host, engine, renderer or LetterRenderer(), limits(**bounds), num_envs)
 
@@ -114,7 +114,7 @@ def test_the_world_hears_the_renderers_action_and_the_engine_the_renderers_stop(
 
 
 class Forgetful(LetterRenderer):
-    """Every third prompt begins again; the others continue."""
+    """Every third prompt starts a new sample; the others continue."""
 
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
         ids = letters(f"[{observation.text}]")
@@ -234,7 +234,7 @@ LOST = SandboxLostError("sb-1", cause("gone"))
 
 
 def breaks(times: int, *, at: int = 1) -> Callable[[Task, int], Sequence[Answer]]:
-    """A script whose first so many episodes are lost."""
+    """A script with a number of lost episodes first."""
     fine = [Answer(), Answer(), Answer(reward=1.0, ends="terminated")]
     return lambda task, time: [*fine[:at], Answer(error=LOST)] if time < times else fine
 

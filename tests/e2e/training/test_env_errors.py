@@ -1,4 +1,4 @@
-"""What a broken environment says of itself, in a sandbox of training and in one of a server."""
+"""Errors of a broken environment, in a training sandbox and in a server's sandbox."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def broken(tmp_path: Path) -> Path:
 
 
 def error_of(kind: str, env_id: str, broken: Path) -> str:
-    """What the host of training and evaluation raises for an episode in a sandbox of this kind."""
+    """Return the error that the episode host raises for an episode in a sandbox of this kind."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
     command = [sys.executable, "-c", PLAY, kind, env_id]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

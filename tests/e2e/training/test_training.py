@@ -1,4 +1,4 @@
-"""The whole path through the console script: a sandbox, the protocol, a policy, a trainer, and what is left behind."""
+"""End-to-end training through the console script: sandbox, protocol, policy, trainer, and the files of the run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train(file: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """What was measured, without what depends on the machine's speed."""
+    """The metrics, without those that depend on the machine's speed."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if not key.endswith("_s")} for line in lines]
 
@@ -176,7 +176,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def learned(folder: Path) -> list[dict[str, Any]]:
-    """What was measured, without what was lost on the way."""
+    """The metrics, without the counts of lost episodes."""
     return [{key: row[key] for key in row if not key.startswith("lost")} for row in metrics(folder)]
 
 

@@ -1,4 +1,4 @@
-"""Board games, one at a time: what they show, what they understand, and several moves in one answer."""
+"""Single board games: observations, actions, and several moves in one answer."""
 
 from __future__ import annotations
 

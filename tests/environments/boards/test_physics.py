@@ -1,4 +1,4 @@
-"""Physics: boards as text and boards as arrays follow one rule, and that rule is the game's."""
+"""Physics: boards as text and boards as arrays follow the same rules, which are those of the game."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Model:
 
 @st.composite
 def rooms(draw: st.DrawFn, side: int | None = None) -> str:
-    """Any room that is walled all around, with one player; it need not make sense."""
+    """Any room enclosed by walls, with one player; it need not be solvable."""
     side = draw(st.integers(4, 9)) if side is None else side
     inside = draw(st.lists(st.sampled_from("____##XXOO√"), min_size=(side - 2) ** 2, max_size=(side - 2) ** 2))
     inside[draw(st.integers(0, len(inside) - 1))] = draw(st.sampled_from("PS"))
@@ -249,7 +249,7 @@ def test_lakes_in_a_batch_play_like_single_lakes(
 
 
 def _assert_batch_plays(physics: Physics, boards: list[str], side: int, rng: random.Random) -> None:
-    """Play 30 random moves on every board alone and together; a board that is over begins anew."""
+    """Play 30 random moves on every board alone and together; a finished board restarts."""
     starts = list(boards)
     batch = batch_of(physics, len(boards), side)
     _place(batch, physics, boards, range(len(boards)))

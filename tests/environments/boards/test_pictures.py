@@ -1,4 +1,4 @@
-"""What boards look like: frames, tiles and colours in a terminal."""
+"""Pictures of boards: frames, tiles and terminal colours."""
 
 from __future__ import annotations
 

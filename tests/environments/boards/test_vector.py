@@ -1,4 +1,4 @@
-"""Board games in NumPy are the single ones, step by step."""
+"""Batches of board games in NumPy agree with single ones, step by step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_processes_play_the_same_as_native(env_id: str) -> None:
 
 
 def _play(env_id: str, mode: VectorMode, autoreset: AutoresetMode, options: dict[str, Any]) -> list[Any]:
-    """Return everything that 60 steps return, three resets among them."""
+    """Return all results of 60 steps, including three resets."""
     vector = envkit.make_vec(env_id, COPIES, mode=mode, autoreset=autoreset, **options)
     act = _actor(options)
     rng = random.Random(3)

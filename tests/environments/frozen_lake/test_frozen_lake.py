@@ -1,4 +1,4 @@
-"""The frozen lake, on maps drawn by hand and on many drawn by chance."""
+"""The frozen lake, on maps drawn by hand and on random maps."""
 
 from __future__ import annotations
 

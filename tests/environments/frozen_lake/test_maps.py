@@ -1,4 +1,4 @@
-"""Lakes on a map: Gymnasium's own, or anybody's."""
+"""Lakes with a fixed map: Gymnasium's maps and custom ones."""
 
 from __future__ import annotations
 

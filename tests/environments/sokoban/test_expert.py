@@ -1,4 +1,4 @@
-"""Sokoban's expert, against a slow search that shares no code with it."""
+"""Sokoban's expert, against an independent slow search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sokoban's levels, against a slow search that shares no code with them."""
+"""Sokoban's levels, against an independent slow search."""
 
 from __future__ import annotations
 

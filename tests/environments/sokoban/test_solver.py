@@ -1,4 +1,4 @@
-"""The solver, against a slow search that shares no code with it, and against the levels' own numbers."""
+"""The solver, against an independent slow search, and against the numbers of the levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critic: one estimate for each turn, of what stood before the policy spoke."""
+"""The critic: one estimate per turn, from the tokens before the completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words to tokens and back: what was sent or sampled stays as it is, whatever comes after it."""
+"""Rendering: sent and sampled tokens never change in later turns."""
 
 from __future__ import annotations
 

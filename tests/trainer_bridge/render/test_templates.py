@@ -1,4 +1,4 @@
-"""Chat templates of five kinds: tokens are the template's own, and what was sampled stays as it was."""
+"""Chat templates of five kinds: tokens match the template, and sampled tokens never change."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def test_a_template_that_refuses_a_system_prompt_says_so() -> None:
 
 
 class Scripted:
-    """An engine that says what it means to say, turn by turn, up to the first stop token."""
+    """An engine with scripted completions, turn by turn, up to the first stop token."""
 
     def __init__(self, meant: Sequence[Sequence[int]]) -> None:
         self._meant = iter(meant)
@@ -392,7 +392,7 @@ def rollout(
     observations: Sequence[str],
     max_tokens: int = 10_000,
 ) -> Trajectory:
-    """Play one episode in which the policy means to say `meant`; check what the engine was given."""
+    """Play one episode with the scripted completions `meant`; check the requests to the engine."""
     engine = Scripted(meant)
     host = ScriptedHost(lambda task, time: [Answer(text) for text in observations])
     turn_tokens = max(map(len, meant))

@@ -1,4 +1,4 @@
-"""Checkpoints: one that can be seen is whole, the newest few are kept, and a full disk costs none of them."""
+"""Checkpoints: they appear complete, the newest few are kept, and a full disk destroys none of them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_files_left_by_a_kill_are_removed_by_the_next_save(tmp_path: Path) -> No
 
 
 class Failing(ScriptedTrainer):
-    """Writes half of what it should."""
+    """Fails after half of its files."""
 
     def save(self, folder: str) -> None:
         (Path(folder) / "weights.json").write_text("[3, ")

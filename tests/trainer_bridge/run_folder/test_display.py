@@ -1,4 +1,4 @@
-"""The display of a run: on a terminal a bar, and a line for each part that has ended; elsewhere lines now and then."""
+"""The display of a run: a bar and a line per finished part on a terminal; lines at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from envkit.trainer_bridge.run_folder.display import (
 
 
 class Hands:
-    """A clock that is moved by hand."""
+    """A clock with a settable time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

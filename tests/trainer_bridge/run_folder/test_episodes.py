@@ -1,4 +1,4 @@
-"""Recorded episodes: what a reader finds in the file, which episodes are in it, and files that cannot be read."""
+"""Recorded episodes: content of the file, sampling of episodes, and unreadable files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOVES = ("right", "down", "fly", "left", "down")
 
 
 def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
-    """Episodes on real lakes by a policy that always plays the same moves, one of which is none."""
+    """Episodes on real lakes by a policy that always plays the same moves, one of them invalid."""
     turns: dict[str | None, int] = {}
 
     def say(call: Call) -> str:
@@ -44,7 +44,7 @@ def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
 
 
 def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResult:
-    """Episodes in which the environment says what is written and the policy says "up"."""
+    """Episodes with scripted observations and the action "up"."""
 
     async def main() -> RolloutResult:
         host = ScriptedHost(lambda task, time: answers)
@@ -56,7 +56,7 @@ def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResu
 
 
 def written(path: Path, result: RolloutResult, count: int = 100) -> list[dict[str, Any]]:
-    """What plain JSON finds in a file with episodes of `result`."""
+    """The JSON objects in a file with the episodes of `result`."""
     replace_rows(path, sample_episodes(result.groups, count, decode=text_of, train_step=4))
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -1,4 +1,4 @@
-"""The plots of a run: which curves are found, what is drawn, and where labels go."""
+"""The plots of a run: curves, drawing and labels."""
 
 from __future__ import annotations
 

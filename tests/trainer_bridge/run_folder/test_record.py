@@ -1,4 +1,4 @@
-"""The record of a run: what is in the files, what survives a kill, who may write, and what a full disk says."""
+"""The record of a run: content of the files, kills, locking, and full disks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resume(folder: Path, config: str = CONFIG, *, step: int = 0, tensorboard: bo
 
 
 def run_of(folder: Path, *, steps: int, tensorboard: bool = False) -> None:
-    """Leave a run of so many steps, with a checkpoint, behind."""
+    """Create the folder of a run with a number of steps and a checkpoint."""
     record = create(folder, tensorboard=tensorboard)
     for step in range(1, steps + 1):
         record.step(step, {"success": step / 10})

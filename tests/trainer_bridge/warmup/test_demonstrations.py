@@ -1,4 +1,4 @@
-"""What a teacher shows: the expert's moves and the right share of others, with the mask on its words alone."""
+"""Demonstrations: the expert's moves, a share of random moves, and a mask on the teacher's tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVES = ("u", "d", "l", "r")
 
 
 class SignExpert:
-    """Reads its best moves off the observation: ``"?ud"`` means up or down, and that it is tricky."""
+    """Takes its best moves from the observation: ``"?ud"`` means up or down, and that it is tricky."""
 
     def moves(self, observation: Observation) -> Sequence[str]:
         return [sign for sign in observation.text if sign in MOVES]

@@ -1,4 +1,4 @@
-"""Dialogues of a file: what is learned of them, in which order, and what is wrong with a file."""
+"""Dialogues of a file: masks, order, and invalid files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENDERER = ChatRenderer(chat_tokenizer())
 
 
 def dialogue(*texts: str) -> dict[str, list[dict[str, str]]]:
-    """A dialogue that the user begins."""
+    """A dialogue that starts with the user."""
     return {
         "messages": [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
     }
