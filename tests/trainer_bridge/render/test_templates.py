@@ -352,11 +352,11 @@ def test_a_dialogue_without_an_answer_is_refused() -> None:
         ChatRenderer(TOKENIZERS["chatml"]).dialogue(chat_of(["a"], []))
 
 
-def test_a_template_that_refuses_a_system_prompt_says_so() -> None:
+def test_a_template_that_rejects_a_system_prompt_is_an_error() -> None:
     tokenizer = tokenizer_of("mistral")
     tokenizer.chat_template = tokenizer.chat_template.replace("messages[1:]", "messages")
     ChatRenderer(tokenizer)
-    with pytest.raises(UsageError, match="refuses a chat of system, user: roles must alternate"):
+    with pytest.raises(UsageError, match="rejects a chat of system, user: roles must alternate"):
         ChatRenderer(tokenizer, system="Be brief.")
 
 
