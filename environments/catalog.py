@@ -24,13 +24,13 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     {
         **_SOKOBAN,
         "id": "Sokoban-v0",
-        "summary": "Push every box onto a target; walls, corners and the move limit are against you.",
+        "summary": "Push every box onto a target within the move limit; boxes cannot be pulled.",
     },
     {
         **_SOKOBAN,
         "id": "SimpleSokoban-v0",
         "options": {"size": 6, "boxes": 1, **_TEN_MOVES},
-        "summary": "Sokoban as ROLL and RAGEN play it first: 6x6, one box, ten moves.",
+        "summary": "The basic Sokoban of ROLL and RAGEN: 6x6, one box, ten moves.",
     },
     {
         **_SOKOBAN,
@@ -48,19 +48,19 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         **_SOKOBAN,
         "id": "SokobanDifferentGridVocab-v0",
         "options": {"size": 6, "boxes": 1, "symbols": "W.GCBA@", **_TEN_MOVES},
-        "summary": "SimpleSokoban in other letters, to see whether a policy has learnt the game or its symbols.",
+        "summary": "SimpleSokoban in other letters, to test whether a policy has learnt the game or its symbols.",
     },
     {
         **_SOKOBAN,
         "id": "SokobanEasy-v0",
         "options": {"size": 6, "boxes": 2, "max_moves": 20, "reward": "sparse", "format_penalty": 0.1},
-        "summary": "GEM's easy Sokoban: 6x6, two boxes, twenty moves, paid for the solution.",
+        "summary": "GEM's easy Sokoban: 6x6, two boxes, twenty moves, sparse reward.",
     },
     {
         **_SOKOBAN,
         "id": "SokobanHard-v0",
         "options": {"size": 8, "boxes": 4, "max_moves": 50, "reward": "sparse", "format_penalty": 0.1},
-        "summary": "GEM's hard Sokoban: 8x8, four boxes, fifty moves, paid for the solution.",
+        "summary": "GEM's hard Sokoban: 8x8, four boxes, fifty moves, sparse reward.",
     },
     {
         **_LAKE,
@@ -71,25 +71,25 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         **_LAKE,
         "id": "FrozenLake8x8-v0",
         "options": {"size": 8},
-        "summary": "Frozen lakes of 8x8.",
+        "summary": "Frozen lakes of 8x8 cells.",
     },
     {
         **_LAKE,
         "id": "SlipperyFrozenLake-v0",
         "options": {"slip": 2 / 3},
-        "summary": "Frozen lakes on which two moves of three go sideways, as RAGEN plays them.",
+        "summary": "Frozen lakes with two of three moves going sideways, as in RAGEN.",
     },
     {
         **_GYMNASIUM,
         "id": "GymnasiumFrozenLake-v0",
         "options": {"map": "4x4", "slip": 2 / 3},
-        "summary": "The map of Gymnasium's FrozenLake-v1, as slippery as there.",
+        "summary": "The map of Gymnasium's FrozenLake-v1, equally slippery.",
     },
     {
         **_GYMNASIUM,
         "id": "GymnasiumFrozenLake8x8-v0",
         "options": {"map": "8x8", "slip": 2 / 3},
-        "summary": "The map of Gymnasium's FrozenLake8x8-v1, as slippery as there.",
+        "summary": "The map of Gymnasium's FrozenLake8x8-v1, equally slippery.",
     },
     {
         "id": "Arithmetic-v0",
@@ -97,6 +97,6 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "expert": "envkit.environments.arithmetic:ArithmeticExpert",
         "splits": ("train", "validation", "eval"),
         "compact_options": {"instructions": False},
-        "summary": "Answer a question of arithmetic with a number; for language models.",
+        "summary": "Answer an arithmetic question with a number; for language models.",
     },
 )

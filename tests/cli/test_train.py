@@ -126,9 +126,9 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
         ([], "runs/lake: already holds a run; continue it with --resume or replace it with --force"),
         (
             ["--resume", "--set", "trainer.learning_rate=0.25"],
-            "trainer.learning_rate: the run has 0.001, the file says 0.25; use --force to start again or the old value",
+            "trainer.learning_rate: the run has 0.001, the file has 0.25; use the old value, or --force to start over",
         ),
-        (["--output", "lake.yaml"], "lake.yaml: File exists; a file stands where a folder is needed"),
+        (["--output", "lake.yaml"], "lake.yaml: File exists; a file has the name of a folder"),
         (["--output", "runs", "--resume"], "runs/checkpoints: no checkpoint to continue from"),
         (["--set", "engine.model=./nowhere"], "engine.model: no model at ./nowhere; name a folder"),
     ],

@@ -34,8 +34,8 @@ WRONG = [
     ("check /nosuch/good.yaml", 2, "/nosuch/good.yaml: No such file or directory"),
     ("train good.yaml --resume --force", 2, "--resume continues the run and --force replaces it"),
     ("train good.yaml --resume --output nowhere", 2, "no checkpoint to continue from; start without --resume"),
-    ("train good.yaml --output file", 2, "a file stands where a folder is needed; choose another folder"),
-    ("train good.yaml --output run", 2, "run: holds config.yaml, which no run made; choose another folder"),
+    ("train good.yaml --output file", 2, "a file has the name of a folder; choose another folder"),
+    ("train good.yaml --output run", 2, "run: config.yaml exists but belongs to no run; choose another folder"),
     # Keys and values of a training file.
     ("train good.yaml --set trainer.step=3", 2, "trainer.step: no such key; did you mean 'steps'?"),
     ("train good.yaml --set trainer.steps", 2, "trainer.steps: must have the form section.key=value"),

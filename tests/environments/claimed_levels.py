@@ -1,4 +1,4 @@
-"""Drawn levels against their own claims: the solver's plan has exactly the moves and pushes that a level says."""
+"""Drawn levels against their claims: the solver's plan has exactly the moves and pushes of the level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.environments.sokoban.slow_sokoban import Cost
 
 
 class Kind(NamedTuple):
-    """What levels of a kind have: cells a side, boxes, and from how many to how many moves and pushes."""
+    """A kind of levels: cells per side, boxes, and ranges of moves and pushes."""
 
     size: int
     boxes: int
@@ -39,7 +39,7 @@ KINDS = {
 
 
 def broken_claims(kind: Kind, levels: int) -> list[int]:
-    """Return the seeds of those of the first `levels` levels that are not what they claim to be."""
+    """Return the seeds of wrong levels among the first `levels`."""
     return [seed for seed in range(levels) if not _holds(kind, seed)]
 
 
@@ -52,7 +52,7 @@ def _holds(kind: Kind, seed: int) -> bool:
 
 
 def cost_of(board: str, plan: tuple[str, ...] | None) -> Cost:
-    """Return the moves of `plan` and how many of them push, having seen that it solves `board`."""
+    """Check that `plan` solves `board`; return its numbers of moves and of pushes."""
     assert plan is not None
     boards = [board]
     for move in plan:

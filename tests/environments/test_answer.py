@@ -1,4 +1,4 @@
-"""Finding the move in what a language model wrote."""
+"""Parsing the move in the output of a language model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from envkit.environments.board import MOVES
         ("\\boxed{up} and \\boxed{", "up"),
     ],
 )
-def test_a_move_is_found_in_tags_in_a_box_or_alone(text: str, move: str) -> None:
+def test_a_move_is_found_in_tags_in_boxed_or_alone(text: str, move: str) -> None:
     assert parse_answer(text, MOVES) == move
 
 
@@ -90,7 +90,7 @@ def test_several_moves_are_found_in_their_order(text: str, moves: tuple[str, ...
     assert parse_answers(text, MOVES, 3) == moves
 
 
-def test_moves_beyond_the_most_do_not_count_yet_have_to_be_moves() -> None:
+def test_moves_beyond_the_maximum_are_dropped_but_must_be_valid() -> None:
     assert parse_answers("<answer>up||left||down||right</answer>", MOVES, 2) == ("up", "left")
     assert parse_answers("<answer>up||left||down||right</answer>", MOVES, 1) == ("up",)
     assert parse_answers("<answer>up||left||down||dawn</answer>", MOVES, 2) == ()
@@ -103,7 +103,7 @@ def test_moves_beyond_the_most_do_not_count_yet_have_to_be_moves() -> None:
         *("up ||| left", "up || left.", "up || \N{SNOWMAN}", "up || \x00"),
     ],
 )
-def test_one_part_that_is_no_move_makes_all_unreadable(answer: str) -> None:
+def test_one_invalid_part_makes_the_whole_answer_unreadable(answer: str) -> None:
     assert parse_answers(f"<answer>{answer}</answer>", MOVES, 5) == ()
     assert parse_answers(f"\\boxed{{{answer}}}", MOVES, 5) == ()
 
@@ -116,7 +116,7 @@ def test_the_first_moves_of_any_answer_are_read(moves: list[str], most: int) -> 
 
 @settings(deadline=None)
 @given(st.text(alphabet="<>/answer{}\\boxed|up \n", max_size=60))
-def test_one_move_or_several_are_told_from_the_same_marks(text: str) -> None:
+def test_one_move_and_several_use_the_same_tags(text: str) -> None:
     one, several = parse_answer(text, MOVES), parse_answers(text, MOVES, 9)
     assert one is None or several == (one,)
     assert len(several) == 1 or one is None
@@ -134,7 +134,7 @@ def test_a_megabyte_and_a_thousand_tags_are_read_like_any_other_text() -> None:
 
 
 @pytest.mark.parametrize("piece", ["<answer>", "</answer>", "<answer>x</answer>", "\\boxed{", "\\boxed{x}", "}", "<"])
-def test_the_number_of_passes_over_the_text_does_not_grow_with_what_it_holds(piece: str) -> None:
+def test_the_number_of_passes_does_not_depend_on_the_text(piece: str) -> None:
     assert _calls_to_parse(piece * 10_000) == _calls_to_parse(piece * 10) <= 8
 
 
@@ -145,7 +145,7 @@ def test_nothing_around_a_pair_of_tags_is_an_error(before: str, move: str, after
 
 
 def _calls_to_parse(text: str) -> int:
-    """Count the calls that parsing makes, each of which looks at every character at most once."""
+    """Count the calls of parsing; each visits every character at most once."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

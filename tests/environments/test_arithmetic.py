@@ -1,4 +1,4 @@
-"""Arithmetic: its problems are exact, their splits share none, and only the right number is rewarded."""
+"""Arithmetic: problems are exact, splits are disjoint, and only the right number is rewarded."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _value(problem: str) -> Fraction:
     return Fraction(eval(re.sub(r"\d+", r"Fraction(\g<0>)", problem), {"Fraction": Fraction}))
 
 
-def test_the_question_says_how_to_answer_unless_instructions_are_off() -> None:
+def test_the_question_includes_the_answer_format_unless_instructions_are_off() -> None:
     asked = Arithmetic(operands=[23, 23]).reset(seed=0)[0]
     assert asked == "What is 23+23? Answer with a number."
     assert Arithmetic(operands=[23, 23], instructions=False).reset(seed=0)[0] == "What is 23+23?"
 
 
 @pytest.mark.parametrize(("terms", "operands"), [(2, [1, 49]), (3, [10, 99]), (5, [0, 12])])
-def test_only_the_right_number_earns_and_it_is_what_the_expert_says(terms: int, operands: list[JSON]) -> None:
+def test_only_the_right_number_is_rewarded_and_the_expert_gives_it(terms: int, operands: list[JSON]) -> None:
     env = Arithmetic(operations="+-*/", terms=terms, operands=operands, instructions=False)
     expert = ArithmeticExpert()
     for seed in range(300):
@@ -53,7 +53,7 @@ def test_only_the_right_number_earns_and_it_is_what_the_expert_says(terms: int, 
         assert info == {"action_is_valid": True, "success": True}
 
 
-def test_a_problem_is_as_hard_as_asked_and_says_so() -> None:
+def test_a_problem_has_the_requested_difficulty_and_reports_it() -> None:
     env = Arithmetic(operations="+-", terms=4, operands=[100, 999], instructions=False)
     operators: Counter[str] = Counter()
     for seed in range(200):
@@ -66,7 +66,7 @@ def test_a_problem_is_as_hard_as_asked_and_says_so() -> None:
     assert operators["+"] / 600 == pytest.approx(0.5, abs=0.07)
 
 
-def test_the_order_in_which_operations_are_written_changes_no_problem() -> None:
+def test_the_order_of_the_operations_option_does_not_matter() -> None:
     assert Arithmetic(operations="*+").reset(seed=3) == Arithmetic(operations="+*").reset(seed=3)
 
 
@@ -76,7 +76,7 @@ def test_the_same_seed_asks_the_same_question_in_any_process() -> None:
     assert [_problem(env, seed) for seed in range(4)] == ["44*77+37", "18*77-19", "48+54*17", "13*56*23"]
 
 
-def test_nothing_tells_the_answer_before_it_is_given() -> None:
+def test_the_solution_is_not_observable_before_the_answer() -> None:
     env = Arithmetic(operands=[400, 499])
     text, info = env.reset(seed=5)
     answer = ArithmeticExpert().moves(Observation(text))[0]
@@ -137,7 +137,7 @@ def test_a_bad_value_is_refused_with_its_name(options: dict[str, Any], option: s
     assert refusal.value.option == option
 
 
-def test_a_range_without_a_problem_is_refused_instead_of_searched_for_ever() -> None:
+def test_a_range_without_a_problem_is_refused_after_a_bounded_search() -> None:
     empty = next(name for name in SPLITS if name != _split_of_the_only_problem())
     with pytest.raises(OptionError, match=rf"^split: found no problem of split '{empty}' .* widen operands"):
         Arithmetic(operands=[7, 7], split=empty).reset(seed=0)
@@ -181,14 +181,14 @@ def test_the_last_number_of_the_answer_counts(text: str, number: Decimal | int |
     assert parse_number(text) == number
 
 
-def test_an_answer_without_a_number_is_told_from_a_wrong_one() -> None:
+def test_an_answer_without_a_number_is_invalid_and_a_wrong_one_is_valid() -> None:
     env = Arithmetic(operands=[1, 49])
-    told = []
+    infos = []
     for answer in ("It is hard.", "It is 1000.", "<answer>\N{SNOWMAN}</answer>"):
         env.reset(seed=0)
-        told.append(env.step(answer)[4])
-    assert [info["action_is_valid"] for info in told] == [False, True, False]
-    assert [info["success"] for info in told] == [False, False, False]
+        infos.append(env.step(answer)[4])
+    assert [info["action_is_valid"] for info in infos] == [False, True, False]
+    assert [info["success"] for info in infos] == [False, False, False]
 
 
 def test_an_answer_has_to_be_text() -> None:
@@ -199,7 +199,7 @@ def test_an_answer_has_to_be_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "What is up?", "What is 7?", "What is 7/2?", "What is 7/0?", "1+1"])
-def test_the_expert_has_no_answer_where_nothing_exact_is_asked(text: str) -> None:
+def test_the_expert_has_no_answer_without_an_exact_question(text: str) -> None:
     assert list(ArithmeticExpert().moves(Observation(text))) == []
 
 

@@ -1,4 +1,4 @@
-"""Chances: numbers that follow from a seed and a count. Axes: B numbers."""
+"""Counter-based random numbers, from a seed and a count. Axes: B numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _chances(seeds: NDArray[np.uint64], counts: NDArray[np.uint32]) -> NDArray[n
     return chance_32_B / 2.0**32
 
 
-def test_numbers_lie_from_zero_up_to_but_not_at_one() -> None:
+def test_numbers_are_at_least_0_and_below_1() -> None:
     assert all(0.0 <= chance(seed, count) < 1.0 for seed in SEEDS for count in COUNTS)
     assert all(type(chance(seed, 3)) is float for seed in EXTREME)
 
@@ -88,7 +88,7 @@ def test_the_numbers_of_neighbouring_seeds_are_uniform(count: int) -> None:
     _assert_uniform(_chances(seeds, np.full(MANY, count, np.uint32)))
 
 
-def test_no_seed_is_worse_than_chance_has_it() -> None:
+def test_no_seed_is_worse_than_random() -> None:
     seeds, counts = 2000, 2048
     firsts = np.repeat(np.arange(seeds, dtype=np.uint64), counts)
     numbers = _chances(firsts, np.tile(np.arange(counts, dtype=np.uint32), seeds))
@@ -100,7 +100,7 @@ def test_no_seed_is_worse_than_chance_has_it() -> None:
     assert chi_square.max() < 60
 
 
-def test_what_follows_a_number_does_not_hang_on_it() -> None:
+def test_consecutive_numbers_are_independent() -> None:
     counts, seeds = np.arange(MANY, dtype=np.uint32), np.arange(MANY, dtype=np.uint64)
     same = np.repeat(_cut([99]), MANY)
     zeros = np.zeros(MANY, np.uint32)
@@ -133,7 +133,7 @@ def _assert_uniform(numbers: NDArray[np.float64], bins: int = 16) -> None:
 
 @pytest.mark.parametrize("slip", [0.1, 1 / 3, 2 / 3, 1.0])
 @pytest.mark.parametrize("move", MOVES)
-def test_moves_slip_to_each_side_as_often_as_asked(move: str, slip: float) -> None:
+def test_moves_slip_to_each_side_with_the_requested_frequency(move: str, slip: float) -> None:
     plays = 60_000
     ways = Counter(slipped(move, slip, chance(seed, count)) for seed in range(600) for count in range(100))
     first, second = SIDES[move]
@@ -144,7 +144,7 @@ def test_moves_slip_to_each_side_as_often_as_asked(move: str, slip: float) -> No
 
 
 @pytest.mark.parametrize("action", range(4))
-def test_copies_in_numpy_slip_to_each_side_as_often_as_asked(action: int) -> None:
+def test_numpy_copies_slip_to_each_side_with_the_requested_frequency(action: int) -> None:
     plays = 60_000
     vector = envkit.make_vec(
         *("FrozenLake-v0", plays), observation="grid", action="index", slip=2 / 3, map=["FFF", "FSF", "FFG"]
@@ -158,7 +158,7 @@ def test_copies_in_numpy_slip_to_each_side_as_often_as_asked(action: int) -> Non
     assert not np.isin(cells, [0, 2, 4, 6, 8]).any()
 
 
-def test_a_reset_with_a_seed_begins_with_that_seed_and_others_follow() -> None:
+def test_a_reset_with_a_seed_starts_a_sequence_of_seeds() -> None:
     assert [episode_seed(seed, 0) for seed in EXTREME] == EXTREME
     assert all(0 <= episode_seed(seed, episode) < 2**31 for seed in EXTREME for episode in range(1, 50))
 
@@ -175,7 +175,7 @@ def test_the_episodes_after_one_seed_are_distinct() -> None:
         assert len(set(seeds)) == 500
 
 
-def test_episodes_after_different_seeds_meet_no_oftener_than_by_chance() -> None:
+def test_episode_seeds_of_different_seeds_collide_only_by_chance() -> None:
     firsts = np.repeat(spread_B(np.arange(1000, dtype=np.uint64)), 1000)
     episodes = np.tile(np.arange(1, 1001), 1000)
     alike = 10**6 - len(np.unique(episode_seed_B(firsts, episodes)))
@@ -192,7 +192,7 @@ def test_seeds_are_spread_without_losing_any() -> None:
     assert np.abs(ones - 0.5).max() < 4 * 0.5 / MANY**0.5
 
 
-def test_a_seed_that_changes_in_one_bit_changes_half_of_what_is_spread() -> None:
+def test_a_one_bit_change_of_a_seed_changes_half_of_the_spread_bits() -> None:
     seeds = np.random.default_rng(3).integers(0, 2**63, 2000).astype(np.uint64)
     for bit in range(64):
         changed = spread_B(seeds) ^ spread_B(seeds ^ np.uint64(1 << bit))

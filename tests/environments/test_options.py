@@ -1,4 +1,4 @@
-"""Options of the worlds: what is refused, and what is said."""
+"""Options of the environments: values that are refused, and the messages."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from envkit.errors import OptionError
 from envkit.types import Observation
 from envkit.wiring.environments import open_expert
 
-WORLDS = pytest.mark.parametrize("world", [FrozenLake, Sokoban])
+ENV_CLASSES = pytest.mark.parametrize("env_class", [FrozenLake, Sokoban])
 GAMES = pytest.mark.parametrize(("env_id", "ours"), [("FrozenLake-v0", "_OGPX√"), ("Sokoban-v0", "#_O√XPS")])
 
 
-@WORLDS
-def test_an_unknown_option_is_answered_with_the_nearest_one(world: type[FrozenLake | Sokoban]) -> None:
+@ENV_CLASSES
+def test_an_unknown_option_is_answered_with_the_nearest_one(env_class: type[FrozenLake | Sokoban]) -> None:
     with pytest.raises(OptionError, match=r"^sizes: no such option; did you mean 'size'\?$"):
-        world(sizes=4)
+        env_class(sizes=4)
     with pytest.raises(OptionError, match="did you mean 'max_moves'"):
-        world().reset(options={"maxmoves": 4})
+        env_class().reset(options={"maxmoves": 4})
 
 
-@WORLDS
+@ENV_CLASSES
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -72,15 +72,15 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(world: type[FrozenLa
         ("action", "number"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_name_wherever_it_comes_from(
-    world: type[FrozenLake | Sokoban], option: str, value: Any
+def test_a_bad_value_is_refused_with_its_name_in_every_place(
+    env_class: type[FrozenLake | Sokoban], option: str, value: Any
 ) -> None:
     with pytest.raises(OptionError) as refusal:
-        world(**{option: value})
+        env_class(**{option: value})
     assert refusal.value.option == option
     if option not in ("render_mode", "observation", "action"):
         with pytest.raises(OptionError, match=f"^{option}: "):
-            world().reset(options={option: value})
+            env_class().reset(options={option: value})
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_a_bad_chance_is_refused(option: str, value: Any) -> None:
         ({"reward": None}, "reward"),
     ],
 )
-def test_a_room_that_cannot_be_is_refused(options: dict[str, Any], option: str) -> None:
+def test_an_impossible_room_is_refused(options: dict[str, Any], option: str) -> None:
     for refuse in (lambda: Sokoban(**options), lambda: Sokoban().reset(options=options)):
         with pytest.raises(OptionError) as refusal:
             refuse()
         assert refusal.value.option == option
 
 
-def test_a_combination_without_levels_is_refused_instead_of_searched_for_ever() -> None:
+def test_a_combination_without_levels_is_refused_after_a_bounded_search() -> None:
     with pytest.raises(OptionError, match=r"^moves: found no level of size 5 with 1 box .* 30 to 40 moves"):
         Sokoban(size=5, moves=[30, 40], max_moves=40).reset(seed=0)
     with pytest.raises(OptionError, match=r"^pushes: found no level of size 6 with 1 box .* 9 to 9 pushes"):
@@ -159,7 +159,7 @@ def test_every_option_is_documented() -> None:
             assert f"        {field.name}: " in f"{options.__doc__} {BoardOptions.__doc__}"
 
 
-def test_an_integer_where_a_number_is_meant_gives_the_same_level() -> None:
+def test_an_integer_in_place_of_a_float_gives_the_same_level() -> None:
     for seed, first, second in ((12_345, 1, 1.0), (54_321, 1.0, 1)):  # levels that were drawn before are remembered
         assert FrozenLake(frozen=first).reset(seed=seed) == FrozenLake(frozen=second).reset(seed=seed)
 
@@ -170,7 +170,7 @@ def test_no_changes_give_the_same_options_back() -> None:
     assert override(options, {"slip": 0.5}) == LakeOptions(size=5, slip=0.5)
 
 
-def test_limits_grow_with_the_world_unless_they_are_given() -> None:
+def test_move_limits_grow_with_the_size_unless_they_are_set() -> None:
     assert [LakeOptions(size=size).move_limit for size in (2, 4, 5, 8)] == [10, 10, 15, 40]
     assert LakeOptions(size=8, max_moves=3).move_limit == 3
     small, large = SokobanOptions(), SokobanOptions(size=8, boxes=2)
@@ -182,15 +182,15 @@ def test_limits_grow_with_the_world_unless_they_are_given() -> None:
     assert SokobanOptions(moves=[4, 21], max_moves=21).move_limit == 21
 
 
-@WORLDS
-def test_none_means_the_usual_value(world: type[FrozenLake | Sokoban]) -> None:
-    usual = world()
-    named = world(size=None, max_moves=None, split=None, num_levels=None, symbols=None)
-    assert named.reset(seed=4) == usual.reset(seed=4)
+@ENV_CLASSES
+def test_none_means_the_default_value(env_class: type[FrozenLake | Sokoban]) -> None:
+    default = env_class()
+    named = env_class(size=None, max_moves=None, split=None, num_levels=None, symbols=None)
+    assert named.reset(seed=4) == default.reset(seed=4)
     assert Sokoban(boxes=None, moves=None, pushes=None, level_file=None).reset(seed=4) == Sokoban().reset(seed=4)
     assert FrozenLake(map=None).reset(seed=4) == FrozenLake().reset(seed=4)
-    larger = world(size=7)
-    assert larger.reset(seed=4, options={"size": None}) == usual.reset(seed=4)
+    larger = env_class(size=7)
+    assert larger.reset(seed=4, options={"size": None}) == default.reset(seed=4)
 
 
 @GAMES
@@ -200,8 +200,8 @@ def test_boards_and_rules_show_the_symbols_that_were_chosen(env_id: str, ours: s
     to_symbols = str.maketrans(ours, symbols)
     plain, shown = envkit.make(env_id), envkit.make(env_id, symbols=symbols)
     for seed in range(30):
-        (before, told), (after, told_again) = plain.reset(seed=seed), shown.reset(seed=seed)
-        assert told == told_again
+        (before, info), (after, other_info) = plain.reset(seed=seed), shown.reset(seed=seed)
+        assert info == other_info
         assert find_board(after) == find_board(before).translate(to_symbols)
         rules = after.removesuffix(find_board(after))
         assert all(
@@ -244,7 +244,7 @@ def test_the_expert_of_spaced_boards_wins(env_id: str, ours: str, instructions: 
 
 
 @GAMES
-def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move(env_id: str, ours: str) -> None:
+def test_an_expert_with_the_symbols_wins_and_one_without_has_no_move(env_id: str, ours: str) -> None:
     for symbols in ("W.GCBA@"[: len(ours)], ours[1:] + ours[0]):
         expert = open_expert(env_id, {"symbols": symbols})
         env = envkit.make(env_id, symbols=symbols)
@@ -259,7 +259,7 @@ def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("", "got ''"),
         ("  ", "got '  '"),
@@ -268,8 +268,8 @@ def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move
         (Path("a/b"), r"got .*\('a/b'\); use 'a/b'"),
     ],
 )
-def test_a_path_is_text(value: Any, told: str) -> None:
-    with pytest.raises(OptionError, match=f"^file: must be the path of a file or folder, as a string, {told}$"):
+def test_a_path_is_a_string(value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=f"^file: must be the path of a file or folder, as a string, {message}$"):
         check_path("file", value)
     check_path("file", "a/b")
 
@@ -299,44 +299,50 @@ def test_symbols_of_a_reset_hold_for_that_episode_only(env_id: str, ours: str) -
         lambda symbols: f"\N{ZERO WIDTH SPACE}{symbols[1:]}",
     ],
 )
-def test_symbols_that_cannot_be_told_apart_are_refused(env_id: str, ours: str, spoil: Callable[[str], str]) -> None:
+def test_ambiguous_symbols_are_refused(env_id: str, ours: str, spoil: Callable[[str], str]) -> None:
     symbols = spoil("abcdefg"[: len(ours)])
     for refuse in (
         lambda: envkit.make(env_id, symbols=symbols),
         lambda: envkit.make_vec(env_id, 2, symbols=symbols),
         lambda: envkit.make(env_id).reset(options={"symbols": symbols}),
     ):
-        with pytest.raises(OptionError, match=f"^symbols: must be {len(ours)} different printable characters") as said:
+        with pytest.raises(
+            OptionError, match=f"^symbols: must be {len(ours)} different printable characters"
+        ) as caught:
             refuse()
-        assert ours in said.value.reason
+        assert ours in caught.value.reason
 
 
-@WORLDS
+@ENV_CLASSES
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
-def test_there_are_exactly_so_many_levels_the_same_for_all_seeds(world: type[FrozenLake | Sokoban], count: int) -> None:
-    env = world(num_levels=count, instructions=False)
+def test_num_levels_gives_exactly_that_many_levels_for_all_seeds(
+    env_class: type[FrozenLake | Sokoban], count: int
+) -> None:
+    env = env_class(num_levels=count, instructions=False)
     seeds = range(15 * count)
     low = {env.reset(seed=seed)[0] for seed in seeds}
     assert len(low) == count
     assert {env.reset(seed=2**40 + seed)[0] for seed in seeds} == low
     assert {env.reset()[0] for _ in seeds} == low
-    drawn = world(instructions=False)
+    drawn = env_class(instructions=False)
     assert {drawn.reset(seed=number)[0] for number in range(count)} == low
 
 
-@WORLDS
-def test_levels_come_about_equally_often(world: type[FrozenLake | Sokoban]) -> None:
-    env = world(num_levels=5, instructions=False)
+@ENV_CLASSES
+def test_levels_come_about_equally_often(env_class: type[FrozenLake | Sokoban]) -> None:
+    env = env_class(num_levels=5, instructions=False)
     often = Counter(env.reset(seed=seed)[0] for seed in range(2000))
     assert len(often) == 5
     assert all(abs(times - 400) < 80 for times in often.values())  # four standard deviations and a half
 
 
-@WORLDS
+@ENV_CLASSES
 @pytest.mark.parametrize("split", SPLITS)
-def test_levels_of_a_bounded_number_belong_to_their_split(world: type[FrozenLake | Sokoban], split: Split) -> None:
-    env = world(num_levels=6, split=split, instructions=False)
+def test_levels_of_a_bounded_number_belong_to_their_split(env_class: type[FrozenLake | Sokoban], split: Split) -> None:
+    env = env_class(num_levels=6, split=split, instructions=False)
     levels = {env.reset(seed=seed)[0] for seed in range(120)}
     assert len(levels) == 6
     assert {split_of(level) for level in levels} == {split}
-    assert {world(num_levels=6, split=split, instructions=False).reset(seed=seed)[0] for seed in range(120)} == levels
+    assert {
+        env_class(num_levels=6, split=split, instructions=False).reset(seed=seed)[0] for seed in range(120)
+    } == levels

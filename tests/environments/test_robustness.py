@@ -1,4 +1,4 @@
-"""Whatever is sent to a world, it answers with an observation, and it forgets what is over."""
+"""Robustness: any action gets an observation, and finished episodes leave no memory behind."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_copies_in_numpy_answer_any_text_too(env_id: str, options: dict[str, Any
         (ODD[2], True, True),  # a surrogate before the tags
     ],
 )
-def test_what_is_read_in_such_texts_is_what_is_read_in_any(text: str, moves_alone: bool, moves_in_turns: bool) -> None:
+def test_hostile_texts_are_parsed_by_the_same_rules(text: str, moves_alone: bool, moves_in_turns: bool) -> None:
     for turn, moves in ((1, moves_alone), (5, moves_in_turns)):
         env = envkit.make("Sokoban-v0", actions_per_turn=turn)
         env.reset(seed=0)
@@ -169,7 +169,7 @@ def test_numbers_from_end_to_end_of_their_type_get_an_observation(env_id: str, d
 
 
 @pytest.mark.parametrize("env_id", [spec.id for spec in SPECS if spec.expert is not None])
-def test_an_expert_has_nothing_to_say_about_what_is_no_board(env_id: str) -> None:
+def test_an_expert_has_no_move_for_a_text_without_a_board(env_id: str) -> None:
     expert = open_expert(env_id)
     for text in HOSTILE:
         assert list(expert.moves(Observation(text))) == []
@@ -177,7 +177,7 @@ def test_an_expert_has_nothing_to_say_about_what_is_no_board(env_id: str) -> Non
 
 
 class Memory(NamedTuple):
-    """What a process holds.
+    """The memory and objects of a process.
 
     Attributes:
         blocks: Small Python objects. Nobody leaks without them.
@@ -207,8 +207,8 @@ WARM_EPISODES = 5_000
 
 
 @pytest.mark.slow
-def test_a_million_single_steps_leave_nothing_behind() -> None:
-    """No answer is like another one, and no level either."""
+def test_a_million_single_steps_leave_no_memory_behind() -> None:
+    """All answers differ, and all levels differ."""
     env = envkit.make("FrozenLake-v0", max_moves=60)
     env.reset(seed=0)
     step = episodes = number = 0
@@ -227,7 +227,7 @@ def test_a_million_single_steps_leave_nothing_behind() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_steps_in_numpy_leave_nothing_behind() -> None:
+def test_a_million_numpy_steps_leave_no_memory_behind() -> None:
     """Grids and numbers, and a new level for every episode."""
     vector = envkit.make_vec("Sokoban-v0", 1000, observation="grid", action="index", max_moves=60, moves=[2, 10])
     vector.reset(seed=0)
@@ -244,8 +244,8 @@ def test_a_million_steps_in_numpy_leave_nothing_behind() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_texts_in_numpy_leave_nothing_behind() -> None:
-    """No answer is like another one; episodes start again in the step in which they end, and leave a last text."""
+def test_a_million_numpy_texts_leave_no_memory_behind() -> None:
+    """All answers differ; episodes restart in the step of their end, with a final observation."""
     vector = envkit.make_vec("FrozenLake-v0", 1000, autoreset="SameStep", max_moves=60, frozen=0.95, slip=0.3)
     vector.reset(seed=0)
 
@@ -261,7 +261,7 @@ def test_a_million_texts_in_numpy_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
-def test_worlds_that_nobody_needs_any_more_leave_nothing_behind(env_id: str) -> None:
+def test_discarded_environments_leave_no_memory_behind(env_id: str) -> None:
     def use(count: int, *, first: int) -> None:
         for seed in range(first, first + count):
             env = envkit.make(env_id, num_levels=50, symbols="tuvwxyz"[: 6 if env_id == "FrozenLake-v0" else 7])

@@ -1,4 +1,4 @@
-"""Splits: a level belongs to one by its content."""
+"""Splits: the content of a level determines its split."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from envkit.environments.frozen_lake import FrozenLake
 from envkit.environments.sokoban import Sokoban
 from envkit.environments.split import SPLITS, split_of
 
-WORLDS = pytest.mark.parametrize("world", [FrozenLake, Sokoban])
+ENV_CLASSES = pytest.mark.parametrize("env_class", [FrozenLake, Sokoban])
 
 
-@WORLDS
-def test_splits_share_no_level_over_thousands_of_seeds(world: type[FrozenLake | Sokoban]) -> None:
+@ENV_CLASSES
+def test_splits_share_no_level_over_thousands_of_seeds(env_class: type[FrozenLake | Sokoban]) -> None:
     levels = {}
     for split in SPLITS:
-        env = world(split=split, instructions=False)
+        env = env_class(split=split, instructions=False)
         levels[split] = {env.reset(seed=seed)[0] for seed in range(2000)}
         assert {split_of(level) for level in levels[split]} == {split}
     assert not levels["train"] & levels["eval"]
@@ -26,17 +26,19 @@ def test_splits_share_no_level_over_thousands_of_seeds(world: type[FrozenLake | 
     assert not levels["validation"] & levels["eval"]
 
 
-@WORLDS
-def test_without_a_split_any_level_comes_and_four_fifths_are_for_training(world: type[FrozenLake | Sokoban]) -> None:
-    env = world(instructions=False)
+@ENV_CLASSES
+def test_without_a_split_all_levels_are_drawn_and_four_fifths_are_train_levels(
+    env_class: type[FrozenLake | Sokoban],
+) -> None:
+    env = env_class(instructions=False)
     share = Counter(split_of(env.reset(seed=seed)[0]) for seed in range(2000))
     assert share["train"] / 2000 == pytest.approx(0.8, abs=0.03)
     assert share["eval"] / 2000 == pytest.approx(0.1, abs=0.03)
 
 
-@WORLDS
-def test_a_level_is_hashed_with_its_start_but_without_the_rules(world: type[FrozenLake | Sokoban]) -> None:
-    text, _ = world(split="eval").reset(seed=4)
+@ENV_CLASSES
+def test_a_level_is_hashed_with_its_start_but_without_the_rules(env_class: type[FrozenLake | Sokoban]) -> None:
+    text, _ = env_class(split="eval").reset(seed=4)
     assert text != find_board(text)
     assert split_of(find_board(text)) == "eval"
 

@@ -1,4 +1,4 @@
-"""Advantages and losses once more, in plain Python, from the formulas as the papers print them.
+"""Slow implementations of advantages and losses in plain Python, from the formulas of the papers.
 
 A batch is a list of episodes, an episode a list of rewards: nothing is padded, so nothing needs a mask. Sums run
 forward over all that is left of an episode, where the code that is tested goes backward by recursion.

@@ -16,7 +16,7 @@ If that is intended: run `python tests/golden/public_names.py`, and commit the c
 old -> new in CHANGELOG.md."""
 
 
-def test_public_names_are_those_that_were_agreed() -> None:
+def test_public_names_match_the_golden_file() -> None:
     collected, agreed = collect(), FILE.read_text(encoding="utf-8")
     lines = differences(json.loads(agreed), collected)
     if lines:
@@ -61,7 +61,7 @@ def source(tmp_path: Path) -> Source:
     return Source(tmp_path)
 
 
-def test_a_variable_is_found_wherever_code_or_a_script_mentions_it(source: Source) -> None:
+def test_a_variable_is_found_in_code_and_scripts(source: Source) -> None:
     assert source.variables() == ["ENVKIT_BYTES", "ENVKIT_HOME", "ENVKIT_IMAGE", "ENVKIT_START"]
 
 

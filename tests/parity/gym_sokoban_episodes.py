@@ -1,4 +1,4 @@
-"""Plays random episodes in gym-sokoban's own levels and writes what happened as JSON, one level a line.
+"""Plays random episodes in gym-sokoban's levels and writes the results as JSON, one level per line.
 
 A program for the virtual environment of the peers (``make peers``), where envkit is not installed. Boards are lists of
 the peer's codes, row by row, with 6 for the player on a target: envkit's codes, too.
@@ -27,7 +27,7 @@ def _codes(env: Any) -> list[int]:
 
 
 def _play(env: Any, steps: int) -> dict[str, object]:
-    """Play random pushes, from the start again whenever the level is solved."""
+    """Play random pushes; restart whenever the level is solved."""
     start = env.room_state.copy()
     actions, boards, rewards, ends = [], [], [], []
     first = _codes(env)
@@ -50,7 +50,7 @@ def main() -> None:
     np.random.seed(_SEED)
     words = iter(sys.argv[1:])
     steps = int(next(words))
-    said = sys.stdout
+    output = sys.stdout
     sys.stdout = sys.stderr  # the peer prints about its own retries
     for word in words:
         room, levels = word.split("=")
@@ -58,7 +58,7 @@ def main() -> None:
         env = SokobanEnv((size, size), max_steps=_MAX_STEPS, num_boxes=boxes, reset=False)
         for _ in range(int(levels)):
             env.reset(render_mode=_TINY)
-            print(json.dumps(_play(env, steps)), file=said)
+            print(json.dumps(_play(env, steps)), file=output)
 
 
 if __name__ == "__main__":

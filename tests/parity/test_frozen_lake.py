@@ -1,4 +1,4 @@
-"""The lake is Gymnasium's FrozenLake-v1: on its maps, given the same chances, the same happens."""
+"""Parity with Gymnasium's FrozenLake-v1, on its maps and with the same random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAYER = 3  # more, for the player on a cell
 
 
 class Chances:
-    """Stands where Gymnasium keeps its generator: the numbers by which envkit slips after a reset with `seed`."""
+    """Replaces Gymnasium's generator with the random numbers of envkit after a reset with `seed`."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -36,7 +36,7 @@ class Chances:
 
 
 class Peer:
-    """Gymnasium's lake, given envkit's chances, and beginning again in the step after an end."""
+    """Gymnasium's lake with envkit's random numbers; it restarts in the step after an end."""
 
     def __init__(self, map: str, slip: float, seed: int) -> None:
         self._env = gymnasium.make(
@@ -76,9 +76,7 @@ class Peer:
 @pytest.mark.parametrize("mode", ["sync", "native"])
 @pytest.mark.parametrize("map", ["4x4", "8x8"])
 @pytest.mark.parametrize("slip", [0.0, 2 / 3])
-def test_the_lake_moves_rewards_and_ends_as_gymnasiums_does(
-    mode: Literal["sync", "native"], map: str, slip: float
-) -> None:
+def test_moves_rewards_and_ends_agree_with_gymnasium(mode: Literal["sync", "native"], map: str, slip: float) -> None:
     envs = envkit.make_vec(
         "FrozenLake-v0",
         NUM_ENVS,

@@ -1,4 +1,4 @@
-"""Sokoban is gym-sokoban's: in its levels, for the same moves, the same happens."""
+"""Parity with gym-sokoban, on its levels and with the same moves."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.peers, pytest.mark.xdist_group("peers")]
 
 
 class Record(NamedTuple):
-    """What happened in the N levels of one size; the program that writes it says what the codes of the C cells are.
+    """The results of the N levels of one size; see the program that writes them for the codes of the C cells.
 
-    After a step that solved it, a level was begun again.
+    After the step that solved it, the level was restarted.
     """
 
     start_NC: NDArray[np.int64]
@@ -66,7 +66,7 @@ def seeds_of(start_NC: NDArray[np.int64], **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("mode", ["sync", "native"])
 @pytest.mark.parametrize("size", LEVELS)
-def test_a_room_changes_pays_and_ends_as_gym_sokobans_does(
+def test_rooms_rewards_and_ends_agree_with_gym_sokoban(
     records: Mapping[int, Record], size: int, mode: Literal["sync", "native"], tmp_path: Path
 ) -> None:
     record = records[size]

@@ -1,4 +1,4 @@
-"""A host, an episode, an engine, a renderer and a trainer that do as scripted and remember what was asked of them."""
+"""A scripted host, episode, engine, renderer and trainer that record their calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from envkit.types import (
 
 @dataclass(frozen=True)
 class Answer:
-    """What the world says to a reset or step, after how long; or what it raises."""
+    """The observation of a reset or step and its delay, or the error that it raises."""
 
     text: str = "."
     reward: float = 0.0
@@ -44,17 +44,17 @@ class Answer:
 
 @dataclass
 class ScriptedEpisode:
-    """Gives its answers in order; the first one is that of `reset`, the last one is given again and again."""
+    """Returns its answers in order: the first for `reset`; the last one is repeated."""
 
     answers: Sequence[Answer]
-    heard: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
 
     async def reset(self) -> Reset:
         answer = await self._next()
         return Reset(Observation(answer.text, answer.legal_moves), answer.info)
 
     async def step(self, action: str) -> Step:
-        self.heard.append(action)
+        self.actions.append(action)
         answer = await self._next()
         ends = (answer.ends == "terminated", answer.ends == "truncated")
         return Step(Observation(answer.text, answer.legal_moves), answer.reward, *ends, answer.info)
@@ -70,7 +70,7 @@ class ScriptedEpisode:
 
 
 class ScriptedHost:
-    """Lends an episode whose script is chosen by its task and by how often that task was lent before.
+    """Leases episodes; the script depends on the task and on the number of its earlier leases.
 
     Its capacity is what it says; its places are what it has.
     """
@@ -99,7 +99,7 @@ class ScriptedHost:
 
 @dataclass(frozen=True)
 class Call:
-    """What an engine was asked, and when."""
+    """A request to an engine, and its time."""
 
     session: str | None
     prompt: tuple[int, ...]
@@ -108,7 +108,7 @@ class Call:
 
 
 class ScriptedEngine:
-    """Says what `say` answers to a call, by default one letter that follows from the seed."""
+    """Returns the completion of `say` for a call, by default one letter that depends on the seed."""
 
     def __init__(self, say: Callable[[Call], str] = lambda call: "abcdefgh"[call.params.seed % 8]) -> None:
         self._say = say
@@ -134,7 +134,7 @@ class ScriptedEngine:
 
 
 class ScriptedTrainer:
-    """Its weights are a hash of all that it was taught."""
+    """Its weights are a hash of all its samples."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -165,7 +165,7 @@ class ScriptedTrainer:
 
 
 class LetterRenderer:
-    """A letter is a token. Observations stand in brackets."""
+    """Each letter is a token. Observations are in brackets."""
 
     stop = (ord("!"),)
 

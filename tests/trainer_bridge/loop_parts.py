@@ -1,4 +1,4 @@
-"""One part of a scripted run: the real loop with a trainer, an engine and a host that are scripted."""
+"""One part of a scripted run: the real loop with a scripted trainer, engine and host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOLDS: Info = {"metrics": {"success": "last"}}
 
 @dataclass
 class Notes:
-    """What the loop wrote down, without what depends on the machine."""
+    """The records of the loop, without values that depend on the machine."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Part:
             engine=self.engine,
             trainer=self.trainer,
             evaluator=Evaluator(
-                rollout, [Task("World-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
+                rollout, [Task("Scripted-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
             ),
-            tasks=lambda number: Task("World-v0", number),
+            tasks=lambda number: Task("Scripted-v0", number),
             record=self.notes,
             checkpoints=folder,
             settings=settings,

@@ -1,4 +1,4 @@
-"""Models that are small enough for a test and sure enough of themselves to notice a wrong token or position."""
+"""Small models with distributions sharp enough to detect a wrong token or position."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shake(model: Any, seed: int, *, scale: float = 0.35) -> None:
 
 
 def write_tiny(folder: Path, *, seed: int, hidden_size: int = 16, layers: int = 2) -> Path:
-    """Write a policy as `envkit train` makes it."""
+    """Write a policy in the same way as `envkit train`."""
     make_policy(folder, WORDS, hidden_size=hidden_size, layers=layers, heads=2, max_tokens=128, seed=seed)
     model = open_model(folder)
     shake(model, seed)
@@ -121,15 +121,15 @@ def slow_pick(logps: Sequence[float], params: SamplingParams, position: int) -> 
 
 
 def slow_generate(model: Any, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], list[float]]:
-    """One row, one token at a time, everything again for each."""
-    said: list[int] = []
-    told: list[float] = []
-    while len(said) < params.max_tokens and not (said and said[-1] in params.stop):
-        logps = slow_logps(model, [*prompt, *said], params.temperature or 1.0)
-        token = slow_pick(logps, params, len(said))
-        said.append(token)
-        told.append(logps[token])
-    return said, told
+    """Generate one row, one token at a time, without a cache."""
+    completion: list[int] = []
+    logprobs: list[float] = []
+    while len(completion) < params.max_tokens and not (completion and completion[-1] in params.stop):
+        logps = slow_logps(model, [*prompt, *completion], params.temperature or 1.0)
+        token = slow_pick(logps, params, len(completion))
+        completion.append(token)
+        logprobs.append(logps[token])
+    return completion, logprobs
 
 
 def sample(
@@ -140,18 +140,18 @@ def sample(
     group: str = "task",
     episode: int | None = None,
 ) -> Sample:
-    """A sample, of an episode of its own if not told otherwise.
+    """A sample, of a separate episode by default.
 
-    Its turns are pairs of (what is said, what the environment answers); the last answer is left out.
+    Its turns are pairs of (completion, answer of the environment); the last answer is left out.
     """
     ids: list[int] = list(prompt)
     mask = [0] * len(ids)
     turn_ids = [0] * len(ids)
-    for number, (said, answer) in enumerate(turns):
+    for number, (completion, answer) in enumerate(turns):
         following = answer if number + 1 < len(turns) else ()
-        ids += [*said, *following]
-        mask += [1] * len(said) + [0] * len(following)
-        turn_ids += [number] * len(said) + [number + 1] * len(following)
+        ids += [*completion, *following]
+        mask += [1] * len(completion) + [0] * len(following)
+        turn_ids += [number] * len(completion) + [number + 1] * len(following)
     given = iter(logprobs if logprobs is not None else [-1.0] * sum(mask))
     return Sample(
         group=group,

@@ -1,4 +1,4 @@
-"""What keeps a run from learning, told from its metrics."""
+"""Diagnosis of a run that does not learn, from its metrics."""
 
 from __future__ import annotations
 

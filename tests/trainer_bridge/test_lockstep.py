@@ -1,4 +1,4 @@
-"""Lockstep: everybody who takes part goes on in the same moment, and nobody waits for ever."""
+"""Lockstep: all members continue at the same moment, and no wait is unbounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envkit.trainer_bridge.rollout import Lockstep
 
 
 async def walk(lockstep: Lockstep, pauses: Sequence[float], passed: list[float], *, comes_s: float = 0.0) -> None:
-    """Take part, with a pause before each call of `together` and one of 2 s at the end."""
+    """Join the barrier, with a pause before each call of `together` and one of 2 s at the end."""
     await anyio.sleep(comes_s)
     lockstep.arrive()
     for pause in pauses:

@@ -1,4 +1,4 @@
-"""The loop: what is played, learned, looked at and kept, in which order, and how it goes on after an interruption."""
+"""The loop: order of rollouts, updates, evaluations and checkpoints, and resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path:
     part = Part(tmp_path, eval_tasks=0).run()
     for version, samples in part.trainer.taught:
         numbers = [2 * (version - 1), 2 * (version - 1) + 1]
-        assert [sample.group for sample in samples] == [Task("World-v0", n).key for n in numbers for _ in range(2)]
+        assert [sample.group for sample in samples] == [Task("Scripted-v0", n).key for n in numbers for _ in range(2)]
         assert {one for sample in samples for one in sample.versions} == {-1, version - 1}
     seeds = [call.params.seed for call in part.engine.calls]
     assert len(set(seeds)) == len(seeds) == 6 * 2 * 2 * 2
@@ -98,7 +98,7 @@ def test_without_held_out_tasks_nothing_is_evaluated(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == ["step-3", "step-6"]
 
 
-def test_a_run_of_no_steps_looks_once_and_keeps_what_it_was_given(tmp_path: Path) -> None:
+def test_a_run_without_steps_evaluates_once_and_keeps_the_weights(tmp_path: Path) -> None:
     part = Part(tmp_path, replace(SETTINGS, steps=0)).run()
     assert list(part.notes.evaluations) == [0]
     assert part.notes.steps == {}
@@ -115,7 +115,7 @@ def test_episodes_are_recorded_now_and_then_and_at_the_first_and_the_last_train_
     assert all([one.train_step for one in shown] == [step] * 3 for step, shown in part.notes.shown.items())
 
 
-def test_what_is_recorded_of_a_train_step_is_of_several_tasks(tmp_path: Path) -> None:
+def test_the_recorded_episodes_of_a_train_step_are_of_several_tasks(tmp_path: Path) -> None:
     settings = replace(SETTINGS, groups_per_step=6, steps=1, trajectories_every=1)
     part = Part(tmp_path, settings).run()
     assert [(one.index, one.seed) for one in part.notes.shown[1]] == [(0, 0), (2, 2), (4, 4)]
@@ -129,7 +129,7 @@ class Broken(Part):
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
         if task.seed == 3 or (task.seed % 2 and time == 0):
-            return [Answer("s"), Answer(error=SandboxLostError("box", cause("gone")))]
+            return [Answer("s"), Answer(error=SandboxLostError("sb", cause("gone")))]
         return super().script(task, time)
 
 
@@ -154,7 +154,7 @@ def test_a_group_that_lost_a_member_does_not_count_for_pass_at_group() -> None:
             "f": (StopReason.TRUNCATED, 0.0),
             "v": (StopReason.SANDBOX_LOST, 0.0),
         }
-        task = Task("World-v0", 0)
+        task = Task("Scripted-v0", 0)
         played = [
             Group(task, tuple(Trajectory(task, member, (), *ends[end]) for member, end in enumerate(group)))
             for group in groups
@@ -167,10 +167,10 @@ def test_a_group_that_lost_a_member_does_not_count_for_pass_at_group() -> None:
 
 
 class AllLost(Part):
-    """Nothing can be played."""
+    """All episodes are lost."""
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
-        return [Answer(error=SandboxLostError("box", cause("gone")))]
+        return [Answer(error=SandboxLostError("sb", cause("gone")))]
 
 
 def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_pat
 
 
 def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
-    """Go on from what `parts` left, and compare all of them with the unbroken run."""
+    """Resume after `parts`, and compare all parts with an uninterrupted run."""
     last = Part(folder).run()
     steps: list[tuple[int, dict[str, float]]] = []
     evaluations: list[tuple[int, dict[str, float]]] = []
@@ -200,7 +200,7 @@ def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
     assert taught == whole.trainer.taught
     assert last.trainer.publish() == whole.trainer.publish()
     assert last.loop.state == whole.loop.state
-    # What was begun and not finished is begun again; then everything is asked for as if nothing had happened.
+    # An unfinished step is repeated; then all requests are the same as without the interruption.
     asked = [replace(call, at_s=0.0) for call in last.engine.calls]
     expected = [replace(call, at_s=0.0) for call in whole.engine.calls]
     assert asked == expected[len(expected) - len(asked) :]
@@ -208,7 +208,7 @@ def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
 
 
 @pytest.mark.parametrize("cut_at", range(1, 97, 5))
-def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(cut_at: int, tmp_path: Path) -> None:
+def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, tmp_path: Path) -> None:
     whole = Part(tmp_path / "whole").run()
     assert len(whole.engine.calls) == 96
     first = Part(tmp_path / "cut")
@@ -221,7 +221,7 @@ def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(cut_at: int, t
 
 
 @pytest.mark.parametrize("every", [13, 15, 20])  # an evaluation is 12 calls, a train step 8
-def test_a_run_that_is_cut_again_and_again_comes_to_the_same_end(every: int, tmp_path: Path) -> None:
+def test_a_run_interrupted_repeatedly_ends_identically(every: int, tmp_path: Path) -> None:
     whole = Part(tmp_path / "whole").run()
     parts: list[Part] = []
     while not parts or parts[-1].scope.cancelled_caught:
@@ -233,7 +233,7 @@ def test_a_run_that_is_cut_again_and_again_comes_to_the_same_end(every: int, tmp
     same_as_unbroken(tmp_path / "cut", whole, *parts)
 
 
-def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_run_continues_from_its_newest_checkpoint(tmp_path: Path) -> None:
     whole = Part(tmp_path / "whole").run()
     shutil.rmtree(tmp_path / "whole" / "step-6")
     second = Part(tmp_path / "whole").run()
@@ -243,7 +243,7 @@ def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path)
     assert second.trainer.taught == whole.trainer.taught[3:]
 
 
-def test_a_step_that_is_learning_when_the_run_is_cut_is_finished_and_written_down(tmp_path: Path) -> None:
+def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path: Path) -> None:
     part = Part(tmp_path)
 
     def cut_in_the_second() -> None:
@@ -299,7 +299,7 @@ def test_an_error_while_learning_ends_the_run_at_the_last_finished_step(tmp_path
 
 
 class Watching(SilentDisplay):
-    """Counts how far each part of the run came."""
+    """Counts the progress of each part of the run."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[str, int, int]] = []
@@ -320,7 +320,7 @@ def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
     assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]
 
 
-class Told(SilentDisplay):
+class RecordingDisplay(SilentDisplay):
     """Keeps the lines."""
 
     def __init__(self) -> None:
@@ -331,17 +331,17 @@ class Told(SilentDisplay):
 
 
 class Talkative(Part):
-    """Every completion has as many tokens as it may have."""
+    """Every completion has the maximum number of tokens."""
 
     def _say(self, call: Call) -> str:
         return "ab"
 
 
-def test_what_keeps_a_run_from_learning_is_said_once_as_soon_as_five_steps_show_it(tmp_path: Path) -> None:
-    told, part = Told(), Talkative(tmp_path, replace(SETTINGS, steps=8), eval_tasks=0)
-    clock.run(lambda: part.loop.run(told), virtual=True)
+def test_a_finding_is_reported_once_after_five_steps(tmp_path: Path) -> None:
+    display, part = RecordingDisplay(), Talkative(tmp_path, replace(SETTINGS, steps=8), eval_tasks=0)
+    clock.run(lambda: part.loop.run(display), virtual=True)
     assert [row["cut_completions"] for row in part.notes.steps.values()] == [1.0] * 8
-    (line,) = told.lines
+    (line,) = display.lines
     assert line.startswith("train step 5: 100% of the completions of the last 5 train steps were cut off")
 
 

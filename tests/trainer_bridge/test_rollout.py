@@ -1,4 +1,4 @@
-"""Playing: what is asked of engine and world, where episodes end, and what becomes of those that are lost."""
+"""Rollouts: requests to engine and environment, ends of episodes, and void episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from envkit.types import Exchange, Group, Info, Observation, Prompt, StopReason,
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
 
-A, B, C = (Task("World-v0", seed) for seed in range(3))
+A, B, C = (Task("Scripted-v0", seed) for seed in range(3))
 
 
 def limits(**changes: Any) -> RolloutLimits:
@@ -48,7 +48,7 @@ def play(
     renderer: Renderer | None = None,
     **bounds: Any,
 ) -> RolloutResult:
-    """Play on virtual time; afterwards nothing may be lent and no task may run."""
+    """Play on virtual time; afterwards all leases must be released and no task may run."""
     engine, host = engine or ScriptedEngine(), host or ScriptedHost(script)
     rollout = Rollout(host, engine, renderer or LetterRenderer(), limits(**bounds), num_envs)
 
@@ -75,8 +75,8 @@ def stops(result: RolloutResult) -> list[str]:
 
 def test_a_prompt_begins_with_all_that_was_said_before_and_nothing_is_said_twice() -> None:
     engine = ScriptedEngine(lambda call: "up"[: 1 + len(call.prompt) % 2])
-    told = script(Answer("start"), Answer("one"), Answer("two!"), Answer("", ends="terminated"))
-    (trajectory,) = play(told, engine=engine).trajectories
+    answers = script(Answer("start"), Answer("one"), Answer("two!"), Answer("", ends="terminated"))
+    (trajectory,) = play(answers, engine=engine).trajectories
 
     assert [text_of(call.prompt) for call in engine.calls] == [
         "[start]",
@@ -92,8 +92,8 @@ def test_a_prompt_begins_with_all_that_was_said_before_and_nothing_is_said_twice
 def test_the_mask_is_one_on_what_the_policy_said_and_nowhere_else() -> None:
     engine = ScriptedEngine(lambda call: "xy")
     engine.version = 3
-    told = script(Answer("s"), Answer("t", reward=0.5), Answer("u", reward=-1.0, ends="truncated"))
-    (sample,) = samples_of(play(told, engine=engine).groups)
+    answers = script(Answer("s"), Answer("t", reward=0.5), Answer("u", reward=-1.0, ends="truncated"))
+    (sample,) = samples_of(play(answers, engine=engine).groups)
 
     assert text_of(sample.token_ids) == "[s]xy[t]xy"
     assert sample.mask == (0, 0, 0, 1, 1, 0, 0, 0, 1, 1)
@@ -108,13 +108,13 @@ def test_the_world_hears_the_renderers_action_and_the_engine_the_renderers_stop(
     host = ScriptedHost(script(Answer(), Answer(ends="terminated")))
     engine = ScriptedEngine(lambda call: "down!")
     play(script(), host=host, engine=engine, turn_tokens=5)
-    assert host.episodes[0].heard == ["down!"]
+    assert host.episodes[0].actions == ["down!"]
     (call,) = engine.calls
     assert (call.params.stop, call.params.max_tokens, call.params.temperature) == ((ord("!"),), 5, 0.8)
 
 
 class Forgetful(LetterRenderer):
-    """Every third prompt begins again; the others continue."""
+    """Every third prompt starts a new sample; the others continue."""
 
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
         ids = letters(f"[{observation.text}]")
@@ -123,31 +123,31 @@ class Forgetful(LetterRenderer):
 
 def test_a_prompt_that_starts_a_sample_is_all_that_the_engine_is_given_and_its_old_cache_is_dropped() -> None:
     engine = ScriptedEngine(lambda call: "u")
-    told = script(*(Answer(text) for text in "abcd"))
-    (trajectory,) = play(told, engine=engine, renderer=Forgetful(), max_turns=4).trajectories
+    answers = script(*(Answer(text) for text in "abcd"))
+    (trajectory,) = play(answers, engine=engine, renderer=Forgetful(), max_turns=4).trajectories
     assert [text_of(call.prompt) for call in engine.calls] == ["[a]", "[a]u[b]", "*[c]", "*[c]u[d]"]
     assert engine.forgotten == ["00000000.0000"] * 2  # before the third turn, and at the end
     assert [text_of(sample.token_ids) for sample in samples_from(trajectory, "", 0)] == ["[a]u[b]u", "*[c]u[d]u"]
 
 
 def test_only_the_longest_context_counts_against_the_bound_on_tokens() -> None:
-    told = script(*(Answer(text) for text in "abcdefg"))
+    answers = script(*(Answer(text) for text in "abcdefg"))
     (trajectory,) = play(
-        told, engine=ScriptedEngine(lambda call: "u"), renderer=Forgetful(), max_tokens=11
+        answers, engine=ScriptedEngine(lambda call: "u"), renderer=Forgetful(), max_tokens=11
     ).trajectories
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.MAX_TURNS, 4)
-    (cut,) = play(told, engine=ScriptedEngine(lambda call: "u"), max_tokens=11).trajectories
+    (cut,) = play(answers, engine=ScriptedEngine(lambda call: "u"), max_tokens=11).trajectories
     assert (cut.stop, len(cut.turns)) == (StopReason.MAX_TOKENS, 2)
 
 
 def test_rewards_are_added_up_and_the_worlds_metrics_are_folded_as_it_says() -> None:
     folds: Info = {"metrics": {"valid": "mean", "success": "last", "pushes": "sum"}}
-    told = script(
+    answers = script(
         Answer(info=folds),
         Answer(reward=0.25, info={"valid": True, "pushes": 2, "success": False, "other": 5}),
         Answer(reward=0.5, info={"valid": False, "pushes": 1, "success": True}, ends="terminated"),
     )
-    (trajectory,) = play(told).trajectories
+    (trajectory,) = play(answers).trajectories
     assert trajectory.reward == 0.75
     assert trajectory.metrics == {"valid": 0.5, "success": 1.0, "pushes": 3.0}
 
@@ -162,7 +162,7 @@ def test_the_world_ends_an_episode(ends: str) -> None:
     assert len(result.trajectories[0].turns) == 2
 
 
-def test_the_worlds_end_on_the_last_turn_counts_as_the_worlds() -> None:
+def test_an_end_by_the_environment_on_the_last_turn_is_not_a_turn_limit() -> None:
     assert stops(play(script(Answer(), Answer(), Answer(ends="terminated")), max_turns=2)) == ["terminated"]
 
 
@@ -204,14 +204,14 @@ def test_a_world_that_hangs_voids_its_episode_after_the_timeout(hangs: int, turn
     ("error", "stop", "line"),
     [
         (
-            SandboxLostError("box-1", cause("killed by signal 9")),
+            SandboxLostError("sb-1", cause("killed by signal 9")),
             "sandbox_lost",
-            "sandbox box-1 lost: killed by signal 9",
+            "sandbox sb-1 lost: killed by signal 9",
         ),
         (UnreachableError("no answer from :7000"), "sandbox_lost", "no answer from :7000"),
         (SessionNotFoundError("no session 7"), "sandbox_lost", "no session 7"),
         (SessionBrokenError("session 7 is void"), "sandbox_lost", "session 7 is void"),
-        (EnvError("World-v0", "KeyError: 'x'"), "env_error", "World-v0 raised KeyError: 'x'"),
+        (EnvError("Scripted-v0", "KeyError: 'x'"), "env_error", "Scripted-v0 raised KeyError: 'x'"),
         (DeadlineError("too late"), "timeout", "too late"),
     ],
 )
@@ -230,11 +230,11 @@ def test_what_breaks_under_an_episode_voids_it_and_it_alone(error: Exception, st
 
 # --- Retries ---------------------------------------------------------------------------------------------------------
 
-LOST = SandboxLostError("box-1", cause("gone"))
+LOST = SandboxLostError("sb-1", cause("gone"))
 
 
 def breaks(times: int, *, at: int = 1) -> Callable[[Task, int], Sequence[Answer]]:
-    """A script whose first so many episodes are lost."""
+    """A script with a number of lost episodes first."""
     fine = [Answer(), Answer(), Answer(reward=1.0, ends="terminated")]
     return lambda task, time: [*fine[:at], Answer(error=LOST)] if time < times else fine
 
@@ -267,8 +267,8 @@ def test_an_episode_that_stays_lost_is_tried_up_to_the_budget_and_kept_as_data()
 
 def test_the_budget_counts_for_each_episode() -> None:
     # The first lease of each task is lost, and for B the second one too.
-    told = {A.key: 1, B.key: 2, C.key: 0}
-    result = play(lambda task, time: breaks(told[task.key])(task, time), (A, B, C), retries=2)
+    answers = {A.key: 1, B.key: 2, C.key: 0}
+    result = play(lambda task, time: breaks(answers[task.key])(task, time), (A, B, C), retries=2)
     assert stops(result) == ["terminated"] * 3
     assert [one.task.seed for one in result.void] == [0, 1, 1]
 
@@ -310,7 +310,7 @@ def test_a_turn_is_sampled_from_the_seed_the_place_the_member_and_its_number() -
 
 
 def ragged(task: Task, time: int) -> Sequence[Answer]:
-    """Worlds of different speed and length: task n, member m takes n + m / 10 s a step and lives n + 1 + m steps."""
+    """Episodes of different speed and length: task n, member m takes n + m / 10 s per step and has n + 1 + m steps."""
     speed, steps = task.seed + time / 10, task.seed + 1 + time
     return [Answer(after_s=speed)] + [Answer(after_s=speed)] * (steps - 1) + [Answer(ends="terminated")]
 
@@ -329,18 +329,18 @@ def test_turn_k_of_all_live_episodes_reaches_the_engine_in_one_moment() -> None:
     ]
 
 
-def test_a_lost_episode_holds_nobody_back() -> None:
+def test_a_lost_episode_does_not_delay_the_others() -> None:
     engine = ScriptedEngine(lambda call: "x")
 
-    def told(task: Task, time: int) -> Sequence[Answer]:
+    def answers(task: Task, time: int) -> Sequence[Answer]:
         return [Answer(after_s=3600)] if task == B else [Answer(), Answer(), Answer(ends="terminated")]
 
-    result = play(told, (A, B, C), engine=engine, timeout_s=10, retries=0)
+    result = play(answers, (A, B, C), engine=engine, timeout_s=10, retries=0)
     assert stops(result) == ["terminated", "timeout", "terminated"]
     assert [call.at_s for call in engine.calls] == [10.0] * 4
 
 
-def test_a_host_with_fewer_places_than_it_said_plays_everything_one_after_another() -> None:
+def test_a_host_with_fewer_slots_than_reported_plays_episodes_in_turn() -> None:
     host = ScriptedHost(script(Answer(), Answer(), Answer(ends="terminated")), capacity=100, places=2)
     engine = ScriptedEngine()
     result = play(script(), (A, B, C), host=host, engine=engine, timeout_s=30)
@@ -353,7 +353,7 @@ def test_a_host_with_fewer_places_than_it_said_plays_everything_one_after_anothe
 
 
 @pytest.mark.parametrize(("capacity", "num_envs"), [(3, 100), (100, 3), (1, 1)])
-def test_no_more_episodes_at_once_than_there_is_room_for(capacity: int, num_envs: int) -> None:
+def test_the_capacity_limits_the_parallel_episodes(capacity: int, num_envs: int) -> None:
     host = ScriptedHost(ragged, capacity)
     engine = ScriptedEngine()
     result = play(ragged, (A, B, C), group_size=3, host=host, engine=engine, num_envs=num_envs)
@@ -403,12 +403,12 @@ def test_any_other_error_ends_the_rollout_and_leaves_no_task_behind(error: Excep
     assert seen == []
 
 
-def test_an_environment_that_nobody_knows_ends_the_rollout() -> None:
-    def told(task: Task, time: int) -> Sequence[Answer]:
+def test_an_unknown_environment_ends_the_rollout() -> None:
+    def answers(task: Task, time: int) -> Sequence[Answer]:
         raise UnknownEnvError(task.env_id)
 
     with pytest.RaisesGroup(UnknownEnvError):
-        play(told, (A,))
+        play(answers, (A,))
 
 
 def test_an_engine_that_fails_ends_the_rollout() -> None:

@@ -1,4 +1,4 @@
-"""A request to stop: what it cancels, and what is said about the wait."""
+"""A request to stop: what it cancels, and the messages about the wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from envkit import clock
 from envkit.trainer_bridge.stopping import Stop
 
 
-def test_a_stop_says_what_it_waits_for_and_then_whatever_comes_next() -> None:
+def test_a_stop_reports_each_wait_in_turn() -> None:
     lines: list[str] = []
     stop = Stop(lines.append)
     with stop.waits_for("the update of train step 3"):
@@ -23,7 +23,7 @@ def test_a_stop_says_what_it_waits_for_and_then_whatever_comes_next() -> None:
     ]
 
 
-def test_before_a_stop_nothing_is_said() -> None:
+def test_before_a_stop_nothing_is_reported() -> None:
     lines: list[str] = []
     with Stop(lines.append).waits_for("the update of train step 3"):
         pass

@@ -1,4 +1,4 @@
-"""An engine that is watched, and the slow way that it is compared with."""
+"""An engine that records its forward passes, and a comparison with slow generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.trainer_bridge.models import open_model, slow_generate
 
 
 class Watched:
-    """An engine with a record of what its model was fed: rows and tokens of each forward pass."""
+    """An engine with a record of the rows and tokens of each forward pass."""
 
     def __init__(self, folder: Path, *, batch_tokens: int = 65536, is_large: bool = False) -> None:
         self.model = open_model(folder)
@@ -30,7 +30,7 @@ class Watched:
         self.before_pass()
 
     async def all_of(self, requests: Sequence[tuple[str | None, Sequence[int], SamplingParams]]) -> list[Completion]:
-        """Send all requests in the same moment."""
+        """Send all requests at the same moment."""
         done: dict[int, Completion] = {}
 
         async def one(number: int, session: str | None, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -47,8 +47,8 @@ def params(seed: int = 0, *, n: int = 4, **changes: Any) -> SamplingParams:
 
 
 def agrees_with_the_slow_way(model: Any, prompt: Sequence[int], how: SamplingParams, got: Completion) -> None:
-    said, logps = slow_generate(model, prompt, how)
-    assert list(got.token_ids) == said
+    expected, logps = slow_generate(model, prompt, how)
+    assert list(got.token_ids) == expected
     assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
-    stopped = said[-1] in how.stop
+    stopped = expected[-1] in how.stop
     assert got.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)

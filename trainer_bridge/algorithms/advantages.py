@@ -1,7 +1,7 @@
 """Advantages: how much better than expected each turn was. Axes: B samples, T turns (padded).
 
-Turns, not tokens, are the steps of the decision process: all tokens of a turn share its advantage, and discounting
-never counts observation tokens. Every function returns zeros where `turn_mask_BT` is 0.
+The steps of the decision process are turns, not tokens: all tokens of a turn share its advantage, and observation
+tokens are not discounted. Every function returns zeros where `turn_mask_BT` is 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class AdvantageBatch:
-    """What an advantage may be made of.
+    """The inputs of an advantage function.
 
     Attributes:
         reward_BT: Reward of each turn.
-        turn_mask_BT: 1 where the turn exists.
-        value_BT: The critic's estimate when the turn began; zeros without a critic.
+        turn_mask_BT: 1 for turns that exist.
+        value_BT: The critic's estimate at the start of the turn; zeros without a critic.
         groups: Key of each sample's group [B].
     """
 
@@ -48,14 +48,13 @@ def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float)
 def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[str], *, gamma: float = 1.0) -> Tensor:
     """GRPO (Shao et al. 2024): (G - mean) / (std + 1e-6) of the whole return, over the samples of the same group.
 
-    The standard deviation is the unbiased one; a group of one, or whose returns are all equal, teaches nothing and
-    gets zeros.
+    The standard deviation is the unbiased one. A group of one, or with equal returns, gets zeros.
 
     Args:
         reward_BT: Reward of each turn.
-        turn_mask_BT: 1 where the turn exists.
+        turn_mask_BT: 1 for turns that exist.
         groups: Key of each sample's group [B].
-        gamma: Discount a turn.
+        gamma: Discount factor per turn.
     """
     return_B = discounted_returns(reward_BT, turn_mask_BT, gamma=gamma)[:, 0]
     advantage_B = torch.zeros_like(return_B)
@@ -72,7 +71,7 @@ def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[s
 def batch_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
     """Return batch normalisation (GEM, Liu et al. 2025): returns of all turns of the batch, mean 0 and deviation 1.
 
-    The deviation is the population's; a batch whose returns are all equal gets zeros.
+    The deviation is the population's; a batch with equal returns gets zeros.
     """
     return normalised(discounted_returns(reward_BT, turn_mask_BT, gamma=gamma), turn_mask_BT)
 
@@ -87,13 +86,13 @@ def gae(
 
     Args:
         reward_BT: Reward of each turn.
-        value_BT: The critic's estimate when the turn began; no gradient.
-        turn_mask_BT: 1 where the turn exists.
-        gamma: Discount a turn.
-        gae_lambda: 0 trusts the critic, 1 the returns.
+        value_BT: The critic's estimate at the start of the turn; no gradient.
+        turn_mask_BT: 1 for turns that exist.
+        gamma: Discount factor per turn.
+        gae_lambda: 0 relies on the critic, 1 on the returns.
 
     Returns:
-        Advantages, not normalised, and the returns A + V that the critic is to learn.
+        Advantages, not normalised, and the returns A + V, the targets of the critic.
     """
     reward_BT, value_BT = reward_BT * turn_mask_BT, value_BT * turn_mask_BT
     advantage_BT = torch.zeros_like(reward_BT)
@@ -108,7 +107,7 @@ def gae(
 
 
 def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and (population) deviation 1 over the turns that exist."""
+    """Shift and scale to mean 0 and (population) deviation 1 over the existing turns."""
     count = turn_mask_BT.sum().clamp(min=1)
     mean = (value_BT * turn_mask_BT).sum() / count
     centred_BT = (value_BT - mean) * turn_mask_BT
@@ -140,5 +139,5 @@ BY_NAME: Mapping[str, Callable[[AdvantageBatch, Algorithm], tuple[Tensor, Tensor
     "batch_normalised": _of_batch,
     "gae": _of_critic,
 }
-"""The names of `catalogue.ADVANTAGES`. Each gives advantages [B, T] as the loss takes them, and what the critic is to
-learn [B, T], which is zeros without one."""
+"""The functions for `catalogue.ADVANTAGES`. Each returns the advantages [B, T] for the loss, and the targets of the
+critic [B, T], which are zeros without a critic."""

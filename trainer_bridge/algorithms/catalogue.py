@@ -1,10 +1,10 @@
-"""Algorithms by name, as data. Free of torch: `envkit check` reads it.
+"""Algorithms by name, as data. Independent of torch, for `envkit check`.
 
     grpo       Shao et al. 2024 (DeepSeekMath): return of the episode, normalised over its group; clipped ratio
     reinforce  Williams 1992, with the returns of all turns of the batch normalised (ReBN of GEM, Liu et al. 2025)
     ppo        Schulman et al. 2017: a critic and generalised advantage estimates over turns; clipped ratio
 
-Advantages and losses are named functions in `advantages` and `losses`; a preset only combines them.
+Advantages and losses are named functions in `advantages` and `losses`; a preset combines them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ LOSSES = ("clipped", "reinforce")
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How samples become a gradient.
+    """The parameters of a learning algorithm.
 
     Attributes:
         advantage: Name in `ADVANTAGES`.
         loss: Name in `LOSSES`.
-        gamma: Discount a turn, in [0, 1].
-        gae_lambda: Weight of longer estimates, in [0, 1]; for `gae`.
-        clip: Half-width of the trust region around ratio 1; for `clipped`.
+        gamma: Discount factor per turn, in [0, 1].
+        gae_lambda: Lambda of the generalised advantage estimate, in [0, 1]; for `gae`.
+        clip: Half-width of the clipping range around ratio 1; for `clipped`.
         entropy_coefficient: Weight of the entropy bonus.
-        kl_coefficient: Weight of the KL to the reference policy; 0 keeps none.
+        kl_coefficient: Weight of the KL divergence from the reference policy; 0 keeps no reference policy.
         value_coefficient: Weight of the critic's loss; for `gae`.
-        advantage_clip: Bound on the size of an advantage, or None.
+        advantage_clip: Maximum absolute value of an advantage; None sets no maximum.
         epochs: Passes over the samples of one train step.
-        minibatches: Optimiser updates a pass.
+        minibatches: Optimiser updates per pass.
     """
 
     advantage: str
@@ -51,7 +51,7 @@ class Algorithm:
 
     @property
     def has_critic(self) -> bool:
-        """Whether values are learned."""
+        """Whether the algorithm trains a critic."""
         return self.advantage == "gae"
 
 
@@ -63,10 +63,10 @@ PRESETS: Mapping[str, Algorithm] = {
 
 
 def resolve(preset: str, changes: Mapping[str, Any]) -> Algorithm:
-    """Return a preset with some values changed; a change that is None is none.
+    """Return a preset with some values changed; changes to None are ignored.
 
     Raises:
-        ConfigError: There is no such preset, advantage or loss.
+        ConfigError: The preset, advantage or loss is unknown.
     """
     if preset not in PRESETS:
         raise ConfigError([f"algorithm.preset: no algorithm is called {preset!r}{did_you_mean(preset, PRESETS)}"])

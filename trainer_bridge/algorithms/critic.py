@@ -1,4 +1,4 @@
-"""The critic: a second body with one number for each turn. Axes: B samples, L tokens, N turns of all samples."""
+"""The critic: a value model with one output per turn. Axes: B samples, L tokens, N turns of all samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Critic(nn.Module):
     """Estimates the return of a turn from everything before its completion.
 
     Args:
-        model: A causal language model; its body is copied, so the critic starts with what the policy has seen.
+        model: A causal language model; the critic starts with a copy of its body.
     """
 
     def __init__(self, model: Any) -> None:
@@ -28,30 +28,30 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, samples: Sequence[Sample]) -> Tensor:
-        """Return one estimate for each turn that a sample holds the completion of, row after row [N]."""
+        """Return one estimate per completion in the samples, in order [N]."""
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
         ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
         hidden_BLH = self.body(input_ids=torch.tensor(ids, device=device), use_cache=False).last_hidden_state
         starts = [_turn_starts(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
-        places = [position for positions in starts for position in positions]
+        columns = [position for positions in starts for position in positions]
         with torch.autocast(device.type, enabled=False):  # bfloat16 would keep only three digits of a value
-            value: Tensor = self.head(hidden_BLH[rows, places].to(self.head.weight.dtype)).squeeze(-1).float()
+            value: Tensor = self.head(hidden_BLH[rows, columns].to(self.head.weight.dtype)).squeeze(-1).float()
         return value
 
 
 def turns_said(sample: Sample) -> list[int]:
-    """Numbers of the episode's turns whose completion is in the sample, in order."""
+    """Return the numbers of the turns with a completion in the sample, in order."""
     return [sample.turn_ids[position + 1] for position in _turn_starts(sample)]
 
 
 def _turn_starts(sample: Sample) -> list[int]:
-    """Positions of the last token before each turn's completion."""
+    """Return the positions of the last token before each completion."""
     starts: list[int] = []
     last = -1
-    for position, (said, turn) in enumerate(zip(sample.mask, sample.turn_ids, strict=True)):
-        if said and turn != last:
+    for position, (is_policy, turn) in enumerate(zip(sample.mask, sample.turn_ids, strict=True)):
+        if is_policy and turn != last:
             starts.append(position - 1)
             last = turn
     return starts

@@ -1,4 +1,4 @@
-"""The cache of converted models: each is made once, by one process at a time, and appears whole or not at all."""
+"""The cache of converted models: each is created once, by one process at a time, and atomically."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .catalogue import is_model
 REMEDY = "free some space, or choose another cache folder with ENVKIT_CACHE"
 
 
-def make_once(place: Path, make: Callable[[Path, Path], None], *, say: Callable[[str], None]) -> bool:
-    """Make the model folder `place` if it is missing, and remove what killed calls left beside it.
+def make_once(target: Path, make: Callable[[Path, Path], None], *, say: Callable[[str], None]) -> bool:
+    """Create the model folder `target` if it is missing, and remove temporary files of killed calls.
 
     Args:
-        place: Folder of the model.
+        target: Folder of the model.
         make: Writes the model into its second argument; its first is a folder for temporary files on the same disk.
         say: Shows a line.
 
@@ -29,34 +29,34 @@ def make_once(place: Path, make: Callable[[Path, Path], None], *, say: Callable[
     Raises:
         UsageError: The disk is full or the folder cannot be written.
     """
-    folder, drafts = place.parent, f".{place.name}.*.part"
-    if is_model(place) and not any(folder.glob(drafts)):
+    folder, drafts = target.parent, f".{target.name}.*.part"
+    if is_model(target) and not any(folder.glob(drafts)):
         return False
     with writing(folder, remedy=REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{place.name}.lock").open("a") as lock:
+        with (folder / f".{target.name}.lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say(f"{place.name}: waiting for another process that makes it")
+                say(f"{target.name}: waiting for another process that is creating it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder.glob(drafts):
                 shutil.rmtree(left, ignore_errors=True)
-            if is_model(place):
+            if is_model(target):
                 return False
-            draft = Path(mkdtemp(prefix=f".{place.name}.", suffix=".part", dir=folder))
+            draft = Path(mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=folder))
             try:
                 made = draft / "model"
                 made.mkdir()
                 make(draft, made)
                 share_weights(made)
-                made.replace(place)
+                made.replace(target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
     return True
 
 
 def name_of(file: Path) -> str:
-    """Return the name of a GGUF file's conversion in the cache: a hash of its content."""
+    """Return the cache name of a converted GGUF file: a hash of its content."""
     with file.open("rb") as opened:
         return f"gguf-{hashlib.file_digest(opened, 'sha256').hexdigest()[:32]}"

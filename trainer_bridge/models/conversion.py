@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file into a model folder of transformers, with float32 weights."""
+"""Conversion of a GGUF file to a model folder of transformers, with float32 weights."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..run_folder.display import Display
 
 
 def convert(file: Path, folder: Path, display: Display) -> None:
-    """Write the model and the tokenizer of a GGUF file into `folder`, which exists.
+    """Write the model and the tokenizer of a GGUF file into the existing `folder`.
 
     Raises:
-        UsageError: It is not a GGUF file, or one of an architecture that transformers cannot read.
+        UsageError: transformers cannot read the file: it is not GGUF, or has an unsupported architecture.
     """
     silence_transformers()
     display.phase(f"convert {file.name}", 3)
-    place, name = str(file.parent), file.name
+    source, name = str(file.parent), file.name
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, gguf_file=name)
         display.advance(1)
-        with redirect_stderr(StringIO()):  # a progress bar that cannot be turned off
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+        with redirect_stderr(StringIO()):  # hides a progress bar without an option
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; take a model folder") from error
+        raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; use a model folder") from error
     display.advance(1)
-    # The loaded model counts as quantized and cannot be saved. Its weights are plain float32: a new model takes them.
+    # transformers refuses to save the loaded model, as quantized. Its weights are float32: copy them to a new model.
     config: Any = loaded.config
     del config.quantization_config
     model = type(loaded)(config)
@@ -45,6 +45,6 @@ def convert(file: Path, folder: Path, display: Display) -> None:
 
 
 def silence_transformers() -> None:
-    """Turn off the library's own progress bars and notices, which would break the display's lines."""
+    """Turn off the library's progress bars and notices, which would garble the display."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

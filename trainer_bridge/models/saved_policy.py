@@ -1,4 +1,4 @@
-"""What a policy folder that envkit saved says about itself, in ``envkit-policy.json``."""
+"""Metadata of a saved policy folder, in ``envkit-policy.json``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """What a policy is and what it was trained on.
+    """The kind of a policy, and the environment and settings of its training.
 
     Attributes:
-        tiny: Whether envkit made it from a config, with a vocabulary of its environment's words.
-        env_id: Environment that it was trained on.
+        tiny: Whether it is a tiny policy, created by envkit with the vocabulary of its environment.
+        env_id: Environment of its training.
         options: Options of that environment.
-        turn_tokens: Bound on one completion in training; None if it is not known.
-        renderer: Keys of the section ``renderer`` with which it was trained.
+        turn_tokens: Maximum number of tokens of a completion in training; None if unknown.
+        renderer: Keys of the section ``renderer`` in training.
     """
 
     tiny: bool
@@ -32,20 +32,20 @@ class SavedPolicy:
     renderer: Options = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it into a policy folder.
+        """Write the metadata into a policy folder.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         content = {"format": _FORMAT, **asdict(self)}
         (folder / POLICY_FILE).write_text(json.dumps(content, indent=2, default=str) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> SavedPolicy | None:
-        """Read it from a folder; None for a folder that envkit did not save.
+        """Read the metadata of a folder; None if envkit did not save the folder.
 
         Raises:
-            UsageError: It is damaged or of another format.
+            UsageError: The file is damaged or has another format.
         """
         path = folder / POLICY_FILE
         try:
@@ -56,7 +56,7 @@ class SavedPolicy:
             raise UsageError(f"{path}: cannot be read: {error}") from error
         found = content.get("format") if isinstance(content, dict) else None
         if found != _FORMAT:
-            raise UsageError(f"{path}: has format {found}, and this version of envkit reads {_FORMAT}")
+            raise UsageError(f"{path}: has format {found}, but this version of envkit reads format {_FORMAT}")
         try:
             return cls(
                 tiny=bool(content["tiny"]),

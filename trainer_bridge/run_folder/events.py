@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written without torch, without TensorFlow and without a thread."""
+"""Event files for TensorBoard, written without torch, TensorFlow or a background thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from envkit import clock
 
 
 class EventFile:
-    """A new event file in `folder`, which exists.
+    """A new event file in an existing folder.
 
     Args:
-        folder: Where TensorBoard looks. Files that are there already stay; this one counts as their continuation.
-        first_step: What earlier files say about this step and later ones no longer counts.
+        folder: TensorBoard's log folder. This file continues earlier files in it.
+        first_step: First step of this file; it overrides earlier files from this step on.
 
     Raises:
-        OSError: From the constructor and from `scalars`.
+        OSError: The constructor or `scalars` cannot write the file.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:

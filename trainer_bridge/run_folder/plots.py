@@ -1,7 +1,7 @@
-"""The curves of a run as pictures: how well it plays, and whether training is sound.
+"""Plots of a run: its success, and the health of the training.
 
-`draw` takes rows as they stand in ``metrics.jsonl`` and ``evaluations.jsonl``. It draws what is there: a run without
-evaluations, or one that was stopped early, gets the curves that it has.
+`draw` takes the rows of ``metrics.jsonl`` and ``evaluations.jsonl``. It plots the available data: a run without
+evaluations, or one that was stopped early, gets fewer curves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ORANGE = "#bc4c00"
 _MAX_MARKERS = 30
 _MAX_WINDOW = 25
 _NOISE = 1e-6
-"""Size up to which values are rounding errors, which get no axis of their own."""
+"""Absolute value up to which values count as rounding errors and are not scaled up."""
 _NOTE = "#6e7781"
 
 
@@ -67,12 +67,12 @@ _PANELS = (
 
 
 def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
-    """Write the pictures of a run into `folder`, which exists; a picture without any curve is not written.
+    """Write the plots of a run; a plot without curves is not written.
 
     Args:
-        folder: Where the files go.
-        metrics: One row a train step.
-        evaluations: One row an evaluation.
+        folder: Existing folder for the files.
+        metrics: One row per train step.
+        evaluations: One row per evaluation.
 
     Raises:
         OSError: The files cannot be written.
@@ -84,7 +84,7 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
-    """Return one key's values over the train steps; of two rows for the same step the later one counts."""
+    """Return the values of one key over the train steps; a later row for the same step overrides."""
     found: dict[int, float] = {}
     for row in rows:
         step, value = row.get("step"), row.get(key)
@@ -95,7 +95,7 @@ def curve_of(rows: Rows, key: str) -> Curve:
 
 
 def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
-    """Draw success on held-out levels and in training; None where neither was measured."""
+    """Plot success on held-out levels and in training; None without data."""
     training = curve_of(metrics, "success")
     held_out = {
         name: curve
@@ -113,29 +113,29 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     notes: list[tuple[float, str, str]] = []
     if training.steps:
-        # A constant line, or a single point, may lie under the others all the way, so it is wider than they are.
+        # Other curves may cover a constant line or a single point, so draw it wider.
         width = 1.2 if len(set(training.values)) > 1 else 6
         marker = "o" if len(training.steps) == 1 else ""
         axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False)
         notes.append((training.values[-1], "in training,\nsampled", _NOTE))
-    # The second curve is dashed, with rings around the first one's dots: both can be seen where they are equal.
-    looks = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
+    # The second curve is dashed, with rings around the dots of the first, so that both are visible when they coincide.
+    styles = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
     for name, curve in held_out.items():
-        color, dashes, size, face = looks[name]
+        color, dashes, size, face = styles[name]
         every = max(1, len(curve.steps) // _MAX_MARKERS)
         axes.plot(*curve, color=color, linewidth=2, linestyle=dashes, zorder=2, clip_on=False,
                   marker="o", markersize=size, markerfacecolor=face, markevery=every)  # fmt: skip
         change = f"{curve.values[0]:.1%} → {curve.values[-1]:.1%}" if len(curve.steps) > 1 else f"{curve.values[0]:.1%}"
         notes.append((curve.values[-1], f"{name}\n{change}", color))
     _widen(axes, [step for curve in (training, *held_out.values()) for step in curve.steps])
-    places = spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
-    for place, (_, text, color) in zip(places, notes, strict=True):
-        axes.text(1.02, place, text, color=color, va="center", fontsize=11, transform=axes.get_yaxis_transform())
+    heights = spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
+    for height, (_, text, color) in zip(heights, notes, strict=True):
+        axes.text(1.02, height, text, color=color, va="center", fontsize=11, transform=axes.get_yaxis_transform())
     return figure
 
 
 def training_panels(metrics: Rows) -> Figure | None:
-    """Draw a small plot of each figure that was measured; None where there is none."""
+    """Plot each recorded metric in a panel; None without data."""
     panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
     if not panels:
         return None
@@ -143,15 +143,15 @@ def training_panels(metrics: Rows) -> Figure | None:
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(max(4, 3 * columns), 2.2 * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    places = [axes for row in grid for axes in row]
+    subplots = [axes for row in grid for axes in row]
     window = _window(max(len(curve.steps) for _, curve in panels))
-    for place, (axes, (panel, curve)) in enumerate(zip(places, panels, strict=False)):
+    for number, (axes, (panel, curve)) in enumerate(zip(subplots, panels, strict=False)):
         frame(axes, panel.title, size=11)
         _curve(axes, curve, window)
         _scale(axes, panel, curve)
-        axes.tick_params(labelbottom=place + columns >= len(panels))
-    _widen(places[0], [step for _, curve in panels for step in curve.steps])
-    for axes in places[len(panels) :]:
+        axes.tick_params(labelbottom=number + columns >= len(panels))
+    _widen(subplots[0], [step for _, curve in panels for step in curve.steps])
+    for axes in subplots[len(panels) :]:
         axes.set_visible(False)
     note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
     figure.supxlabel(f"train step{note}", fontsize=10, color=INK)
@@ -167,7 +167,7 @@ def _curve(axes: Axes, curve: Curve, window: int) -> None:
 
 
 def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
-    """Choose the upright axis; where there is nothing but zero or noise, say so."""
+    """Scale the y axis; add a note if all values are zero or rounding errors."""
     low, high = min(0.0, *curve.values), max(0.0, *curve.values)
     if max(-low, high) <= _NOISE:
         axes.set_ylim(-1, 1)
@@ -181,50 +181,50 @@ def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
 
 
 def _widen(axes: Axes, steps: Sequence[int]) -> None:
-    """Give a single train step an axis without fractions."""
+    """Widen the x axis of a single train step, so that it has no fractions."""
     if min(steps) == max(steps):
         axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
         axes.set_xticks([steps[0]])
 
 
 def _window(steps: int) -> int:
-    """Train steps that the strong line averages over: odd, and 1 where there is little to smooth."""
+    """Return the averaging window of the strong line in train steps: odd, and 1 for short runs."""
     return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
 
 
 def means(values: Sequence[float], window: int) -> list[float]:
-    """Mean over `window` neighbours of each value, or over those that there are towards the ends."""
+    """Return the centred moving average over `window` values; the window is cut at the ends."""
     half = window // 2
-    near = (values[max(0, place - half) : place + half + 1] for place in range(len(values)))
+    near = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Move heights apart, no further than needed, so that two are at least `gap` from each other.
+    """Move heights apart, no further than needed, so that any two are at least `gap` apart.
 
-    Heights that come too close form a pile around their mean, and piles that touch become one.
+    Heights that are too close are stacked around their mean; stacks that touch are merged.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    piles: list[list[float]] = []  # the height that each member wishes the pile's foot to have
+    stacks: list[list[float]] = []  # for each height, the bottom of the stack that would leave it in place
     for index in order:
-        piles.append([heights[index]])
-        while len(piles) > 1 and _foot(piles[-1]) < _foot(piles[-2]) + gap * len(piles[-2]):
-            above, height = piles.pop(), gap * len(piles[-1])
-            piles[-1] += [wish - height for wish in above]
-    places = [_foot(pile) + gap * place for pile in piles for place in range(len(pile))]
-    if places:
-        shift = min(0.0, high - places[-1])
-        places = [max(low + gap * place, height + shift) for place, height in enumerate(places)]
-    placed = dict(zip(order, places, strict=True))
-    return [placed[index] for index in range(len(heights))]
+        stacks.append([heights[index]])
+        while len(stacks) > 1 and _bottom(stacks[-1]) < _bottom(stacks[-2]) + gap * len(stacks[-2]):
+            above, height = stacks.pop(), gap * len(stacks[-1])
+            stacks[-1] += [bottom - height for bottom in above]
+    moved = [_bottom(stack) + gap * number for stack in stacks for number in range(len(stack))]
+    if moved:
+        shift = min(0.0, high - moved[-1])
+        moved = [max(low + gap * number, height + shift) for number, height in enumerate(moved)]
+    result = dict(zip(order, moved, strict=True))
+    return [result[index] for index in range(len(heights))]
 
 
-def _foot(pile: Sequence[float]) -> float:
-    return math.fsum(pile) / len(pile)
+def _bottom(stack: Sequence[float]) -> float:
+    return math.fsum(stack) / len(stack)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, sizes in inches, that needs no display and no global state."""
+    """Return an empty figure, sizes in inches, without a display and without global state."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
@@ -232,7 +232,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def frame(axes: Axes, title: str, *, size: int) -> None:
-    """Give a plot its title, in points of `size`, and the look of all plots."""
+    """Set the title of a plot, `size` in points, and the common style of all plots."""
     axes.set_title(title, loc="left", fontsize=size, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -243,7 +243,7 @@ def frame(axes: Axes, title: str, *, size: int) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture in one piece, so that a viewer never shows half of it."""
+    """Write a picture atomically, so that viewers never read a partial file."""
     part = path.with_name(f".{path.name}.part")
     try:
         figure.savefig(part, format="png")

@@ -1,20 +1,20 @@
-"""The record of a training run: its folder, and everything in it but checkpoints and weights.
+"""The record of a training run: its folder, and all files in it except checkpoints and weights.
 
     config.yaml                 the whole configuration, defaults included
-    metrics.jsonl               one object a train step
-    evaluations.jsonl           one object an evaluation
+    metrics.jsonl               one object per train step
+    evaluations.jsonl           one object per evaluation
     trajectories/step-N.jsonl   episodes of train step N, one object each
-    checkpoints/                what the trainer saves
-    summary.json                how it ended
+    checkpoints/                checkpoints of the trainer
+    summary.json                results of the run
     plots/                      curves as PNG
     tensorboard/                the same numbers for TensorBoard
-    policy/                     a tiny policy as it was made, before any learning
+    policy/                     the initial tiny policy, before any learning
     weights/                    the newest weights, from the trainer to the engine
-    run.lock                    held while a run writes here; marks the folder as a run's
-    format.json                 the format of all this; a folder of another one is refused
+    run.lock                    locked while a run writes here; marks the folder of a run
+    format.json                 the format of the folder; other formats are refused
 
-A run that is killed at any moment leaves a folder that `RunRecord.resume` can open. Whatever the file system refuses
-is a `UsageError` that says which path, why, and what to do.
+`RunRecord.resume` can open the folder of a run that was killed at any moment. A file system error becomes a
+`UsageError` with path, reason and remedy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 
 RUN_FORMAT = 1
-"""Format of the folder; grows when another version would misread its files."""
+"""Format of the folder; increased when another version would misread its files."""
 
 FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
 FOLDERS = {
@@ -66,11 +66,11 @@ _MISSING = object()
 
 
 class RunRecord:
-    """The files of one run, open for writing and locked against a second run; made by `create` or `resume`.
+    """The files of one run, open for writing and locked against a second run; see `create` and `resume`.
 
     Attributes:
         folder: The run's folder.
-        checkpoints: The folder for checkpoints, which exists.
+        checkpoints: The existing folder for checkpoints.
     """
 
     def __init__(self, folder: Path, opened: ExitStack, *, first_step: int, tensorboard: bool) -> None:
@@ -84,39 +84,39 @@ class RunRecord:
         if tensorboard:
             from .events import EventFile
 
-            place = folder / "tensorboard"
-            with writing(place):
-                place.mkdir(exist_ok=True)
-                self._events = opened.enter_context(closing(EventFile(place, first_step=first_step)))
+            events = folder / "tensorboard"
+            with writing(events):
+                events.mkdir(exist_ok=True)
+                self._events = opened.enter_context(closing(EventFile(events, first_step=first_step)))
         self._opened = opened.pop_all()
 
     @staticmethod
     def refuse_taken(folder: Path) -> None:
-        """Raise the `UsageError` with which `create`, not forced, would refuse what is in `folder` now."""
+        """Raise the `UsageError` that `create` without `force` would raise for `folder` now."""
         with writing(folder):
             if folder.exists() and not folder.is_dir():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        _refuse_strangers(folder)
+        _refuse_foreign_files(folder)
         refuse_other_format(folder)
         with writing(folder):
-            if _has_begun(folder):
+            if _has_results(folder):
                 raise UsageError(f"{folder}: already holds a run; continue it with --resume or replace it with --force")
 
     @classmethod
     def create(cls, folder: Path, config_yaml: str, *, force: bool, tensorboard: bool) -> Self:
-        """Start a run's folder. One whose run recorded nothing yet counts as new.
+        """Start a run's folder. The folder of a run without results counts as new.
 
         Args:
-            folder: Made with its parents where they are missing; other files in it are left alone.
+            folder: Created with its parents if missing; other files in it are not touched.
             config_yaml: The whole configuration.
-            force: Whether to remove the files of a run that the folder already holds.
+            force: Whether to remove the files of an existing run in the folder.
             tensorboard: Whether to write event files.
 
         Raises:
-            UsageError: The folder holds a run and `force` is false, holds files of the same names that no run made or
-                a run of another format, is in use by another process, or cannot be written.
+            UsageError: The folder has a run and `force` is false, has a run of another format or foreign files with
+                the same names, is in use by another process, or cannot be written.
         """
-        _refuse_strangers(folder)
+        _refuse_foreign_files(folder)
         refuse_other_format(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,25 +133,24 @@ class RunRecord:
 
     @classmethod
     def resume(cls, folder: Path, config_yaml: str, *, step: int, tensorboard: bool, is_evaluated: bool = True) -> Self:
-        """Open a run's folder again, as it was when train step `step` had just been recorded.
+        """Reopen a run's folder in its state right after train step `step`.
 
-        What is recorded about later steps is dropped, since those will be made again; so is a last line that a kill
-        cut short.
+        Records of later steps are dropped, since those steps will be repeated; so is a truncated last line.
 
         Args:
             folder: The run's folder.
-            config_yaml: The whole configuration; only `trainer.steps` may differ, and only grow.
-            step: The train step of the checkpoint that the run continues from.
+            config_yaml: The whole configuration; only `trainer.steps` may differ, and only increase.
+            step: The train step of the checkpoint to continue from.
             tensorboard: Whether to write event files.
-            is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, that will be made
-                again, and a kill may have left its row.
+            is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
+                will be repeated, and its row, which a kill may have left, is dropped.
 
         Raises:
-            UsageError: There is nothing to resume, it has another format, the configuration differs, a file is damaged,
+            UsageError: There is no run to resume, it has another format, the configuration differs, a file is damaged,
                 the folder is in use by another process or cannot be written.
         """
         if not (folder / CONFIG).is_file():
-            raise UsageError(f"{folder}: holds no run to continue; start one without --resume")
+            raise UsageError(f"{folder}: no run to continue; start one without --resume")
         refuse_other_format(folder)
         with ExitStack() as opened:
             opened.enter_context(_locked(folder))
@@ -169,38 +168,38 @@ class RunRecord:
             return cls(folder, opened, first_step=step + 1, tensorboard=tensorboard)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the figures of a train step. Floats are kept exactly; what is not finite becomes null."""
+        """Record the metrics of a train step. Floats are kept exactly; non-finite values become null."""
         self._metrics.append({"step": step, **values})
         self._scalars("train", step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Record an evaluation of the policy as it is after train step `step`; 0 is before the first."""
+        """Record an evaluation of the policy after train step `step`; 0 is before the first."""
         self._evaluations.append({"step": step, **values})
         self._scalars("evaluation", step, values)
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
-        """Write episodes of a train step, one object a line, in place of what was written for it before."""
+        """Write episodes of a train step, one object per line, replacing earlier ones of the same step."""
         path = self.folder / TRAJECTORIES / f"step-{step}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         replace_rows(path, episodes)
 
     def summary(self, values: Mapping[str, JSON]) -> None:
-        """Write ``summary.json``; a reader sees the old file or the new one, never half of it."""
+        """Write ``summary.json`` atomically."""
         replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")
 
     def plots(self) -> None:
-        """Draw ``plots/*.png`` from what is recorded so far."""
+        """Draw ``plots/*.png`` from the records so far."""
         from .plots import draw
 
         metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)
-        place = self.folder / "plots"
-        with writing(place):
-            place.mkdir(exist_ok=True)
-            draw(place, metrics, evaluations)
+        folder = self.folder / "plots"
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+            draw(folder, metrics, evaluations)
 
     def close(self) -> None:
-        """Close the files and let others use the folder; safe to repeat."""
+        """Close the files and unlock the folder; safe to repeat."""
         self._opened.close()
 
     def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
@@ -210,7 +209,7 @@ class RunRecord:
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
-    """Return the files with episodes in a run's folder by train step, in order; none where there are none."""
+    """Return the episode files in a run's folder by train step, in order."""
     found = {}
     for path in (folder / TRAJECTORIES).glob("step-*.jsonl"):
         if (number := path.stem.removeprefix("step-")).isdecimal():
@@ -219,19 +218,19 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse a folder with a run that another version of envkit would have to read; any other folder passes.
+    """Refuse a folder with a run of another format; any other folder passes.
 
     Raises:
-        UsageError: The run has another format than `RUN_FORMAT`.
+        UsageError: The format of the run differs from `RUN_FORMAT`.
     """
     with writing(folder):
-        is_used = (folder / LOCK).exists() and any(_holdings(folder))
+        is_used = (folder / LOCK).exists() and any(_run_files(folder))
     remedy = "use the version of envkit that wrote it, or another folder"
     require_format(folder, RUN_FORMAT, holds="a run", remedy=remedy, is_used=is_used)
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Return the open lock file, whose closing gives the folder back."""
+    """Return the open lock file; closing it unlocks the folder."""
     path = folder / LOCK
     with writing(path):
         file = path.open("a+b", buffering=0)
@@ -252,8 +251,8 @@ def _locked(folder: Path) -> IO[bytes]:
     return file
 
 
-def _holdings(folder: Path) -> Iterator[Path]:
-    """Every path in `folder` that bears the name of something that runs write."""
+def _run_files(folder: Path) -> Iterator[Path]:
+    """Yield the paths in `folder` with the names of run files."""
     for name in FILES:
         if (folder / name).exists():
             yield folder / name
@@ -262,52 +261,52 @@ def _holdings(folder: Path) -> Iterator[Path]:
             yield from sorted((folder / name).glob(pattern))
 
 
-def _refuse_strangers(folder: Path) -> None:
-    """Refuse a folder with files of our names that no run made."""
+def _refuse_foreign_files(folder: Path) -> None:
+    """Refuse a folder with files that have the names of run files but belong to no run."""
     with writing(folder):
-        if not (folder / LOCK).exists() and (strangers := list(_holdings(folder))):
+        if not (folder / LOCK).exists() and (foreign := list(_run_files(folder))):
             raise UsageError(
-                f"{folder}: holds {strangers[0].relative_to(folder)}, which no run made; "
+                f"{folder}: {foreign[0].relative_to(folder)} exists but belongs to no run; "
                 "choose another folder with --output"
             )
 
 
-def _has_begun(folder: Path) -> bool:
-    """Whether the run in `folder` has anything to lose."""
+def _has_results(folder: Path) -> bool:
+    """Return whether the run in `folder` has recorded results or checkpoints."""
     rows = (folder / METRICS, folder / EVALUATIONS)
     return any(path.exists() and path.stat().st_size for path in rows) or any((folder / CHECKPOINTS).glob("step-*"))
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove what runs write and nothing else; a folder goes when that leaves it empty."""
-    for path in _holdings(folder):
+    """Remove the files of a run, and then its empty subfolders."""
+    for path in _run_files(folder):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
     for name in FOLDERS:
-        place = folder / name
-        if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
+        subfolder = folder / name
+        if subfolder.is_dir() and not any(subfolder.iterdir()):
+            subfolder.rmdir()
 
 
 def _refuse_other_config(path: Path, new_yaml: str) -> None:
-    """Raise `UsageError` for the first key, in the new configuration's order, whose value differs."""
+    """Raise `UsageError` for the first key with a different value, in the order of the new configuration."""
     try:
         old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise UsageError(f"{path}: damaged; put it right, or start again with --force") from None
+        raise UsageError(f"{path}: damaged; repair it, or start over with --force") from None
     new = dict(_leaves(yaml.safe_load(new_yaml)))
     for key in [*new, *(key for key in old if key not in new)]:
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
         grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
         if before != after and not grows:
-            shown = f"the run has {_words(before)}, the file says {_words(after)}"
-            raise UsageError(f"{key}: {shown}; use --force to start again or the old value")
+            difference = f"the run has {_shown(before)}, the file has {_shown(after)}"
+            raise UsageError(f"{key}: {difference}; use the old value, or --force to start over")
 
 
 def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every value of nested mappings, with its dotted key."""
+    """Yield every value of nested mappings with its dotted key."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
@@ -315,7 +314,7 @@ def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
         yield prefix, tree
 
 
-def _words(value: object) -> str:
+def _shown(value: object) -> str:
     if value is _MISSING:
-        return "nothing"
+        return "no value"
     return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,4 +1,4 @@
-"""Files of JSON objects, one a line, that grow while a run goes on and are read while they do."""
+"""Files of JSON objects, one per line, that can be read while a run appends to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .writing import replace, writing
 
 
 def read_rows(path: Path) -> list[dict[str, JSON]]:
-    """Return the objects of a ``.jsonl`` file; a last line that was cut short is left out.
+    """Return the objects of a ``.jsonl`` file; a truncated last line is left out.
 
     Raises:
         UsageError: The file cannot be read, or another line is not a JSON object.
@@ -29,7 +29,7 @@ def read_rows(path: Path) -> list[dict[str, JSON]]:
         if isinstance(row, dict):
             rows.append(row)
         elif number < len(lines):
-            raise UsageError(f"{path}: line {number} is damaged; remove it, or start again with --force")
+            raise UsageError(f"{path}: line {number} is damaged; remove it, or start over with --force")
     return rows
 
 
@@ -41,7 +41,7 @@ def _parsed(line: bytes) -> JSON:
 
 
 class Rows:
-    """A file that grows by one JSON object a line. Each line goes to the system at once."""
+    """An append-only file of JSON objects, one per line; lines are written without buffering."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,23 +59,23 @@ class Rows:
 
 
 def replace_rows(path: Path, rows: Iterable[object]) -> None:
-    """Write a file of `rows` so that readers, and a kill, find it whole."""
+    """Write a file of `rows` atomically."""
     replace(path, b"".join(encoded(row) + b"\n" for row in rows))
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Drop the lines about later train steps, and a torn last one."""
+    """Drop the lines of train steps after `step`, and a truncated last line."""
     replace_rows(path, [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step])
 
 
 def encoded(value: object, *, indented: bool = False) -> bytes:
-    """Return `value` as JSON; floats are kept exactly, and what is not finite becomes null."""
+    """Return `value` as JSON; floats are kept exactly, and non-finite values become null."""
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
     return orjson.dumps(value, default=_plain, option=options)
 
 
 def _plain(value: Any) -> object:
-    """Return what JSON can say of `value`; worlds may put anything into their infos."""
+    """Return a JSON-compatible form of `value`; the infos of environments may contain any type."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     return dict(value) if isinstance(value, Mapping) else repr(value)

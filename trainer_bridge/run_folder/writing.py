@@ -1,4 +1,4 @@
-"""Writing of files that the file system may refuse, or that a kill may interrupt."""
+"""Atomic file writes, and user-facing errors for failed writes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pathlib import Path
 
 from envkit.errors import EnvkitError, UsageError
 
-_NO_SPACE = "free some space and go on from the last checkpoint with --resume"
-_NOT_OURS = "make it writable or choose another folder with --output"
-_IN_THE_WAY = "a file stands where a folder is needed; choose another folder with --output"
+_NO_SPACE = "free some space and continue from the last checkpoint with --resume"
+_NOT_WRITABLE = "make it writable or choose another folder with --output"
+_NOT_A_FOLDER = "a file has the name of a folder; choose another folder with --output"
 _NO_FOLDER = "choose another folder with --output"
 _ADVICE = {
     errno.ENOSPC: _NO_SPACE,
     errno.EDQUOT: _NO_SPACE,
     errno.EFBIG: _NO_SPACE,
-    errno.EACCES: _NOT_OURS,
-    errno.EPERM: _NOT_OURS,
-    errno.EROFS: _NOT_OURS,
-    errno.EEXIST: _IN_THE_WAY,
-    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EACCES: _NOT_WRITABLE,
+    errno.EPERM: _NOT_WRITABLE,
+    errno.EROFS: _NOT_WRITABLE,
+    errno.EEXIST: _NOT_A_FOLDER,
+    errno.ENOTDIR: _NOT_A_FOLDER,
     errno.ENOENT: _NO_FOLDER,
     errno.ENAMETOOLONG: _NO_FOLDER,
     errno.ELOOP: _NO_FOLDER,
 }
 _QUOTED = re.compile(r"\(os error (\d+)\)")
-_OTHERWISE = "once that is mended, go on from the last checkpoint with --resume"
+_OTHERWISE = "fix this, then continue from the last checkpoint with --resume"
 
 
 @contextmanager
 def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
-    """Turn what the file system refuses in the block into a `UsageError`: path, reason, what to do.
+    """Convert file system errors in the block to a `UsageError` with path, reason and remedy.
 
-    `remedy` says what to do where nothing of a run is written; None takes the usual advice for a run's folder.
+    `remedy` is for files outside a run's folder; None takes the standard remedy for a run's folder.
     """
     try:
         yield
@@ -52,21 +52,21 @@ def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
 
 
 def _refusal(error: BaseException | None) -> OSError | None:
-    """Return the `OSError` that is behind `error`.
+    """Return the `OSError` that caused `error`.
 
-    torch raises another error while it handles the system's own; safetensors only quotes its number.
+    torch raises another error while it handles the `OSError`; safetensors only quotes its number.
     """
     while error is not None:
         if isinstance(error, OSError):
             return error
-        if quoted := _QUOTED.search(str(error)):  # library's message: safetensors
+        if quoted := _QUOTED.search(str(error)):  # message of safetensors
             return OSError(int(quoted[1]), os.strerror(int(quoted[1])))
         error = error.__context__
     return None
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers, and a kill, find it whole."""
+    """Write a file atomically: readers see the old or the new content, even after a kill."""
     part = path.with_name(f".{path.name}.part")
     with writing(path):
         try:
@@ -78,10 +78,10 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def share_weights(folder: Path) -> None:
-    """Make the safetensors files in and below `folder` readable by whoever may read `folder`.
+    """Give the safetensors files in and below `folder` the permissions of `folder`.
 
-    The library writes a temporary file and renames it, which leaves mode 0600 whatever the umask is. A file system that
-    knows no modes is left as it is.
+    The library writes a temporary file and renames it, which leaves mode 0600, whatever the umask. Errors of file
+    systems without permissions are ignored.
     """
     with suppress(OSError):
         mode = folder.stat().st_mode & 0o666

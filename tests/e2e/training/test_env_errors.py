@@ -1,4 +1,4 @@
-"""What a broken environment says of itself, in a sandbox of training and in one of a server."""
+"""Errors of a broken environment, in a training sandbox and in a server's sandbox."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def broken(tmp_path: Path) -> Path:
 
 
 def error_of(kind: str, env_id: str, broken: Path) -> str:
-    """What the host of training and evaluation raises for an episode in a sandbox of this kind."""
+    """Return the error that the episode host raises for an episode in a sandbox of this kind."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
     command = [sys.executable, "-c", PLAY, kind, env_id]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -93,13 +93,13 @@ def error_of(kind: str, env_id: str, broken: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["none", "process", pytest.param("local", marks=pytest.mark.bwrap)])
-def test_training_names_the_file_and_line_also_where_the_environment_runs_in_a_sandbox(kind: str, broken: Path) -> None:
+def test_training_reports_file_and_line_of_an_error_in_a_sandboxed_environment(kind: str, broken: Path) -> None:
     raised = "Crash-v0 raised ZeroDivisionError in step: division by zero"
     assert error_of(kind, "Crash-v0", broken) == f"EnvError: {raised} ({broken}/broken.py:{DIVIDES})"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["train", "crash.yaml"],
@@ -113,8 +113,8 @@ def test_training_names_the_file_and_line_also_where_the_environment_runs_in_a_s
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_command_says_in_one_line_what_an_environment_raised(
-    words: list[str], told: str, tmp_path: Path, broken: Path
+def test_a_command_reports_an_environment_error_in_one_line(
+    words: list[str], message: str, tmp_path: Path, broken: Path
 ) -> None:
     (tmp_path / "crash.yaml").write_text("env: {id: Crash-v0}\n")
     none = "NoModule-v0 raised ModuleNotFoundError in __init__: No module named 'no_such_module'"
@@ -128,17 +128,17 @@ def test_a_command_says_in_one_line_what_an_environment_raised(
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == told.format(broken=broken, line=DIVIDES, none=none)
+    assert done.stderr.splitlines()[-1] == message.format(broken=broken, line=DIVIDES, none=none)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.bwrap
 def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_is_told_to_run_outside(broken: Path) -> None:
-    said = error_of("local", "PyBox-v0", broken)
-    assert said.startswith("EnvError: PyBox-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
-    assert "has neither user namespaces for bubblewrap nor a Docker daemon" in said
-    assert "sandbox.kind: none in a training file, envkit serve --backend none" in said
-    assert said.endswith(f"({broken}/broken.py:{OPENS})")
+    error = error_of("local", "PyBox-v0", broken)
+    assert error.startswith("EnvError: PyBox-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
+    assert "has neither user namespaces for bubblewrap nor a Docker daemon" in error
+    assert "sandbox.kind: none in a training file, envkit serve --backend none" in error
+    assert error.endswith(f"({broken}/broken.py:{OPENS})")
 
 
 @pytest.mark.parametrize("kind", ["none", pytest.param("local", marks=pytest.mark.bwrap)])
@@ -151,10 +151,10 @@ def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
             env.step("on")
         with pytest.raises(SessionBrokenError) as after:
             env.step("off")
-    told = f"Crash-v0 raised ZeroDivisionError in step: division by zero (broken.py:{DIVIDES})"
-    assert (str(raised.value), raised.value.trace) == (told, "")
-    assert told in str(after.value)
+    message = f"Crash-v0 raised ZeroDivisionError in step: division by zero (broken.py:{DIVIDES})"
+    assert (str(raised.value), raised.value.trace) == (message, "")
+    assert message in str(after.value)
     log = gateway.log.read_text()
-    said = rf'\({broken}/broken\.py:{DIVIDES}\)\nseed 5, options {{}}\nTraceback(.*\n)+?  File "{broken}/broken\.py"'
-    assert re.search(said, log)
+    error = rf'\({broken}/broken\.py:{DIVIDES}\)\nseed 5, options {{}}\nTraceback(.*\n)+?  File "{broken}/broken\.py"'
+    assert re.search(error, log)
     assert log.count("Crash-v0 raised") == 1

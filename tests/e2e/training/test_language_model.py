@@ -1,4 +1,4 @@
-"""A real language model through the whole path, from its name to a better policy; how much better is evidence."""
+"""End-to-end training of a real language model, from its name to a better policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that stops runs at random moments, shortened to one kill -9 of a smaller run."""
+"""A short form of the evidence program that kills runs at random moments: one kill -9 of a small run."""
 
 from __future__ import annotations
 

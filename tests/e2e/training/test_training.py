@@ -1,4 +1,4 @@
-"""The whole path through the console script: a sandbox, the protocol, a policy, a trainer, and what is left behind."""
+"""End-to-end training through the console script: sandbox, protocol, policy, trainer, and the files of the run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train(file: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """What was measured, without what depends on the machine's speed."""
+    """The metrics, without those that depend on the machine's speed."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if not key.endswith("_s")} for line in lines]
 
@@ -73,7 +73,7 @@ def unbroken(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_leaves_behind_all_that_it_promises(unbroken: Path) -> None:
+def test_a_run_writes_all_documented_files(unbroken: Path) -> None:
     summary = json.loads((unbroken / "summary.json").read_text())
     assert summary["env_id"] == "FrozenLake-v0"
     assert summary["algorithm"] == "grpo"
@@ -92,9 +92,7 @@ def test_a_run_leaves_behind_all_that_it_promises(unbroken: Path) -> None:
 
 
 @pytest.mark.bwrap
-def test_the_games_run_in_a_sandbox_and_killing_it_costs_no_more_than_its_episodes(
-    file: Path, unbroken: Path, tmp_path: Path
-) -> None:
+def test_killing_the_sandbox_costs_only_its_episodes(file: Path, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("--set", "sandbox.kind=local", "--set", "trainer.steps=4")
     code, _ = stop_when(file, folder, kill_server_below, lambda: len(lines(folder)) >= 1, *words)
@@ -102,7 +100,7 @@ def test_the_games_run_in_a_sandbox_and_killing_it_costs_no_more_than_its_episod
     assert learned(folder) == learned(unbroken)[:4]
 
 
-def test_a_killed_run_goes_on_to_the_last_digit(file: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_a_killed_run_continues_bit_by_bit(file: Path, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     stop_when(file, folder, lambda pid: os.kill(pid, signal.SIGKILL), lambda: len(lines(folder)) >= 3)
     # A kill can fall into the middle of a line.
@@ -120,7 +118,7 @@ def signal_twice(pid: int) -> None:
     os.kill(pid, signal.SIGINT)
 
 
-def test_a_run_that_is_stopped_in_its_warm_up_goes_on_there(file: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_in_its_warm_up_continues_there(file: Path, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "early"
     first = folder / "checkpoints" / "step-0"
     looks = folder / "weights" / "warmup.safetensors"  # lessons are over
@@ -178,7 +176,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def learned(folder: Path) -> list[dict[str, Any]]:
-    """What was measured, without what was lost on the way."""
+    """The metrics, without the counts of lost episodes."""
     return [{key: row[key] for key in row if not key.startswith("lost")} for row in metrics(folder)]
 
 
@@ -207,7 +205,7 @@ def stop_when(
     return clock.run(main)
 
 
-def test_fine_tuning_alone_leaves_a_policy_folder_that_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+def test_killed_fine_tuning_continues_and_leaves_a_policy_folder(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     from tests.trainer_bridge.models import write_chat
@@ -215,8 +213,8 @@ def test_fine_tuning_alone_leaves_a_policy_folder_that_goes_on_where_it_was_kill
     model = write_chat(tmp_path / "model", seed=4)
     turns = [("hello", "good day"), ("up?", "down"), ("left?", "right")]
     dialogues = [
-        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
-        for asked, said in turns
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for question, answer in turns
     ]
     (tmp_path / "turns.jsonl").write_text("\n".join(map(json.dumps, dialogues)))
     file = tmp_path / "tune.yaml"

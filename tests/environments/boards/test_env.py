@@ -1,4 +1,4 @@
-"""Board games, one at a time: what they show, what they understand, and several moves in one answer."""
+"""Single board games: observations, actions, and several moves in one answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _answers(number: int) -> dict[str, Any]:
 
 
 @BOTH
-def test_every_face_shows_the_same_episodes(env_id: str, options: dict[str, Any]) -> None:
+def test_every_observation_and_action_kind_shows_the_same_episodes(env_id: str, options: dict[str, Any]) -> None:
     rng = random.Random(5)
     envs = [envkit.make(env_id, format_penalty=0.25, **face, **options) for face in FACES]
     lengths = []
@@ -63,20 +63,20 @@ def test_every_face_shows_the_same_episodes(env_id: str, options: dict[str, Any]
     assert sum(lengths) > 60
 
 
-def _assert_alike(envs: list[gymnasium.Env[Any, Any]], env_id: str, told: list[Any]) -> None:
-    grid = _grid(told[0][0], env_id)
-    for face, env, (seen, *rest) in zip(FACES, envs, told, strict=True):
+def _assert_alike(envs: list[gymnasium.Env[Any, Any]], env_id: str, results: list[Any]) -> None:
+    grid = _grid(results[0][0], env_id)
+    for face, env, (seen, *rest) in zip(FACES, envs, results, strict=True):
         assert env.observation_space.contains(seen)
-        assert rest == list(told[0][1:])
+        assert rest == list(results[0][1:])
         if face["observation"] == "grid":
             assert (seen.dtype, seen.shape) == (np.uint8, (len(grid), len(grid)))
             assert seen.tolist() == grid
         else:
-            assert seen == told[0][0]
+            assert seen == results[0][0]
 
 
 @GAMES
-def test_spaces_say_what_is_seen_and_done(env_id: str) -> None:
+def test_spaces_contain_the_observations_and_actions(env_id: str) -> None:
     side, codes = {"FrozenLake-v0": (4, 6), "Sokoban-v0": (6, 7)}[env_id]
     env = envkit.make(env_id, observation="grid", action="index")
     assert env.observation_space == Box(0, codes - 1, (side, side), np.uint8)
@@ -97,7 +97,7 @@ def test_the_rules_of_the_largest_board_belong_to_the_space(env_id: str) -> None
 
 
 @GAMES
-def test_a_grid_does_not_change_when_the_game_goes_on(env_id: str) -> None:
+def test_a_grid_does_not_change_with_later_steps(env_id: str) -> None:
     env = envkit.make(env_id, observation="grid", action="index")
     first, _ = env.reset(seed=0)
     kept = first.tolist()
@@ -111,7 +111,7 @@ def test_a_grid_does_not_change_when_the_game_goes_on(env_id: str) -> None:
 
 @GAMES
 @pytest.mark.parametrize("index", [-1, 4, -(10**30), 10**30, np.int64(-3), np.uint64(2**63)])
-def test_an_index_that_is_no_move_costs_one_and_is_invalid(env_id: str, index: Any) -> None:
+def test_an_index_out_of_range_is_invalid_and_costs_a_move(env_id: str, index: Any) -> None:
     env = envkit.make(env_id, action="index", max_moves=2, format_penalty=0.5)
     board = find_board(env.reset(seed=0)[0])
     per_move = -0.1 if env_id == "Sokoban-v0" else 0.0
@@ -147,9 +147,7 @@ def test_integers_of_any_kind_are_moves(env_id: str, up: Any) -> None:
         ("index", np.array([1]), "must be an integer"),
     ],
 )
-def test_an_action_of_the_other_kind_is_a_mistake_of_the_caller(
-    env_id: str, action: str, wrong: Any, hint: str
-) -> None:
+def test_an_action_of_the_wrong_kind_is_a_usage_error(env_id: str, action: str, wrong: Any, hint: str) -> None:
     env = envkit.make(env_id, action=action, max_moves=1)
     env.reset(seed=0)
     with pytest.raises(UsageError, match=f"(?s){hint}"):
@@ -169,7 +167,7 @@ def test_all_grids_of_one_environment_have_one_size(env_id: str) -> None:
 
 
 @GAMES
-def test_an_unknown_face_is_refused_with_what_there_is(env_id: str) -> None:
+def test_an_unknown_kind_is_refused_with_the_valid_ones(env_id: str) -> None:
     with pytest.raises(OptionError, match=r"^observation: 'txt' is not one of them; did you mean 'text'\?"):
         envkit.make(env_id, observation="txt")
     with pytest.raises(OptionError, match=r"^action: 3 is not one of them; there are: index, text"):
@@ -208,7 +206,7 @@ def test_every_render_mode_shows_the_board_as_it_is_now(env_id: str, symbols: st
 
 
 @pytest.mark.parametrize("env_id", [spec.id for spec in envkit.registered() if spec.vector_entry_point])
-def test_a_window_is_refused_with_what_there_is(env_id: str) -> None:
+def test_human_rendering_is_refused_with_the_valid_modes(env_id: str) -> None:
     for refuse in (
         lambda: envkit.make(env_id, render_mode="human"),
         lambda: envkit.make_vec(env_id, 2, render_mode="human"),
@@ -220,13 +218,15 @@ def test_a_window_is_refused_with_what_there_is(env_id: str) -> None:
 @GAMES
 @EVERY_FACE
 @pytest.mark.parametrize("render_mode", ["text", "ansi", "rgb_array"])
-def test_gymnasium_finds_nothing_wrong_with_any_face(env_id: str, face: dict[str, Any], render_mode: str) -> None:
+def test_every_observation_and_action_kind_passes_gymnasiums_checker(
+    env_id: str, face: dict[str, Any], render_mode: str
+) -> None:
     check_env(gymnasium.make(f"envkit/{env_id}", render_mode=render_mode, **face).unwrapped)
 
 
 @GAMES
 @EVERY_FACE
-def test_an_episode_goes_on_elsewhere_as_it_would_have_here(env_id: str, face: dict[str, Any]) -> None:
+def test_a_pickled_episode_continues_identically(env_id: str, face: dict[str, Any]) -> None:
     options: dict[str, Any] = {"slip": 0.6, "size": 7} if env_id == "FrozenLake-v0" else {"size": 7, "boxes": 2}
     env = envkit.make(env_id, render_mode="text", symbols="tuvwxyz"[: len(SYMBOLS[env_id])], **face, **options)
     env.reset(seed=8)
@@ -247,7 +247,7 @@ def test_an_episode_goes_on_elsewhere_as_it_would_have_here(env_id: str, face: d
 
 
 @GAMES
-def test_a_step_before_reset_or_after_the_end_is_refused_in_every_face(env_id: str) -> None:
+def test_a_step_before_reset_or_after_the_end_is_refused_for_every_kind(env_id: str) -> None:
     for face in FACES:
         env = envkit.make(env_id, max_moves=1, **face)
         with pytest.raises(StepOrderError):
@@ -296,7 +296,7 @@ def test_moves_beyond_the_limit_of_a_turn_are_not_played_but_must_be_moves() -> 
 
 
 @GAMES
-def test_a_part_that_cannot_be_read_costs_one_move_and_one_fine(env_id: str) -> None:
+def test_an_unreadable_part_costs_one_move_and_one_penalty(env_id: str) -> None:
     env = envkit.make(env_id, actions_per_turn=4, max_moves=2, format_penalty=0.25)
     board = find_board(env.reset(seed=0)[0])
     per_move = -0.1 if env_id == "Sokoban-v0" else 0.0
@@ -310,9 +310,9 @@ def test_a_part_that_cannot_be_read_costs_one_move_and_one_fine(env_id: str) -> 
 def test_a_turn_ends_with_the_episode() -> None:
     env = FrozenLake(actions_per_turn=9, instructions=False)
     env.reset(seed=3)
-    told = env.step("<answer>right||up||up||right||up||down||down||down</answer>")
-    assert told[:4] == ("_O_√\n____\n_O__\n____", 1.0, True, False)
-    assert told[4]["success"] is True
+    results = env.step("<answer>right||up||up||right||up||down||down||down</answer>")
+    assert results[:4] == ("_O_√\n____\n_O__\n____", 1.0, True, False)
+    assert results[4]["success"] is True
     with pytest.raises(StepOrderError):
         env.step("<answer>up</answer>")
 
@@ -352,7 +352,7 @@ def test_a_turn_is_effective_when_any_of_its_moves_was() -> None:
 
 
 @GAMES
-def test_rules_say_how_many_moves_an_answer_may_hold(env_id: str) -> None:
+def test_rules_state_the_maximum_moves_of_an_answer(env_id: str) -> None:
     one, _ = envkit.make(env_id).reset(seed=0)
     several, _ = envkit.make(env_id, actions_per_turn=3).reset(seed=0)
     assert "Answer with one move, like this: <answer>up</answer>\n\n" in one

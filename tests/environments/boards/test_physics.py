@@ -1,4 +1,4 @@
-"""Physics: boards as text and boards as arrays follow one rule, and that rule is the game's."""
+"""Physics: boards as text and boards as arrays follow the same rules, which are those of the game."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_player_is_never_walked_over(physics: Physics) -> None:
                 assert cells == [player, other, beyond]
 
 
-def test_what_a_move_may_do_in_sokoban_is_this_and_no_more() -> None:
+def test_a_move_in_sokoban_has_exactly_these_effects() -> None:
     changes = {}
     for ahead in SOKOBAN.symbols:
         for beyond in f"{SOKOBAN.symbols}\n":
@@ -86,7 +86,7 @@ def test_what_a_move_may_do_in_sokoban_is_this_and_no_more() -> None:
     assert changes == walks | pushes
 
 
-def test_what_a_move_may_do_on_the_lake_is_this_and_no_more() -> None:
+def test_a_move_on_the_lake_has_exactly_these_effects() -> None:
     arrivals = {"_": ("P", 0), "O": ("X", 0), "G": ("√", 1)}
     for ahead in LAKE.symbols:
         for beyond in f"{LAKE.symbols}\n":
@@ -157,7 +157,7 @@ class Model:
 
 @st.composite
 def rooms(draw: st.DrawFn, side: int | None = None) -> str:
-    """Any room that is walled all around, with one player; it need not make sense."""
+    """Any room enclosed by walls, with one player; it need not be solvable."""
     side = draw(st.integers(4, 9)) if side is None else side
     inside = draw(st.lists(st.sampled_from("____##XXOO√"), min_size=(side - 2) ** 2, max_size=(side - 2) ** 2))
     inside[draw(st.integers(0, len(inside) - 1))] = draw(st.sampled_from("PS"))
@@ -180,7 +180,7 @@ MANY_MOVES = st.lists(st.sampled_from(MOVES), min_size=1, max_size=40)
 
 @settings(deadline=None)
 @given(rooms(), MANY_MOVES)
-def test_sokoban_is_played_as_sets_of_cells_play_it(room: str, moves: list[str]) -> None:
+def test_sokoban_agrees_with_an_implementation_on_sets_of_cells(room: str, moves: list[str]) -> None:
     model = Model(room)
     for move in moves:
         model.play(move)
@@ -190,7 +190,7 @@ def test_sokoban_is_played_as_sets_of_cells_play_it(room: str, moves: list[str])
 
 @settings(deadline=None)
 @given(rooms(), MANY_MOVES)
-def test_walls_boxes_targets_and_players_stay_as_many(room: str, moves: list[str]) -> None:
+def test_the_numbers_of_walls_boxes_targets_and_players_never_change(room: str, moves: list[str]) -> None:
     before = _counted(room)
     left = room.count("X")
     here = SOKOBAN.find_player(room)
@@ -216,7 +216,7 @@ def _counted(room: str) -> tuple[int, ...]:
 
 @settings(deadline=None)
 @given(lakes(), MANY_MOVES)
-def test_a_walk_over_a_lake_changes_nothing_but_where_the_player_is(lake: str, moves: list[str]) -> None:
+def test_a_walk_over_a_lake_changes_only_the_position_of_the_player(lake: str, moves: list[str]) -> None:
     ice = lake.replace("P", "_")
     rows = ice.split("\n")
     row, column = divmod(lake.find("P"), len(rows) + 1)
@@ -234,7 +234,7 @@ def test_a_walk_over_a_lake_changes_nothing_but_where_the_player_is(lake: str, m
 
 @settings(deadline=None)
 @given(st.data(), st.integers(4, 7), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_many_rooms_in_one_batch_are_played_as_each_alone(
+def test_rooms_in_a_batch_play_like_single_rooms(
     data: st.DataObject, side: int, count: int, rng: random.Random
 ) -> None:
     _assert_batch_plays(SOKOBAN, [data.draw(rooms(side)) for _ in range(count)], side, rng)
@@ -242,14 +242,14 @@ def test_many_rooms_in_one_batch_are_played_as_each_alone(
 
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 6), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_many_lakes_in_one_batch_are_played_as_each_alone(
+def test_lakes_in_a_batch_play_like_single_lakes(
     data: st.DataObject, side: int, count: int, rng: random.Random
 ) -> None:
     _assert_batch_plays(LAKE, [data.draw(lakes(side)) for _ in range(count)], side, rng)
 
 
 def _assert_batch_plays(physics: Physics, boards: list[str], side: int, rng: random.Random) -> None:
-    """Play 30 random moves on every board alone and together; a board that is over begins anew."""
+    """Play 30 random moves on every board alone and together; a finished board restarts."""
     starts = list(boards)
     batch = batch_of(physics, len(boards), side)
     _place(batch, physics, boards, range(len(boards)))

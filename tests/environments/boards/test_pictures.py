@@ -1,4 +1,4 @@
-"""What boards look like: frames, tiles and colours in a terminal."""
+"""Pictures of boards: frames, tiles and terminal colours."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_cell_of_a_frame_is_the_tile_of_its_code() -> None:
             assert cell.tolist() == tiles[codes[row, column]].tolist()
 
 
-def test_a_batch_is_painted_as_its_boards_are_one_by_one() -> None:
+def test_a_batch_is_painted_like_its_single_boards() -> None:
     tiles = numbered(7, 2)
     codes = np.random.default_rng(0).integers(0, 7, (2, 3, 5, 4), dtype=np.uint8)
     frames = paint(codes, tiles)
@@ -92,7 +92,7 @@ def test_a_shape_is_as_large_as_geometry_says(mask: pictures.Mask, area: float) 
     assert mask.sum() / samples_a_pixel == pytest.approx(area, rel=0.03)
 
 
-def test_what_grows_at_the_border_does_not_come_in_on_the_other_side() -> None:
+def test_a_mask_that_grows_at_the_border_does_not_wrap_around() -> None:
     mask = pictures.grown(pictures.rectangle(0, 0, 1, 32), 2)
     assert mask.tolist() == pictures.rectangle(0, 0, 3, 32).tolist()
 

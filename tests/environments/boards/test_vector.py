@@ -1,4 +1,4 @@
-"""Board games in NumPy are the single ones, step by step."""
+"""Batches of board games in NumPy agree with single ones, step by step."""
 
 from __future__ import annotations
 
@@ -54,41 +54,41 @@ GAMES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("env_id", "options"), GAMES)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(way))
 @EVERY_RESET
-def test_native_plays_what_single_copies_play(
+def test_native_vectors_play_like_single_copies(
     env_id: str, options: dict[str, Any], way: dict[str, Any], autoreset: AutoresetMode
 ) -> None:
-    told = [_play(env_id, mode, autoreset, {**options, **way}) for mode in ("native", "sync")]
-    for step, (native, sync) in enumerate(zip(*told, strict=True)):
+    results = [_play(env_id, mode, autoreset, {**options, **way}) for mode in ("native", "sync")]
+    for step, (native, sync) in enumerate(zip(*results, strict=True)):
         _assert_same(native, sync, f"step {step}")
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
 def test_processes_play_the_same_as_native(env_id: str) -> None:
     options = {"max_moves": 5, "num_levels": 9}
-    told = [_play(env_id, mode, AutoresetMode.NEXT_STEP, options) for mode in ("native", "async")]
-    for native, other in zip(*told, strict=True):
+    results = [_play(env_id, mode, AutoresetMode.NEXT_STEP, options) for mode in ("native", "async")]
+    for native, other in zip(*results, strict=True):
         _assert_same(native, other, "")
 
 
 def _play(env_id: str, mode: VectorMode, autoreset: AutoresetMode, options: dict[str, Any]) -> list[Any]:
-    """Return everything that 60 steps return, three resets among them."""
+    """Return all results of 60 steps, including three resets."""
     vector = envkit.make_vec(env_id, COPIES, mode=mode, autoreset=autoreset, **options)
     act = _actor(options)
     rng = random.Random(3)
     try:
-        told: list[Any] = [vector.reset(seed=11)]
+        results: list[Any] = [vector.reset(seed=11)]
         for step in range(STEPS):
             if step == 20:
-                told.append(vector.reset())
+                results.append(vector.reset())
             if step == 35:
-                told.append(vector.reset(seed=SEEDS, options={"max_moves": 9, "format_penalty": 0.5}))
+                results.append(vector.reset(seed=SEEDS, options={"max_moves": 9, "format_penalty": 0.5}))
             if step == 45:
-                told.append(vector.reset(options={"actions_per_turn": 2, "instructions": True}))
-            told.append(vector.step(act(rng)))
-        assert vector.single_observation_space.contains(told[0][0][0])
+                results.append(vector.reset(options={"actions_per_turn": 2, "instructions": True}))
+            results.append(vector.step(act(rng)))
+        assert vector.single_observation_space.contains(results[0][0][0])
     finally:
         vector.close()
-    return told
+    return results
 
 
 def _actor(options: dict[str, Any]) -> Callable[[random.Random], Any]:
@@ -119,7 +119,7 @@ def _assert_same(one: Any, other: Any, where: str) -> None:
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
 @pytest.mark.parametrize("options", [{}, {"observation": "grid", "action": "index"}])
 def test_only_the_masked_copies_start_again(env_id: str, options: dict[str, Any]) -> None:
-    told = []
+    results = []
     for mode in MODES:
         vector = envkit.make_vec(env_id, COPIES, mode=mode, autoreset="Disabled", max_moves=3, **options)
         act, rng = _actor(options), random.Random(1)
@@ -132,9 +132,9 @@ def test_only_the_masked_copies_start_again(env_id: str, options: dict[str, Any]
                 steps.append(vector.reset(seed=seed, options={"reset_mask": over.copy(), **changes}))  # type: ignore[arg-type]
             steps.append(vector.step(act(rng)))
             over = steps[-1][2] | steps[-1][3]
-        told.append(steps)
+        results.append(steps)
         vector.close()
-    _assert_same(told[0], told[1], "")
+    _assert_same(results[0], results[1], "")
 
 
 @pytest.mark.parametrize("autoreset", list(AutoresetMode))
@@ -146,7 +146,7 @@ def test_the_grids_of_a_step_do_not_change_later(autoreset: AutoresetMode) -> No
     assert np.array_equal(first, kept)
 
 
-def test_actions_are_left_as_they_are() -> None:
+def test_the_array_of_actions_is_not_modified() -> None:
     vector = envkit.make_vec("FrozenLake-v0", COPIES, max_moves=1, action="index")
     actions = np.array([0, 1, 2, 3, -5, 99, 2])
     kept = actions.copy()
@@ -156,7 +156,7 @@ def test_actions_are_left_as_they_are() -> None:
     assert np.array_equal(actions, kept)
 
 
-def test_what_cannot_be_stepped_natively_is_refused_with_a_way_out() -> None:
+def test_options_without_native_support_are_refused_with_an_alternative() -> None:
     with pytest.raises(ConfigError, match="use 'sync' or 'async'"):
         envkit.make_vec("FrozenLake-v0", 2, mode="native", url="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="must be one of 'NextStep', 'SameStep', 'Disabled'"):
@@ -165,7 +165,7 @@ def test_what_cannot_be_stepped_natively_is_refused_with_a_way_out() -> None:
         envkit.make_vec("FrozenLake-v0", 2, mode="threads")  # type: ignore[arg-type]
 
 
-def test_misuse_says_what_is_wrong() -> None:
+def test_misuse_raises_errors_with_the_cause() -> None:
     vector = envkit.make_vec("FrozenLake-v0", 3, autoreset="Disabled", max_moves=1)
     with pytest.raises(StepOrderError, match="before reset"):
         vector.step(("up",) * 3)
@@ -195,12 +195,12 @@ def test_misuse_says_what_is_wrong() -> None:
         numbers.step(np.zeros(3))
 
 
-def test_without_a_seed_copies_differ_and_two_vectors_too() -> None:
+def test_without_a_seed_copies_and_vectors_differ() -> None:
     one, other = (envkit.make_vec("FrozenLake-v0", 5, size=6, instructions=False).reset()[0] for _ in range(2))
     assert len({*one, *other}) == 10
 
 
-def test_pictures_come_for_every_copy() -> None:
+def test_every_copy_is_rendered() -> None:
     vector = envkit.make_vec("FrozenLake-v0", 2, render_mode="rgb_array")
     vector.reset(seed=0)
     frames = vector.render()
@@ -212,7 +212,7 @@ def test_pictures_come_for_every_copy() -> None:
 
 @pytest.mark.parametrize(("env_id", "options"), GAMES)
 @pytest.mark.parametrize("way", [{}, {"observation": "grid", "action": "index"}], ids=["text", "grid"])
-def test_copies_of_a_vector_go_on_alike(env_id: str, options: dict[str, Any], way: dict[str, Any]) -> None:
+def test_pickled_vectors_continue_identically(env_id: str, options: dict[str, Any], way: dict[str, Any]) -> None:
     vector = envkit.make_vec(env_id, COPIES, **{**options, "max_moves": 8, **way})
     act, rng = _actor(way), random.Random(5)
     vector.reset(seed=3)
@@ -245,7 +245,7 @@ def test_a_room_may_hold_hundreds_of_boxes(mode: VectorMode, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_refused_reset_counts_no_episode(mode: VectorMode) -> None:
-    told = []
+    results = []
     for refused in (True, False):
         vector = envkit.make_vec("Sokoban-v0", 2, mode=mode)
         vector.reset(seed=4)
@@ -254,5 +254,5 @@ def test_a_refused_reset_counts_no_episode(mode: VectorMode) -> None:
                 vector.reset(seed=9, options={"moves": [90, 95], "max_moves": 10})
             with pytest.raises(StepOrderError):
                 vector.step(("up", "up"))
-        told.append(vector.reset())
-    _assert_same(told[0], told[1], "")
+        results.append(vector.reset())
+    _assert_same(results[0], results[1], "")

@@ -1,4 +1,4 @@
-"""The frozen lake, on maps drawn by hand and on many drawn by chance."""
+"""The frozen lake, on maps drawn by hand and on random maps."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_unreadable_answer_does_not_slip() -> None:
         assert env.step("I go up")[0] == before
 
 
-def test_slips_come_as_often_as_asked_and_to_both_sides() -> None:
+def test_slips_have_the_requested_frequency_and_go_to_both_sides() -> None:
     env = FrozenLake(map=POND, slip=0.4, instructions=False)
     seen: Counter[str] = Counter()
     for seed in range(4000):
@@ -136,7 +136,7 @@ def test_the_same_task_slips_the_same_way_again_and_the_next_episode_another_way
     assert plays[0] == plays[1] != plays[2]
 
 
-def test_a_walk_to_the_goal_is_paid_once_and_drawn() -> None:
+def test_a_walk_to_the_goal_is_rewarded_once_and_shown() -> None:
     # Seed 3 is pinned: a change of this map is a change of every recorded result.
     env = FrozenLake(instructions=False, render_mode="text")
     start, info = env.reset(seed=3)
@@ -178,7 +178,7 @@ def test_a_move_against_the_edge_is_valid_but_not_effective() -> None:
     assert (info["action_is_valid"], info["action_is_effective"]) == (True, False)
 
 
-def test_reaching_the_goal_with_the_last_move_is_an_end_and_no_truncation() -> None:
+def test_reaching_the_goal_with_the_last_move_terminates_without_truncation() -> None:
     env = FrozenLake(max_moves=5)
     env.reset(seed=3)
     for move in ("right", "up", "up", "right"):
@@ -191,7 +191,7 @@ def test_reaching_the_goal_with_the_last_move_is_an_end_and_no_truncation() -> N
     assert env.step("<answer>down</answer>")[1:4] == (0.0, False, True)
 
 
-def test_an_unreadable_answer_is_noticed_and_fined_as_asked() -> None:
+def test_an_unreadable_answer_gets_a_notice_and_the_penalty() -> None:
     env = FrozenLake(format_penalty=0.15)
     board = find_board(env.reset(seed=3)[0])
     observation, reward, *_, info = env.step("go north")
@@ -203,7 +203,7 @@ def test_an_unreadable_answer_is_noticed_and_fined_as_asked() -> None:
     assert env.step("go north")[:2] == (board, 0.0)
 
 
-def test_the_rules_name_what_the_player_must_know() -> None:
+def test_the_rules_contain_all_facts_for_the_player() -> None:
     text, _ = FrozenLake(max_moves=12).reset(seed=3)
     rules, _, board = text.rpartition("\n\n")
     for word in ("P is you", "_ is ice", "O is a hole", "G is the goal", "X means that you fell", "√ that you reached"):
@@ -215,7 +215,7 @@ def test_the_rules_name_what_the_player_must_know() -> None:
 
 
 @pytest.mark.parametrize(("size", "frozen"), [(2, 0.8), (4, 0.8), (4, 0.5), (6, 0.8), (8, 0.7)])
-def test_levels_can_be_crossed_in_time_by_ways_that_the_expert_knows(size: int, frozen: float) -> None:
+def test_the_expert_solves_all_levels_within_the_move_limit(size: int, frozen: float) -> None:
     limit = LakeOptions(size=size, frozen=frozen).move_limit
     expert = FrozenLakeExpert()
     for seed in range(100):
@@ -275,7 +275,7 @@ def test_the_expert_has_no_move_where_holes_close_every_way() -> None:
     assert list(FrozenLakeExpert().moves(Observation("OG\nPO\n"))) == []
 
 
-def test_a_sign_of_ours_that_is_not_among_the_episodes_means_nothing() -> None:
+def test_a_default_symbol_that_is_not_shown_is_unknown_to_the_expert() -> None:
     assert list(FrozenLakeExpert(symbols="abcdef").moves(Observation("dG\naa"))) == []
     assert list(FrozenLakeExpert(symbols="abcdef").moves(Observation("dc\naa"))) == ["right"]
 
@@ -336,13 +336,13 @@ def _win_chance(board: str, slip: float, limit: int, player: FrozenLakeExpert | 
     return win(board, limit)
 
 
-def test_the_expert_has_a_move_where_the_goal_is_all_but_out_of_reach() -> None:
+def test_the_expert_has_a_move_if_the_goal_is_hard_to_reach() -> None:
     # A ridge between holes: going sideways on purpose falls once in three times, going straight twice.
     ridge = "\n".join(["O" * 24] * 12 + ["P" + "_" * 22 + "G"] + ["O" * 24] * 11)
     assert list(FrozenLakeExpert(size=24, slip=2 / 3).moves(Observation(ridge))) == ["up", "down"]
 
 
-def test_the_expert_refuses_options_that_no_episode_has() -> None:
+def test_the_expert_refuses_invalid_options() -> None:
     with pytest.raises(OptionError, match=r"^slip: must be a number from 0 to 1, got 2$"):
         FrozenLakeExpert(slip=2)
 
@@ -368,7 +368,7 @@ def test_next_to_a_hole_the_safe_way_is_away_from_it() -> None:
         ("___\nG_P\nOOO", False),
     ],
 )
-def test_a_state_is_tricky_when_the_straight_way_holds_a_hole(board: str, is_tricky: bool) -> None:
+def test_a_state_is_tricky_if_the_straight_path_has_a_hole(board: str, is_tricky: bool) -> None:
     assert FrozenLakeExpert().is_tricky(Observation(f"Rules.\n\n{board}")) is is_tricky
     shown = board.translate(str.maketrans("_OGPX√", "OG_√PX"))  # the same signs with other meanings
     assert FrozenLakeExpert(symbols="OG_√PX").is_tricky(Observation(f"Rules.\n\n{shown}")) is is_tricky

@@ -1,4 +1,4 @@
-"""Lakes on a map: Gymnasium's own, or anybody's."""
+"""Lakes with a fixed map: Gymnasium's maps and custom ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_named_maps_and_their_limits_are_gymnasiums() -> None:
         assert [env.step("wait")[3] for _ in range(limit)] == [False] * (limit - 1) + [True]
 
 
-def test_every_episode_on_a_map_begins_alike_and_slips_by_its_seed() -> None:
+def test_every_episode_on_a_map_has_the_same_start_and_slips_by_its_seed() -> None:
     env = FrozenLake(map="4x4", slip=2 / 3, instructions=False)
     starts = {env.reset(seed=seed)[0] for seed in range(20)} | {env.reset()[0] for _ in range(20)}
     assert starts == {"P___\n_O_O\n___O\nO__G"}
@@ -65,7 +65,7 @@ def test_every_episode_on_a_map_begins_alike_and_slips_by_its_seed() -> None:
 
 
 @pytest.mark.parametrize("rows", [["FSF", "HFH", "HGF"], ("FSF", "HFH", "HGF"), json.loads('["FSF", "HFH", "HGF"]')])
-def test_a_map_of_ones_own_is_played(rows: Any) -> None:
+def test_a_custom_map_is_played(rows: Any) -> None:
     for env, options in ((FrozenLake(map=rows), None), (FrozenLake(), {"map": rows})):
         text, info = env.reset(seed=1, options=options)
         assert find_board(text) == "_P_\nO_O\nOG_"
@@ -74,7 +74,7 @@ def test_a_map_of_ones_own_is_played(rows: Any) -> None:
         assert env.step("<answer>down</answer>")[:3] == ("___\nO_O\nO√_", 1.0, True)
 
 
-def test_a_map_sets_size_and_limit_and_its_own_size_may_be_said_too() -> None:
+def test_a_map_sets_size_and_limit_and_accepts_its_own_size() -> None:
     pond = ["FFFFF", "FFFFF", "FFSFF", "FFFFF", "FFFFG"]
     options = LakeOptions(map=pond, size=5)
     assert (options.side, options.move_limit) == (5, 200)
@@ -106,7 +106,7 @@ def test_a_map_sets_size_and_limit_and_its_own_size_may_be_said_too() -> None:
         ({"SF": "FG"}, "must be 4x4 or 8x8, or a list of rows"),
     ],
 )
-def test_what_is_no_map_is_refused_with_the_reason(value: Any, reason: str) -> None:
+def test_an_invalid_map_is_refused_with_the_reason(value: Any, reason: str) -> None:
     with pytest.raises(OptionError, match=f"^map: .*{reason}"):
         FrozenLake(map=value)
     with pytest.raises(OptionError, match=f"^map: .*{reason}"):
@@ -114,7 +114,7 @@ def test_what_is_no_map_is_refused_with_the_reason(value: Any, reason: str) -> N
 
 
 @pytest.mark.parametrize(("option", "value"), [("size", 5), ("split", "eval"), ("num_levels", 3)])
-def test_options_of_random_lakes_do_not_go_with_a_map(option: str, value: Any) -> None:
+def test_options_of_random_lakes_are_refused_with_a_map(option: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"^{option}: .* map"):
         FrozenLake(map="4x4", **{option: value})
     with pytest.raises(OptionError, match=f"^{option}: .* map"):

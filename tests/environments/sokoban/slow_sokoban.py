@@ -1,4 +1,4 @@
-"""A slow search ahead by Dijkstra's algorithm, which shares no code with what it is compared with."""
+"""A slow forward search by Dijkstra's algorithm, independent of the code under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sokoban's expert, against a slow search that shares no code with it."""
+"""Sokoban's expert, against an independent slow search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_expert_solves_every_level_by_a_shortest_way(size: int, boxes: int, 
 
 @pytest.mark.parametrize(("size", "boxes", "levels"), [(6, 1, 25), (6, 2, 10), (5, 3, 10)])
 @pytest.mark.parametrize("max_table", [4000, 1])
-def test_the_expert_names_exactly_the_moves_that_come_nearer(
+def test_the_expert_returns_exactly_the_moves_that_shorten_the_solution(
     size: int, boxes: int, levels: int, max_table: int
 ) -> None:
     expert = SokobanExpert(max_table=max_table)
@@ -41,12 +41,12 @@ def test_the_expert_names_exactly_the_moves_that_come_nearer(
 @pytest.mark.parametrize(("size", "boxes", "levels"), [(6, 1, 40), (6, 2, 15)])
 def test_a_state_is_tricky_when_a_push_loses_the_level(size: int, boxes: int, levels: int) -> None:
     expert = SokobanExpert()
-    told = []
+    verdicts = []
     for seed in range(levels):
         board = draw_level(seed, size, boxes, (2, 10)).board
-        told.append(expert.is_tricky(Observation(board)))
-        assert told[-1] == (None in slow_costs_after(board).values())
-    assert {*told} == {True, False}
+        verdicts.append(expert.is_tricky(Observation(board)))
+        assert verdicts[-1] == (None in slow_costs_after(board).values())
+    assert {*verdicts} == {True, False}
 
 
 def test_a_push_against_a_wall_without_targets_is_tricky_and_then_hopeless() -> None:
@@ -59,7 +59,7 @@ def test_a_push_against_a_wall_without_targets_is_tricky_and_then_hopeless() -> 
         assert (list(expert.moves(lost)), expert.is_tricky(lost)) == ([], False)
 
 
-def test_a_solution_out_of_reach_has_no_known_move() -> None:
+def test_a_solution_beyond_the_search_limit_gives_no_move() -> None:
     board = draw_level(1, 8, 2, (20, 26)).board
     assert list(SokobanExpert(max_table=1, max_states=50).moves(Observation(board))) == []
     assert list(SokobanExpert(max_table=1).moves(Observation(board))) != []
@@ -81,7 +81,7 @@ def test_symbols_may_be_our_own_in_another_order() -> None:
     assert list(SokobanExpert(symbols="_#XPSO√").moves(Observation(f"The rules.\n\n{shown}"))) == ["right"]
 
 
-def test_the_expert_answers_as_it_is_asked_to() -> None:
+def test_the_expert_uses_the_answer_format() -> None:
     assert SokobanExpert().answer("left") == "<answer>left</answer>"
 
 
@@ -108,7 +108,7 @@ def test_the_expert_has_no_move_where_there_is_nothing_to_play(text: str) -> Non
     assert not SokobanExpert().is_tricky(Observation(text))
 
 
-def test_what_cannot_be_solved_has_no_move() -> None:
+def test_an_unsolvable_room_has_no_move() -> None:
     board = "######\n#_P__#\n#_X__#\n###X##\n##_OO#\n######"
     assert slow_cost(board) is None
     assert list(SokobanExpert().moves(Observation(board))) == []

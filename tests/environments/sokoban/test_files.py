@@ -49,11 +49,11 @@ def test_levels_are_read_in_our_own_symbols_and_in_their_order(tmp_path: Path) -
         f"\n\n; a level\n;and more\n{_SMALL}   \n\n; the end",
     ],
 )
-def test_what_stands_around_a_level_does_not_matter(tmp_path: Path, text: str) -> None:
+def test_text_around_a_level_is_ignored(tmp_path: Path, text: str) -> None:
     assert read_levels(_write(tmp_path, text)) == ("#####\n#PXO#\n#___#\n#___#\n#####",)
 
 
-def test_a_header_alone_parts_two_levels(tmp_path: Path) -> None:
+def test_a_header_alone_separates_two_levels(tmp_path: Path) -> None:
     assert len(read_levels(_write(tmp_path, f"; 0\n{_SMALL}; 1\n{_SMALL}"))) == 2
 
 
@@ -90,7 +90,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
         ("\x00\x01", "line 1 has the unknown symbol '\\x00'"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_fault_is_reported_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
     path = _write(tmp_path, text)
     with pytest.raises(OptionError) as refused:
         read_levels(path)
@@ -99,7 +99,7 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, fault: s
     assert fault in refused.value.reason
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "levels.txt").write_bytes(_SMALL.encode().replace(b"$", b"\xff"))
     with pytest.raises(OptionError, match="line 1 has the unknown symbol"):
         read_levels(str(tmp_path / "levels.txt"))

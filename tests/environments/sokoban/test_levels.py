@@ -1,4 +1,4 @@
-"""Sokoban's levels, against a slow search that shares no code with them."""
+"""Sokoban's levels, against an independent slow search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from tests.environments.sokoban.slow_sokoban import slow_cost
         (8, 3, (6, 12), 10),
     ],
 )
-def test_levels_are_exactly_as_hard_as_they_claim(size: int, boxes: int, moves: tuple[int, int], levels: int) -> None:
+def test_levels_have_exactly_the_difficulty_they_claim(
+    size: int, boxes: int, moves: tuple[int, int], levels: int
+) -> None:
     drawn = [draw_level(seed, size, boxes, moves) for seed in range(levels)]
     assert [(level.moves, level.pushes) for level in drawn] == [slow_cost(level.board) for level in drawn]
     assert all(moves[0] <= level.moves <= moves[1] for level in drawn)
@@ -47,9 +49,7 @@ def test_levels_are_exactly_as_hard_as_they_claim(size: int, boxes: int, moves: 
         (8, 2, (20, 26), (1, 3)),
     ],
 )
-def test_pushes_can_be_asked_for_and_are_exact(
-    size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int]
-) -> None:
+def test_the_pushes_option_is_exact(size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int]) -> None:
     for seed in range(12):
         level = draw_level(seed, size, boxes, moves, pushes)
         assert (level.moves, level.pushes) == slow_cost(level.board)
@@ -61,7 +61,7 @@ def test_pushes_can_be_asked_for_and_are_exact(
     ("size", "boxes", "high"),
     [(5, 1, 8), (5, 4, 20), (6, 1, 10), (6, 2, 20), (8, 2, 26), (8, 4, 53), (10, 4, 66), (13, 1, 21), (15, 2, 50)],
 )
-def test_levels_are_walled_and_complete(size: int, boxes: int, high: int) -> None:
+def test_levels_are_enclosed_by_walls_and_complete(size: int, boxes: int, high: int) -> None:
     for seed in range(10):
         board = draw_level(seed, size, boxes, (2, high)).board
         rows = board.split("\n")
@@ -90,7 +90,7 @@ def test_levels_with_several_boxes_are_spread_over_the_range(size: int, boxes: i
     assert lengths[levels * 9 // 10] >= 0.6 * high
 
 
-def test_boxes_start_away_from_targets_wherever_the_room_allows() -> None:
+def test_boxes_start_off_targets_if_the_room_allows() -> None:
     boards = [draw_level(seed, 8, 3, (10, 40)).board for seed in range(40)]
     assert sum(board.count("√") for board in boards) <= 2
     # Three boxes cannot come home in one move, so two of them have to be there.
@@ -153,7 +153,7 @@ def test_levels_are_the_same_in_every_process(hash_seed: str) -> None:
         (5, 5, (2, 10), None, None, "boxes"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_of_the_option(
+def test_impossible_options_are_refused_by_name(
     size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int] | None, split: str | None, option: str
 ) -> None:
     with pytest.raises(OptionError) as refused:
@@ -161,7 +161,7 @@ def test_what_cannot_be_is_refused_by_the_name_of_the_option(
     assert refused.value.option == option
 
 
-def test_a_refusal_says_what_was_asked_for_and_what_to_do() -> None:
+def test_an_error_states_the_request_and_the_remedy() -> None:
     with pytest.raises(OptionError) as refused:
         draw_level(0, 6, 1, (2, 4), (9, 10))
     assert refused.value.reason == (

@@ -1,4 +1,4 @@
-"""The default levels are pinned: work on a generator that moves them changes every figure that was ever reported."""
+"""The default levels are pinned: a change of the generator would invalidate all reported results."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_move_walks_or_pushes_one_cell(row: str, move: str, after: str) -> Non
 
 
 @pytest.mark.parametrize("row", ["#P#__#", "#_PXX_#", "#_PX√_#", "#_P√X_#", "#__PX#", "#__P√#", "#__PX#_#", "#_S√#"])
-def test_what_stands_in_the_way_stays(row: str) -> None:
+def test_obstacles_do_not_move(row: str) -> None:
     wall = "#" * len(row)
     room = f"{wall}\n{row}\n{wall}"
     assert play(room, "right") is room
@@ -107,7 +107,7 @@ def test_sparse_rewards_pay_the_solution_and_nothing_on_the_way(tmp_path: Path) 
         ("#PX_X√#", "#OO_XO#", ["up"], 1 / 4),
     ],
 )
-def test_sparse_rewards_pay_the_share_of_boxes_at_home_when_the_moves_run_out(
+def test_sparse_rewards_pay_the_share_of_boxes_on_targets_when_the_moves_run_out(
     row: str, filler: str, moves: list[str], share: float, tmp_path: Path
 ) -> None:
     path = _file(tmp_path, _room(row, filler))
@@ -123,7 +123,7 @@ def test_sparse_rewards_pay_the_share_of_boxes_at_home_when_the_moves_run_out(
     assert np.array_equal(paid, [[0.0] * 3] * len(moves) + [[share] * 3])
 
 
-def test_an_episode_by_hand_is_paid_drawn_and_ended() -> None:
+def test_an_episode_by_hand_is_rewarded_shown_and_ended() -> None:
     # Seed 0 is pinned: a change of this room is a change of every recorded result.
     env = Sokoban(instructions=False)
     start, info = env.reset(seed=0)
@@ -159,7 +159,7 @@ def test_a_blocked_push_is_valid_and_not_effective_and_costs_a_move() -> None:
     assert (info["action_is_valid"], info["action_is_effective"]) == (True, False)
 
 
-def test_an_unreadable_answer_is_noticed_and_fined_as_asked() -> None:
+def test_an_unreadable_answer_gets_a_notice_and_the_penalty() -> None:
     env = Sokoban(format_penalty=0.15)
     board = find_board(env.reset(seed=0)[0])
     observation, reward, *_, info = env.step("push it")
@@ -171,7 +171,7 @@ def test_an_unreadable_answer_is_noticed_and_fined_as_asked() -> None:
     assert env.step("push it")[:2] == (board, -0.1)
 
 
-def test_solving_with_the_last_move_is_an_end_and_no_truncation() -> None:
+def test_solving_with_the_last_move_terminates_without_truncation() -> None:
     env, expert = Sokoban(max_moves=7, moves=[7, 7]), SokobanExpert()
     text, _ = env.reset(seed=0)
     ends = []
@@ -195,7 +195,7 @@ def test_the_move_limit_truncates() -> None:
     assert [env.step("nothing")[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
 
 
-def test_the_rules_name_what_the_player_must_know() -> None:
+def test_the_rules_contain_all_facts_for_the_player() -> None:
     text, _ = Sokoban(max_moves=21).reset(seed=0)
     rules, _, board = text.rpartition("\n\n")
     for word in ("P is you", "S is you on a target", "# is a wall", "_ is floor", "X is a box", "O is a target"):
@@ -217,7 +217,7 @@ def test_the_rules_name_what_the_player_must_know() -> None:
         ({"moves": [8, 12], "pushes": [2, 5], "split": "train", "num_levels": 6}, (8, 12), (2, 5)),
     ],
 )
-def test_levels_are_as_hard_as_was_asked_for(
+def test_levels_have_the_requested_difficulty(
     options: dict[str, Any], moves: tuple[int, int], pushes: tuple[int, int]
 ) -> None:
     env = Sokoban(**options)
@@ -241,7 +241,7 @@ def test_a_shortest_solution_has_the_moves_that_info_says() -> None:
         assert level["shortest"] == taken
 
 
-def test_rooms_come_from_a_file_each_about_as_often(tmp_path: Path) -> None:
+def test_rooms_of_a_file_are_drawn_about_equally_often(tmp_path: Path) -> None:
     rooms = [_room(row, "#_____#") for row in ("#PXO__#", "#P_XO_#", "#P__XO#")]
     env = Sokoban(level_file=_file(tmp_path, *rooms), instructions=False)
     drawn = [env.reset(seed=seed) for seed in range(300)]
@@ -267,7 +267,7 @@ def test_rooms_from_a_file_have_the_size_of_the_file_and_a_limit_of_120_moves(tm
     ("option", "value"),
     [("size", 6), ("boxes", 1), ("moves", [2, 5]), ("pushes", [1, 3]), ("split", "train"), ("num_levels", 4)],
 )
-def test_options_of_drawn_levels_do_not_go_with_a_file(option: str, value: Any, tmp_path: Path) -> None:
+def test_options_of_drawn_levels_are_refused_with_a_file(option: str, value: Any, tmp_path: Path) -> None:
     path = _file(tmp_path, _room("#PXO__#", "#_____#"))
     with pytest.raises(OptionError, match=f"^{option}: "):
         Sokoban(level_file=path, **{option: value})
@@ -275,13 +275,13 @@ def test_options_of_drawn_levels_do_not_go_with_a_file(option: str, value: Any, 
         Sokoban(level_file=path).reset(options={option: value})
 
 
-def test_moves_that_do_not_fit_into_the_limit_say_which_two_options_disagree() -> None:
+def test_moves_above_the_limit_are_refused_with_both_options() -> None:
     message = r"^moves: go up to 10, above max_moves \(4\); set moves=\[1, 4\], or max_moves to at least 10$"
     with pytest.raises(OptionError, match=message):
         envkit.make("SimpleSokoban-v0", max_moves=4)
 
 
-def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_level_file_is_set_by_make_and_not_by_reset(tmp_path: Path) -> None:
     path = _file(tmp_path, _room("#PXO__#", "#_____#"))
     refused = r"^level_file: cannot be set by reset, only by make or register\(\.\.\., options=\.\.\.\)$"
     with pytest.raises(OptionError, match=refused):

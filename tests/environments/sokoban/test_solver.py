@@ -1,4 +1,4 @@
-"""The solver, against a slow search that shares no code with it, and against the levels' own numbers."""
+"""The solver, against an independent slow search, and against the numbers of the levels."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_large_room_without_inner_walls_is_solved_too() -> None:
     assert cost_of(board, solve(board)) == slow_cost(board) == (16, 9)
 
 
-def test_a_search_that_may_not_go_on_says_that_it_does_not_know() -> None:
+def test_a_search_at_its_limit_raises_an_error() -> None:
     board = draw_level(1, 8, 2, (20, 26)).board
     with pytest.raises(SearchLimitError, match=r"found no solution in \d+ states \(limit \d+\)"):
         solve(board, max_states=50)
@@ -88,7 +88,7 @@ def test_a_search_that_may_not_go_on_says_that_it_does_not_know() -> None:
 @pytest.mark.parametrize(
     "board", ["", "\n", "P", "#####\n#PX_#\n#_OO#\n#####", "####\n#PX_\n#_O#\n####", "###\n#P#\n###"]
 )
-def test_what_is_no_room_is_not_solved(board: str) -> None:
+def test_an_invalid_room_is_refused(board: str) -> None:
     with pytest.raises(UsageError, match="must be a rectangle enclosed by walls"):
         solve(board)
 

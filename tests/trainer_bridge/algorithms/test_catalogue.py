@@ -54,7 +54,7 @@ def test_only_an_advantage_that_needs_values_has_a_critic() -> None:
         ),
     ],
 )
-def test_a_name_that_nobody_knows_is_answered_with_the_nearest(
+def test_an_unknown_name_is_answered_with_the_nearest(
     preset: str, changes: dict[str, str], problems: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""The critic: one estimate for each turn, of what stood before the policy spoke."""
+"""The critic: one estimate per turn, from the tokens before the completion."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_estimates_are_not_rounded_to_bfloat16(tiny_folder: Path) -> None:
     assert value == pytest.approx(0.7001, abs=1e-6)
 
 
-def test_what_is_said_later_does_not_change_an_estimate(tiny_folder: Path) -> None:
+def test_later_tokens_do_not_change_an_estimate(tiny_folder: Path) -> None:
     critic = critic_of(tiny_folder)
     one = critic([sample([1, 5, 6], ([7], (9,)), ([11], ()))]).tolist()
     other = critic([sample([1, 5, 6], ([8], (10, 12)), ([3], ()))]).tolist()

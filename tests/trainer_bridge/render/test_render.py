@@ -1,4 +1,4 @@
-"""Words to tokens and back: what was sent or sampled stays as it is, whatever comes after it."""
+"""Rendering: sent and sampled tokens never change in later turns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def words(token_ids: Sequence[int], tokenizer: Any = TOKENIZER) -> str:
     return str(tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
-def said(text: str, tokenizer: Any = TOKENIZER) -> tuple[int, ...]:
+def ids_of(text: str, tokenizer: Any = TOKENIZER) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -49,7 +49,7 @@ def test_an_episode_reads_as_observations_and_answers() -> None:
     renderer = PlainRenderer(TOKENIZER)
     ids = renderer.open(see("#P_\n#T#"))
     for answer, text in (("up", "#_P\n#T#"), ("right", "#_#")):
-        ids += said(answer) + after(renderer, said(answer), text)
+        ids += ids_of(answer) + after(renderer, ids_of(answer), text)
     assert words(ids) == ("<s>#P_\n#T#\n<answer>up</answer>#_P\n#T#\n<answer>right</answer>#_#\n<answer>")
     assert TOKENIZER.unk_token_id not in ids
 
@@ -57,8 +57,8 @@ def test_an_episode_reads_as_observations_and_answers() -> None:
 def test_a_completion_that_closes_its_answer_is_not_closed_again() -> None:
     renderer = PlainRenderer(TOKENIZER)
     (close,) = renderer.stop
-    assert words(after(renderer, (*said("up"), close), "#")) == "#\n<answer>"
-    assert words(after(renderer, said("up"), "#")) == "</answer>#\n<answer>"
+    assert words(after(renderer, (*ids_of("up"), close), "#")) == "#\n<answer>"
+    assert words(after(renderer, ids_of("up"), "#")) == "</answer>#\n<answer>"
     assert words(after(renderer, (), "#")) == "</answer>#\n<answer>"
 
 
@@ -74,18 +74,18 @@ def test_a_completion_that_closes_its_answer_is_not_closed_again() -> None:
     ],
 )
 def test_an_action_is_the_completion_between_its_tags(completion: str, action: str) -> None:
-    assert PlainRenderer(TOKENIZER).action(said(completion)) == action
+    assert PlainRenderer(TOKENIZER).action(ids_of(completion)) == action
 
 
-def test_padding_in_a_completion_is_no_word() -> None:
-    assert PlainRenderer(TOKENIZER).action((TOKENIZER.pad_token_id, *said("up"))) == "<answer>up</answer>"
+def test_padding_in_a_completion_is_ignored() -> None:
+    assert PlainRenderer(TOKENIZER).action((TOKENIZER.pad_token_id, *ids_of("up"))) == "<answer>up</answer>"
 
 
 @pytest.mark.parametrize("move", ["up", "down", "left", "right"])
-def test_a_policy_says_a_demonstrated_move_in_one_token(move: str) -> None:
+def test_a_demonstrated_move_is_one_token(move: str) -> None:
     renderer = PlainRenderer(TOKENIZER)
     shown = renderer.demonstrate(f"<answer>{move}</answer>")
-    assert shown == said(move)
+    assert shown == ids_of(move)
     assert len(shown) == 1
     assert renderer.action(shown) == f"<answer>{move}</answer>"
     assert renderer.demonstrate(move) == shown
@@ -94,8 +94,8 @@ def test_a_policy_says_a_demonstrated_move_in_one_token(move: str) -> None:
 def test_a_tokenizer_without_a_token_for_the_tags_has_no_stop_and_frames_the_same_words() -> None:
     renderer = PlainRenderer(CHAT)
     assert renderer.stop == ()
-    up = said("up", CHAT)
-    closed = said("up</answer>", CHAT)
+    up = ids_of("up", CHAT)
+    closed = ids_of("up</answer>", CHAT)
     ids = renderer.open(see("a wall")) + up + after(renderer, up, "you") + closed + after(renderer, closed, "a")
     assert words(ids, CHAT) == "a wall\n<answer>up</answer>you\n<answer>up</answer>a\n<answer>"
     assert renderer.action(closed) == "<answer>up</answer>"
@@ -104,10 +104,10 @@ def test_a_tokenizer_without_a_token_for_the_tags_has_no_stop_and_frames_the_sam
 def test_an_end_of_text_stops_the_policy_where_the_closing_tag_is_several_tokens() -> None:
     renderer = PlainRenderer(CHAT, eos_ids=[CHAT.eos_token_id])
     assert renderer.stop == (CHAT.eos_token_id,)
-    ended = (*said("up", CHAT), CHAT.eos_token_id)
+    ended = (*ids_of("up", CHAT), CHAT.eos_token_id)
     assert renderer.action(ended) == "<answer>up</answer>"
     assert words(after(renderer, ended, "a"), CHAT) == "</answer>a\n<answer>"
-    assert PlainRenderer(TOKENIZER, eos_ids=[5]).stop == said("</answer>")
+    assert PlainRenderer(TOKENIZER, eos_ids=[5]).stop == ids_of("</answer>")
 
 
 def test_a_demonstration_ends_with_the_tag_where_no_token_stops_the_policy() -> None:
@@ -115,7 +115,7 @@ def test_a_demonstration_ends_with_the_tag_where_no_token_stops_the_policy() -> 
     renderer = PlainRenderer(CHAT)
     shown = renderer.demonstrate("<answer>up</answer>")
     assert words(shown, CHAT) == "up</answer>"
-    assert renderer.action(shown + said("down", CHAT)) == "<answer>up</answer>"
+    assert renderer.action(shown + ids_of("down", CHAT)) == "<answer>up</answer>"
 
 
 # --- Chat ------------------------------------------------------------------------------------------------------------
@@ -138,23 +138,23 @@ def test_the_tokens_of_a_chat_are_those_of_the_template_and_each_prompt_begins_w
         ids += after(renderer, completion, text) if number else renderer.open(see(text))
         chat.append({"role": "user", "content": text})
         assert list(ids) == CHAT.encode(render(chat), add_special_tokens=False)
-        completion = said(answer, CHAT) + end
+        completion = ids_of(answer, CHAT) + end
         ids += completion
         chat.append({"role": "assistant", "content": answer})
 
 
-def test_the_action_is_what_the_policy_said_without_its_end() -> None:
+def test_the_action_is_the_completion_without_its_end_token() -> None:
     renderer = ChatRenderer(CHAT)
     assert renderer.stop == (CHAT.convert_tokens_to_ids("<|im_end|>"),)
-    assert renderer.action(said("go up", CHAT) + renderer.stop) == "go up"
-    assert renderer.action(said("go up", CHAT)) == "go up"
+    assert renderer.action(ids_of("go up", CHAT) + renderer.stop) == "go up"
+    assert renderer.action(ids_of("go up", CHAT)) == "go up"
     assert renderer.action(()) == ""
 
 
 def test_a_demonstration_is_the_answer_and_its_end() -> None:
     renderer = ChatRenderer(CHAT)
     shown = renderer.demonstrate("<answer>up</answer>")
-    assert shown == said("<answer>up</answer>", CHAT) + renderer.stop
+    assert shown == ids_of("<answer>up</answer>", CHAT) + renderer.stop
     assert renderer.action(shown) == "<answer>up</answer>"
     whole = renderer.open(see("a wall")) + shown + after(renderer, shown, "you")
     assert words(whole, CHAT) == render(
@@ -189,7 +189,7 @@ def test_a_turn_starts_a_sample_exactly_where_the_template_rewrites_history(temp
     chat = [{"role": "user", "content": "a wall"}]
     first = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
     assert list(renderer.open(see("a wall"))) == first
-    completion = said("think! up", tokenizer) + renderer.stop
+    completion = ids_of("think! up", tokenizer) + renderer.stop
     prompt = renderer.extend([Exchange(see("a wall"), completion)], see("you"))
     chat += [{"role": "assistant", "content": "think! up"}, {"role": "user", "content": "you"}]
     whole = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
@@ -197,7 +197,7 @@ def test_a_turn_starts_a_sample_exactly_where_the_template_rewrites_history(temp
     assert ([] if rewritten else [*first, *completion]) + [*prompt.ids] == whole
 
 
-def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:
+def test_a_qwen2_plays_an_environment_through_its_template(chat_folder: Path) -> None:
     policy = load_policy(str(chat_folder), device="cpu")
     # Two layers of 2368, a norm of 16, and for each token 16 numbers going in and 16 coming out.
     parameters = 2 * 2368 + 16 + 32 * len(CHAT)
@@ -206,13 +206,13 @@ def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:
     host = ScriptedHost(lambda task, time: [Answer(text) for text in texts])
     limits = RolloutLimits(max_turns=4, max_tokens=500, turn_tokens=40, timeout_s=10, retries=0)
     rollout = Rollout(host, policy.engine, policy.renderer, limits, 8)
-    tasks = [Task("World-v0", seed) for seed in range(4)]
+    tasks = [Task("Scripted-v0", seed) for seed in range(4)]
     result = clock.run(lambda: rollout.groups(tasks, 2, temperature=2.5, seed=5), virtual=True)
 
     end = policy.renderer.stop[0]
     finishes = set()
     for trajectory in result.trajectories:
-        expected = said(render([{"role": "user", "content": texts[0]}]), CHAT)
+        expected = ids_of(render([{"role": "user", "content": texts[0]}]), CHAT)
         for number, turn in enumerate(trajectory.turns):
             completion = turn.completion.token_ids
             finishes.add(turn.completion.finish)
@@ -223,11 +223,11 @@ def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:
             if number + 1 < len(trajectory.turns):
                 closing = "" if completion[-1] == end else "<|im_end|>"
                 frame = f"{closing}\n<|im_start|>user\n{texts[number + 1]}<|im_end|>\n<|im_start|>assistant\n"
-                expected += said(frame, CHAT)
+                expected += ids_of(frame, CHAT)
         (got,) = samples_from(trajectory, "", 0)
         assert got.token_ids == expected
         assert sum(got.mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
-    assert [episode.heard for episode in host.episodes] == [
+    assert [episode.actions for episode in host.episodes] == [
         [turn.action for turn in trajectory.turns] for trajectory in result.trajectories
     ]
     assert finishes == {FinishReason.STOP, FinishReason.LENGTH}  # or this showed only half of it

@@ -1,4 +1,4 @@
-"""Chat templates of five kinds: tokens are the template's own, and what was sampled stays as it was."""
+"""Chat templates of five kinds: tokens match the template, and sampled tokens never change."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def whole(tokenizer: Any, chat: Sequence[dict[str, str]], **arguments: object) -
 
 
 def play(
-    renderer: ChatRenderer, observations: Sequence[str], said: Sequence[Sequence[int]]
+    renderer: ChatRenderer, observations: Sequence[str], completions: Sequence[Sequence[int]]
 ) -> list[tuple[list[int], bool]]:
     """All tokens up to each completion since the last start of a sample, and whether one started there."""
     history: list[Exchange] = []
     ids = list(renderer.open(Observation(observations[0])))
     prompts = [(list(ids), False)]
-    for number, completion in enumerate(said):
+    for number, completion in enumerate(completions):
         history.append(Exchange(Observation(observations[number]), tuple(completion)))
         prompt = renderer.extend(history, Observation(observations[number + 1]))
         ids = list(prompt.ids) if prompt.starts_sample else [*ids, *completion, *prompt.ids]
@@ -85,8 +85,8 @@ def test_frames_are_the_templates_and_answers_stay_as_they_were_sampled(
 ) -> None:
     tokenizer = TOKENIZERS[name]
     renderer = ChatRenderer(tokenizer)
-    said = [renderer.demonstrate(answer)[: None if stopped else -1] for answer in answers]
-    ids, starts_sample = play(renderer, ["a", "b", "c"], said)[-1]
+    completions = [renderer.demonstrate(answer)[: None if stopped else -1] for answer in answers]
+    ids, starts_sample = play(renderer, ["a", "b", "c"], completions)[-1]
     frames = whole(tokenizer, chat_of("abc", ["|", "|"]))
     mark = tokenizer.convert_tokens_to_ids("|")
     first, second = (place for place, one in enumerate(frames) if one == mark)
@@ -105,8 +105,8 @@ def test_texts_that_hold_every_special_token_add_none_of_them(name: str, system:
     def prompts(text: str) -> list[list[int]]:
         renderer = ChatRenderer(tokenizer, system=f"never say {text}" if system else None)
         answer = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        said = (*answer, *renderer.demonstrate("")[-1:])
-        return [ids for ids, _ in play(renderer, [text, f"{text}{text}", text], [said, said])]
+        completions = (*answer, *renderer.demonstrate("")[-1:])
+        return [ids for ids, _ in play(renderer, [text, f"{text}{text}", text], [completions, completions])]
 
     for ids, harmless in zip(prompts(forged), prompts("QQ"), strict=True):
         assert Counter(one for one in ids if one in special) == Counter(one for one in harmless if one in special)
@@ -162,12 +162,12 @@ def test_a_policy_that_ends_its_turn_is_stopped_there(name: str) -> None:
 def test_a_system_prompt_that_moves_starts_a_sample_each_turn_with_the_templates_prompt() -> None:
     tokenizer = TOKENIZERS["mistral"]
     renderer = ChatRenderer(tokenizer, system="Be brief.")
-    said = [list(renderer.demonstrate(answer)) for answer in ("left", "up", "right")]
-    samples = samples_from(rollout(renderer, said, ["a", "b", "c", "d"]), "", 0)
+    completions = [list(renderer.demonstrate(answer)) for answer in ("left", "up", "right")]
+    samples = samples_from(rollout(renderer, completions, ["a", "b", "c", "d"]), "", 0)
     for turn, sample in enumerate(samples):
         prompt = whole(tokenizer, chat_of("abcd"[: turn + 1], ["left", "up", "right"][:turn], "Be brief."))
-        assert list(sample.token_ids) == prompt + said[turn]
-        assert list(sample.mask) == [0] * len(prompt) + [1] * len(said[turn])
+        assert list(sample.token_ids) == prompt + completions[turn]
+        assert list(sample.mask) == [0] * len(prompt) + [1] * len(completions[turn])
         assert set(sample.turn_ids) == {turn}
     assert len(samples) == 3
 
@@ -178,10 +178,10 @@ def test_a_history_that_is_not_rewritten_is_one_sample_that_holds_what_was_sampl
     renderer = ChatRenderer(tokenizer, system="Be brief.")
     # "left" letter by letter is not how the tokenizer would encode it.
     odd = [tokenizer.convert_tokens_to_ids(letter) for letter in "left"]
-    said = [[*odd, *renderer.demonstrate("")], odd, list(renderer.demonstrate("\n up "))]
-    trajectory = rollout(renderer, said, ["a", "b", "c", "d"])
+    completions = [[*odd, *renderer.demonstrate("")], odd, list(renderer.demonstrate("\n up "))]
+    trajectory = rollout(renderer, completions, ["a", "b", "c", "d"])
     (sample,) = samples_from(trajectory, "", 0)
-    assert masked(sample) == [*said[0], *odd, *said[2]]
+    assert masked(sample) == [*completions[0], *odd, *completions[2]]
     assert [turn.action for turn in trajectory.turns] == ["left", "left", "\n up "]
 
 
@@ -223,9 +223,9 @@ def test_tags_that_are_special_tokens_are_seen_too() -> None:
 def test_kept_thoughts_stay_in_the_tokens_where_the_template_would_drop_them() -> None:
     tokenizer = TOKENIZERS["qwen3"]
     renderer = ChatRenderer(tokenizer, thinking="keep")
-    said = [list(renderer.demonstrate(f"{THOUGHT}{answer}")) for answer in ("left", "up")]
-    (sample,) = samples_from(rollout(renderer, said, ["a", "b", "c"]), "", 0)
-    assert masked(sample) == [*said[0], *said[1]]
+    completions = [list(renderer.demonstrate(f"{THOUGHT}{answer}")) for answer in ("left", "up")]
+    (sample,) = samples_from(rollout(renderer, completions, ["a", "b", "c"]), "", 0)
+    assert masked(sample) == [*completions[0], *completions[1]]
     assert tokenizer.decode(sample.token_ids).count(THOUGHT) == 2
 
 
@@ -233,13 +233,13 @@ def test_kept_thoughts_stay_in_the_tokens_where_the_template_would_drop_them() -
 def test_cut_thoughts_are_missing_from_later_prompts_which_start_samples(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     renderer = ChatRenderer(tokenizer, thinking="cut")
-    said = [list(renderer.demonstrate(answer)) for answer in (f"{THOUGHT}left", "up", f"{THOUGHT}up")]
-    trajectory = rollout(renderer, said, ["a", "b", "c", "d"])
+    completions = [list(renderer.demonstrate(answer)) for answer in (f"{THOUGHT}left", "up", f"{THOUGHT}up")]
+    trajectory = rollout(renderer, completions, ["a", "b", "c", "d"])
     first, second = samples_from(trajectory, "", 0)  # a turn without thoughts is continued
-    assert masked(first) == said[0]
+    assert masked(first) == completions[0]
     prompt = whole(tokenizer, chat_of("ab", ["left"]))
     assert list(second.token_ids[: len(prompt)]) == prompt
-    assert masked(second) == [*said[1], *said[2]]
+    assert masked(second) == [*completions[1], *completions[2]]
     assert [turn.starts_sample for turn in trajectory.turns] == [False, True, False]
 
 
@@ -280,14 +280,14 @@ def test_a_prompt_holds_the_last_turns_and_each_turn_is_a_sample(name: str, hist
     tokenizer = TOKENIZERS[name]
     renderer = ChatRenderer(tokenizer, system="Be brief.", history=history)
     answers = ["left", "up", "right"]
-    said = [list(renderer.demonstrate(answer)) for answer in answers]
-    samples = samples_from(rollout(renderer, said, ["a", "b", "c", "d"]), "", 0)
+    completions = [list(renderer.demonstrate(answer)) for answer in answers]
+    samples = samples_from(rollout(renderer, completions, ["a", "b", "c", "d"]), "", 0)
     assert len(samples) == 3
     for turn, sample in enumerate(samples):
         first = max(0, turn - history + 1)
         prompt = whole(tokenizer, chat_of("abcd"[first : turn + 1], answers[first:turn], "Be brief."))
-        assert list(sample.token_ids) == prompt + said[turn]
-        assert masked(sample) == said[turn]
+        assert list(sample.token_ids) == prompt + completions[turn]
+        assert masked(sample) == completions[turn]
 
 
 @pytest.mark.parametrize(
@@ -300,18 +300,18 @@ def test_a_prompt_holds_the_last_turns_and_each_turn_is_a_sample(name: str, hist
 def test_a_prompt_without_a_template_holds_the_last_turns_too(history: int, prompts: list[str]) -> None:
     tokenizer: Any = make_tokenizer(WORDS)
     renderer = PlainRenderer(tokenizer, history=history)
-    said = [list(renderer.demonstrate(move)) for move in ("up", "down", "left")]
-    trajectory = rollout(renderer, said, ["#", "P", "B", "T"])
+    completions = [list(renderer.demonstrate(move)) for move in ("up", "down", "left")]
+    trajectory = rollout(renderer, completions, ["#", "P", "B", "T"])
     assert [renderer.text(turn.new_ids) for turn in trajectory.turns] == prompts
     assert [turn.starts_sample for turn in trajectory.turns] == [False, True, True]
 
 
 def test_the_bound_on_tokens_is_one_on_the_longest_context() -> None:
     renderer = ChatRenderer(TOKENIZERS["chatml"], history=1)
-    said = [list(renderer.demonstrate("left"))] * 3
-    longest = len(renderer.open(Observation("a"))) + len(said[0])
-    assert len(rollout(renderer, said, "abcd", max_tokens=longest).turns) == 3
-    assert len(rollout(ChatRenderer(TOKENIZERS["chatml"]), said, "abcd", max_tokens=longest).turns) == 1
+    completions = [list(renderer.demonstrate("left"))] * 3
+    longest = len(renderer.open(Observation("a"))) + len(completions[0])
+    assert len(rollout(renderer, completions, "abcd", max_tokens=longest).turns) == 3
+    assert len(rollout(ChatRenderer(TOKENIZERS["chatml"]), completions, "abcd", max_tokens=longest).turns) == 1
 
 
 # --- Dialogues -------------------------------------------------------------------------------------------------------
@@ -352,11 +352,11 @@ def test_a_dialogue_without_an_answer_is_refused() -> None:
         ChatRenderer(TOKENIZERS["chatml"]).dialogue(chat_of(["a"], []))
 
 
-def test_a_template_that_refuses_a_system_prompt_says_so() -> None:
+def test_a_template_that_rejects_a_system_prompt_is_an_error() -> None:
     tokenizer = tokenizer_of("mistral")
     tokenizer.chat_template = tokenizer.chat_template.replace("messages[1:]", "messages")
     ChatRenderer(tokenizer)
-    with pytest.raises(UsageError, match="refuses a chat of system, user: roles must alternate"):
+    with pytest.raises(UsageError, match="rejects a chat of system, user: roles must alternate"):
         ChatRenderer(tokenizer, system="Be brief.")
 
 
@@ -364,7 +364,7 @@ def test_a_template_that_refuses_a_system_prompt_says_so() -> None:
 
 
 class Scripted:
-    """An engine that says what it means to say, turn by turn, up to the first stop token."""
+    """An engine with scripted completions, turn by turn, up to the first stop token."""
 
     def __init__(self, meant: Sequence[Sequence[int]]) -> None:
         self._meant = iter(meant)
@@ -374,13 +374,13 @@ class Scripted:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> Completion:
         self.prompts.append(list(prompt_ids))
-        said: list[int] = []
+        completions: list[int] = []
         for token in next(self._meant):
-            said.append(token)
+            completions.append(token)
             if token in params.stop:
                 break
-        finish = FinishReason.STOP if said and said[-1] in params.stop else FinishReason.LENGTH
-        return Completion(tuple(said), (-0.5,) * len(said), finish, ((0, len(said)),))
+        finish = FinishReason.STOP if completions and completions[-1] in params.stop else FinishReason.LENGTH
+        return Completion(tuple(completions), (-0.5,) * len(completions), finish, ((0, len(completions)),))
 
     def forget(self, session: str) -> None:
         pass
@@ -392,20 +392,20 @@ def rollout(
     observations: Sequence[str],
     max_tokens: int = 10_000,
 ) -> Trajectory:
-    """Play one episode in which the policy means to say `meant`; check what the engine was given."""
+    """Play one episode with the scripted completions `meant`; check the requests to the engine."""
     engine = Scripted(meant)
     host = ScriptedHost(lambda task, time: [Answer(text) for text in observations])
     turn_tokens = max(map(len, meant))
     limits = RolloutLimits(len(meant), max_tokens, turn_tokens=turn_tokens, timeout_s=10, retries=0)
     plays = Rollout(host, engine, renderer, limits, 1)
-    found = clock.run(lambda: plays.groups([Task("World-v0", 0)], 1, temperature=1.0, seed=0), virtual=True)
+    found = clock.run(lambda: plays.groups([Task("Scripted-v0", 0)], 1, temperature=1.0, seed=0), virtual=True)
     (trajectory,) = found.trajectories
     ids: list[int] = []
     for turn, prompt in zip(trajectory.turns, engine.prompts, strict=True):
         ids = ([] if turn.starts_sample else ids) + list(turn.new_ids)
         assert prompt == ids
         ids += turn.completion.token_ids
-    assert host.episodes[0].heard == [turn.action for turn in trajectory.turns]
+    assert host.episodes[0].actions == [turn.action for turn in trajectory.turns]
     return trajectory
 
 

@@ -15,7 +15,7 @@ FULL = "(No space left on device|File too large)"
 
 @contextmanager
 def full_disk(place: Path, room: int) -> Iterator[None]:
-    """Leave so many bytes to be written: on a real, small file system for root, by a bound on files for others."""
+    """Limit the bytes that can be written: with a small file system for root, with a file size limit for others."""
     place.mkdir()
     if os.geteuid() == 0:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(place)]

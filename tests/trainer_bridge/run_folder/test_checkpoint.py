@@ -1,4 +1,4 @@
-"""Checkpoints: one that can be seen is whole, the newest few are kept, and a full disk costs none of them."""
+"""Checkpoints: they appear complete, the newest few are kept, and a full disk destroys none of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(tmp_path: Path) -> N
     assert checkpoint.load_state(tmp_path / "step-3").episodes == 7
 
 
-def test_where_there_is_none_that_is_said(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UsageError, match=f"^{folder}: no checkpoint to continue from; start without --resume$"):
             checkpoint.latest(folder)
@@ -72,7 +72,7 @@ def test_only_folders_of_steps_are_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 1, "what": 2}', "3"])
-def test_a_state_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+def test_an_invalid_state_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(content)
     with pytest.raises(UsageError, match=f"^{tmp_path}: not a checkpoint: "):
         checkpoint.load_state(tmp_path)
@@ -86,7 +86,7 @@ def test_a_folder_without_a_state_is_refused(tmp_path: Path) -> None:
 # --- What is cut off -------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_that_a_killed_run_left_is_not_seen_and_does_not_disturb(tmp_path: Path) -> None:
+def test_the_draft_of_a_killed_run_is_ignored(tmp_path: Path) -> None:
     keep(tmp_path, 2)
     draft = tmp_path / ".step-3"
     draft.mkdir()
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_not_lost_when_its_replacement_is_killed_halfway(tmp_pat
     assert names(tmp_path) == ["step-3"]
 
 
-def test_what_a_kill_left_aside_goes_with_the_next_save_and_does_not_come_back(tmp_path: Path) -> None:
+def test_files_left_by_a_kill_are_removed_by_the_next_save(tmp_path: Path) -> None:
     keep(tmp_path, 3)
     (tmp_path / ".step-3.old").mkdir()
     (tmp_path / ".step-3.old" / "left-over").write_text("?")
@@ -117,7 +117,7 @@ def test_what_a_kill_left_aside_goes_with_the_next_save_and_does_not_come_back(t
 
 
 class Failing(ScriptedTrainer):
-    """Writes half of what it should."""
+    """Fails after half of its files."""
 
     def save(self, folder: str) -> None:
         (Path(folder) / "weights.json").write_text("[3, ")
@@ -131,7 +131,7 @@ def test_a_save_that_breaks_off_leaves_the_older_ones_and_nothing_else(tmp_path:
     assert names(tmp_path) == ["step-1", "step-2"]
 
 
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=f"^{tmp_path}/file/step-1: Not a directory; "):
         keep(tmp_path / "file", 1)
@@ -148,7 +148,7 @@ class Heavy(ScriptedTrainer):
         (Path(folder) / "ballast").write_bytes(bytes(1 << 20))
 
 
-def test_a_full_disk_is_said_in_one_line_and_costs_no_older_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_keeps_older_checkpoints(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     with full_disk(place, 256 << 10):
         keep(place, 1, 2)
@@ -159,7 +159,7 @@ def test_a_full_disk_is_said_in_one_line_and_costs_no_older_checkpoint(tmp_path:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])  # the disk fills in one file after another
-def test_a_full_disk_is_said_the_same_way_by_the_libraries_that_write_weights(share: float, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_the_same_way_by_the_weight_libraries(share: float, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "policy", seed=1, hidden_size=32)
     trainee = Trainee(folder, tmp_path, preset="grpo", kl_coefficient=0.1)
     trainee.trainer.accumulate(draw_samples(0, 4, folder))
@@ -175,7 +175,7 @@ def test_a_full_disk_is_said_the_same_way_by_the_libraries_that_write_weights(sh
         assert names(place) == []
 
 
-def test_a_full_disk_is_said_when_weights_are_published(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_when_weights_are_published(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     trainee = Trainee(write_tiny(tmp_path / "policy", seed=1, hidden_size=32), place / "weights", preset="grpo")
     with full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):

@@ -1,4 +1,4 @@
-"""The display of a run: on a terminal a bar, and a line for each part that has ended; elsewhere lines now and then."""
+"""The display of a run: a bar and a line per finished part on a terminal; lines at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from envkit.trainer_bridge.run_folder.display import (
 
 
 class Hands:
-    """A clock that is moved by hand."""
+    """A clock with a settable time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -60,7 +60,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end_of_a
     ]
 
 
-def test_a_part_that_said_its_last_step_does_not_say_it_again() -> None:
+def test_the_last_step_of_a_part_is_shown_once() -> None:
     display, stream, hands = line_display()
     display.phase("train", 1)
     play(display, hands, 1, 10.0)
@@ -69,14 +69,14 @@ def test_a_part_that_said_its_last_step_does_not_say_it_again() -> None:
     assert stream.getvalue() == "train 1/1  0:10  success 0.000\n"
 
 
-def test_a_part_without_any_step_says_nothing() -> None:
+def test_a_part_without_steps_shows_nothing() -> None:
     display, stream, _ = line_display()
     display.phase("train", 10)
     display.close()
     assert stream.getvalue() == ""
 
 
-def test_an_interrupted_part_goes_on_with_its_time_and_pace() -> None:
+def test_an_interrupted_part_continues_with_its_time_and_pace() -> None:
     display, stream, hands = line_display()
     display.phase("train", 10)
     display.advance(0)
@@ -99,7 +99,7 @@ def test_the_jump_of_a_resumed_run_does_not_count_as_pace() -> None:
     assert stream.getvalue() == "train 92/100  0:10  eta 0:40  success 0.010\n"
 
 
-def test_figures_may_have_any_name_and_stay_until_others_come() -> None:
+def test_figures_may_have_any_name_and_stay_until_replaced() -> None:
     display, stream, hands = line_display()
     display.phase("train", 2)
     shown: dict[str, float | str] = {"return": 3.14159, "tokens/s": 5210.4, "lost": 0, "held-out": "0.5"}
@@ -113,11 +113,11 @@ def test_figures_may_have_any_name_and_stay_until_others_come() -> None:
     ("value", "shown"),
     [(0.0, "0.000"), (0.4123, "0.412"), (-31.44, "-31.4"), (5210.4, "5,210"), (12345, "12,345"), (0.00003, "3e-05")],
 )
-def test_a_figure_has_as_many_digits_as_one_wants_to_read(value: float, shown: str) -> None:
+def test_a_figure_has_a_readable_number_of_digits(value: float, shown: str) -> None:
     assert figure(value) == shown
 
 
-def test_what_is_no_number_is_a_dash() -> None:
+def test_a_non_finite_number_is_a_dash() -> None:
     assert figure(float("nan")) == "–"
 
 
@@ -163,7 +163,7 @@ def test_on_a_terminal_an_ended_part_leaves_one_line_and_the_cursor_comes_back(
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
 
 
-def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_display_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     display: Display = SilentDisplay()
     display.say("hello")
     display.phase("train", 1)

@@ -1,4 +1,4 @@
-"""Recorded episodes: what a reader finds in the file, which episodes are in it, and files that cannot be read."""
+"""Recorded episodes: content of the file, sampling of episodes, and unreadable files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOVES = ("right", "down", "fly", "left", "down")
 
 
 def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
-    """Episodes on real lakes by a policy that always plays the same moves, one of which is none."""
+    """Episodes on real lakes by a policy that always plays the same moves, one of them invalid."""
     turns: dict[str | None, int] = {}
 
     def say(call: Call) -> str:
@@ -44,19 +44,19 @@ def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
 
 
 def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResult:
-    """Episodes in which the environment says what is written and the policy says "up"."""
+    """Episodes with scripted observations and the action "up"."""
 
     async def main() -> RolloutResult:
         host = ScriptedHost(lambda task, time: answers)
         rollout = Rollout(host, ScriptedEngine(lambda call: "up"), LetterRenderer(), LIMITS, 100)
-        tasks = [Task("World-v0", seed) for seed in range(groups)]
+        tasks = [Task("Scripted-v0", seed) for seed in range(groups)]
         return await rollout.groups(tasks, members, temperature=1.0, seed=0)
 
     return clock.run(main, virtual=True)
 
 
 def written(path: Path, result: RolloutResult, count: int = 100) -> list[dict[str, Any]]:
-    """What plain JSON finds in a file with episodes of `result`."""
+    """The JSON objects in a file with the episodes of `result`."""
     replace_rows(path, sample_episodes(result.groups, count, decode=text_of, train_step=4))
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -91,7 +91,7 @@ def test_prompts_and_completions_stand_as_text_beside_their_tokens(tmp_path: Pat
     }
 
 
-def test_a_line_says_how_the_episode_ended_and_what_it_earned(tmp_path: Path) -> None:
+def test_a_line_has_the_end_and_the_reward_of_the_episode(tmp_path: Path) -> None:
     folds: dict[str, Any] = {"metrics": {"success": "last"}}
     answers = (Answer("s", info=folds), Answer("m", 0.25), Answer("e", 1.0, "truncated", info={"success": True}))
     (episode,) = written(tmp_path / "file", scripted(*answers))
@@ -101,12 +101,12 @@ def test_a_line_says_how_the_episode_ended_and_what_it_earned(tmp_path: Path) ->
 
 
 def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: Path) -> None:
-    lost = Answer(error=SandboxLostError("box-1", cause("oom-killed")))
+    lost = Answer(error=SandboxLostError("sb-1", cause("oom-killed")))
     (episode,) = written(tmp_path / "file", scripted(Answer("s"), Answer("m", 1.0), lost))
     assert [episode[key] for key in ("stop", "valid", "error")] == [
         "sandbox_lost",
         False,
-        "sandbox box-1 lost: oom-killed",
+        "sandbox sb-1 lost: oom-killed",
     ]
     assert [turn["observation"]["text"] for turn in episode["turns"]] == ["m"]
     (read,) = read_episodes(tmp_path / "file")
@@ -117,12 +117,12 @@ def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: P
 
 
 def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
-    lost = Answer(error=SandboxLostError("box-1", cause("gone")))
+    lost = Answer(error=SandboxLostError("sb-1", cause("gone")))
     host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
     rollout = Rollout(host, ScriptedEngine(), LetterRenderer(), replace(LIMITS, retries=1), 1)
 
     async def main() -> RolloutResult:
-        return await rollout.groups([Task("World-v0", 0)], 1, temperature=1.0, seed=0)
+        return await rollout.groups([Task("Scripted-v0", 0)], 1, temperature=1.0, seed=0)
 
     first, second = clock.run(main, virtual=True).void
     assert first.start is not None
@@ -162,16 +162,16 @@ def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(chat_folder)
     renderer = ChatRenderer(tokenizer)
-    told = scripted(Answer("s"), Answer("e", ends="terminated")).trajectories[0]
-    prompt = renderer.open(told.start.observation) if told.start is not None else ()
+    trajectory = scripted(Answer("s"), Answer("e", ends="terminated")).trajectories[0]
+    prompt = renderer.open(trajectory.start.observation) if trajectory.start is not None else ()
     assert renderer.text(prompt) == "<|im_start|>user\ns<|im_end|>\n<|im_start|>assistant\n"
-    assert episode_of(told, index=0, decode=text_of).train_step is None
+    assert episode_of(trajectory, index=0, decode=text_of).train_step is None
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "file: is empty; it should have one JSON object for each episode"),
+        (b"", "file: is empty; it must have one JSON object per episode"),
         (
             b'{"format":1',
             r"file: line 1 is damaged or not an episode of format 1 \(Input data was truncated\); ",
@@ -181,7 +181,7 @@ def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder:
         (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 1 .*required field `format`"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_episodes(tmp_path / "file")

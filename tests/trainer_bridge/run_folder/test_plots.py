@@ -1,4 +1,4 @@
-"""The plots of a run: which curves are found, what is drawn, and where labels go."""
+"""The plots of a run: curves, drawing and labels."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def words_in(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
-def test_figures_that_are_zero_all_the_time_are_drawn_and_say_so() -> None:
+def test_constant_zero_figures_are_drawn_with_a_note() -> None:
     nothing: dict[str, JSON] = {"return": 0.0, "clip_share": 0.0, "grad_norm": 0.0, "policy_loss": 0.0}
     panels = panels_of(*({"step": step, **nothing} for step in (1, 2, 3)))
     assert list(panels) == ["return per episode", "share of tokens clipped", "gradient norm, unclipped", "policy loss"]
@@ -126,7 +126,7 @@ def test_curves_that_coincide_can_all_be_seen(value: float) -> None:
     assert greedy.get_markerfacecolor() == "none"
 
 
-def test_means_take_the_neighbours_that_there_are() -> None:
+def test_means_use_the_available_neighbours() -> None:
     assert means([0.0, 3.0, 6.0, 0.0], 3) == [1.5, 3.0, 3.0, 3.0]
 
 

@@ -1,4 +1,4 @@
-"""The record of a run: what is in the files, what survives a kill, who may write, and what a full disk says."""
+"""The record of a run: content of the files, kills, locking, and full disks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resume(folder: Path, config: str = CONFIG, *, step: int = 0, tensorboard: bo
 
 
 def run_of(folder: Path, *, steps: int, tensorboard: bool = False) -> None:
-    """Leave a run of so many steps, with a checkpoint, behind."""
+    """Create the folder of a run with a number of steps and a checkpoint."""
     record = create(folder, tensorboard=tensorboard)
     for step in range(1, steps + 1):
         record.step(step, {"success": step / 10})
@@ -97,7 +97,7 @@ def test_trajectories_are_plain_objects_one_a_line(tmp_path: Path) -> None:
     assert turn["info"] == {"odd": None}
 
 
-def test_an_info_that_json_cannot_say_does_not_end_the_run(tmp_path: Path) -> None:
+def test_an_info_without_a_json_form_does_not_end_the_run(tmp_path: Path) -> None:
     record = create(tmp_path)
     record.trajectories(1, [an_episode({"thing": {1}, 7: "seven"})])
     record.close()
@@ -158,7 +158,7 @@ def test_a_run_of_another_format_is_neither_continued_nor_replaced(
     if content is not None:
         (tmp_path / "format.json").write_text(content)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    said = (
+    message = (
         f"{tmp_path}: holds a run of another format (found {found}; this version of envkit reads 1); "
         "use the version of envkit that wrote it, or another folder"
     )
@@ -166,15 +166,15 @@ def test_a_run_of_another_format_is_neither_continued_nor_replaced(
     for use in (create, partial(create, force=True), partial(resume, step=2), RunRecord.refuse_taken):
         with pytest.raises(UsageError) as refused:
             use(tmp_path)
-        assert str(refused.value) == said
+        assert str(refused.value) == message
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/step-5"])
-def test_not_even_force_takes_files_of_the_same_names_that_no_run_made(tmp_path: Path, name: str) -> None:
+def test_force_does_not_replace_foreign_files_of_the_same_names(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{tmp_path}: holds {name}, which no run made; .*--output"):
+    with pytest.raises(UsageError, match=f"{tmp_path}: {name} exists but belongs to no run; .*--output"):
         create(tmp_path, force=True)
     assert (tmp_path / name).read_text() == "mine"
 
@@ -198,7 +198,7 @@ def test_resume_drops_what_is_later_than_the_checkpoint(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "trajectories").iterdir()) == [f"step-{n}.jsonl" for n in (1, 2, 3)]
 
 
-def test_resume_drops_an_evaluation_that_the_checkpoint_does_not_know_of(tmp_path: Path) -> None:
+def test_resume_drops_an_evaluation_after_the_checkpoint(tmp_path: Path) -> None:
     run_of(tmp_path, steps=5)
     RunRecord.resume(tmp_path, CONFIG, step=3, tensorboard=False, is_evaluated=False).close()
     assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3]
@@ -275,7 +275,7 @@ def test_a_run_killed_while_it_writes_can_be_resumed(tmp_path: Path) -> None:
     assert rows[149]["success"] == 150 / 3
 
 
-def test_a_second_run_in_the_same_folder_is_refused_and_told_the_process(tmp_path: Path) -> None:
+def test_a_second_run_in_the_same_folder_is_refused_with_the_process_id(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
     try:
         assert writer.stdout is not None
@@ -288,12 +288,12 @@ def test_a_second_run_in_the_same_folder_is_refused_and_told_the_process(tmp_pat
             resume(tmp_path, "seed: 7")
     finally:
         kill(writer)
-    create(tmp_path, force=True).close()  # whoever is killed holds nothing
+    create(tmp_path, force=True).close()  # a killed process holds no lock
 
 
 def test_a_folder_is_free_again_after_close_and_after_a_refused_resume(tmp_path: Path) -> None:
     run_of(tmp_path, steps=1)
-    with pytest.raises(UsageError, match="seed: the run has 7, the file says 8"):
+    with pytest.raises(UsageError, match="seed: the run has 7, the file has 8"):
         resume(tmp_path, CONFIG.replace("seed: 7", "seed: 8"), step=1)
     record = resume(tmp_path, step=1)
     record.close()
@@ -302,28 +302,28 @@ def test_a_folder_is_free_again_after_close_and_after_a_refused_resume(tmp_path:
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{tmp_path}/new: holds no run to continue"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/new: no run to continue"):
         resume(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
-        ("0.0003", "0.001", "trainer.learning_rate: the run has 0.0003, the file says 0.001; use --force"),
-        ("steps: 10", "steps: 9", "trainer.steps: the run has 10, the file says 9;"),
-        ("options: {}", "options: {size: 6}", "env.options.size: the run has nothing, the file says 6;"),
-        ("  learning_rate: 0.0003\n", "", "trainer.learning_rate: the run has 0.0003, the file says nothing;"),
-        ("Sokoban-v0", "null", "env.id: the run has Sokoban-v0, the file says null;"),
+        ("0.0003", "0.001", "trainer.learning_rate: the run has 0.0003, the file has 0.001; use the old value"),
+        ("steps: 10", "steps: 9", "trainer.steps: the run has 10, the file has 9;"),
+        ("options: {}", "options: {size: 6}", "env.options.size: the run has no value, the file has 6;"),
+        ("  learning_rate: 0.0003\n", "", "trainer.learning_rate: the run has 0.0003, the file has no value;"),
+        ("Sokoban-v0", "null", "env.id: the run has Sokoban-v0, the file has null;"),
     ],
 )
 def test_a_resume_with_another_configuration_names_the_key_and_both_values(
-    tmp_path: Path, old: str, new: str, said: str
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     run_of(tmp_path, steps=1)
     with pytest.raises(UsageError) as caught:
         resume(tmp_path, CONFIG.replace(old, new), step=1)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_disk_that_runs_full_ends_the_run_with_what_to_do_and_keeps_what_was_written(tiny_disk: Path) -> None:
+def test_a_full_disk_ends_the_run_with_advice_and_keeps_the_written_files(tiny_disk: Path) -> None:
     folder = tiny_disk / "run"
     record = create(folder)
     step = 0
@@ -376,7 +376,7 @@ def test_a_disk_that_runs_full_ends_the_run_with_what_to_do_and_keeps_what_was_w
             record.step(step, {"success": 0.1, "return": 1 / 3, "entropy_nats": 2 / 3})
     assert str(caught.value) == (
         f"{folder}/metrics.jsonl: No space left on device; "
-        "free some space and go on from the last checkpoint with --resume"
+        "free some space and continue from the last checkpoint with --resume"
     )
     with pytest.raises(UsageError, match=r"summary.json: No space left on device"):
         record.summary({"train_steps": step})
@@ -386,7 +386,7 @@ def test_a_disk_that_runs_full_ends_the_run_with_what_to_do_and_keeps_what_was_w
     assert steps_in(folder / "metrics.jsonl") == list(range(1, step))
 
 
-def test_weights_for_which_there_is_no_room_say_the_same(tiny_disk: Path) -> None:
+def test_weights_on_a_full_disk_give_the_same_error(tiny_disk: Path) -> None:
     path = tiny_disk / "weights"
     weights = {"w": torch.zeros(1 << 16)}
 
@@ -399,7 +399,7 @@ def test_weights_for_which_there_is_no_room_say_the_same(tiny_disk: Path) -> Non
             save()
 
 
-def test_other_errors_of_a_block_that_writes_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_errors_of_a_writing_block_are_not_converted(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a fault"), writing(tmp_path):
         raise ValueError("a fault")
 
@@ -414,7 +414,7 @@ def test_a_run_does_not_start_on_a_full_disk(tiny_disk: Path) -> None:
         create(folder)
 
 
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         place = Path("/proc/sys/run")  # not even root makes folders there
         reason = "(No such file or directory|Operation not permitted|Permission denied|Read-only file system)"

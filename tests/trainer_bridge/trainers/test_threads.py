@@ -1,4 +1,4 @@
-"""Torch's threads: how many learn, and that a number holds for its phase alone."""
+"""Torch threads: the number for learning, and its scope."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORES = os.cpu_count() or 1
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Torch as it is on a machine of two cores."""
+    """Torch on a machine with two cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -1,4 +1,4 @@
-"""What the trainer writes: weights for the engine, and all that it takes to go on as if nothing had happened."""
+"""The files of the trainer: weights for the engine, and checkpoints for an identical continuation."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_model_whose_embeddings_are_its_output_layer_is_published_once(tiny_fo
 
 
 def test_learning_after_imitation_starts_with_an_optimizer_of_its_own(tiny_folder: Path, tmp_path: Path) -> None:
-    """A trainer that is made after a warm-up and restored from its checkpoint plays the same part."""
+    """A trainer created after a warm-up continues like one restored from its checkpoint."""
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
     imitator = Imitator(trainee.model, max_grad_norm=1.0, micro_tokens=1000)
 

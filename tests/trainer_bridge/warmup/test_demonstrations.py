@@ -1,4 +1,4 @@
-"""What a teacher shows: the expert's moves and the right share of others, with the mask on its words alone."""
+"""Demonstrations: the expert's moves, a share of random moves, and a mask on the teacher's tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVES = ("u", "d", "l", "r")
 
 
 class SignExpert:
-    """Reads its best moves off the observation: ``"?ud"`` means up or down, and that it is tricky."""
+    """Takes its best moves from the observation: ``"?ud"`` means up or down, and that it is tricky."""
 
     def moves(self, observation: Observation) -> Sequence[str]:
         return [sign for sign in observation.text if sign in MOVES]
@@ -45,14 +45,14 @@ def see(text: str) -> Observation:
 
 
 def numbered() -> Iterator[Task]:
-    return (Task("World-v0", seed) for seed in count())
+    return (Task("Scripted-v0", seed) for seed in count())
 
 
 # --- Moves -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
-def test_a_teacher_makes_so_many_random_moves(noise: float) -> None:
+def test_a_teacher_makes_the_requested_share_of_random_moves(noise: float) -> None:
     rng = random.Random(1)
     seen = Counter(teacher(noise).move(see("ul"), rng) for _ in range(4000))
     # A random move is one of four, and two of them are good as well.
@@ -62,7 +62,7 @@ def test_a_teacher_makes_so_many_random_moves(noise: float) -> None:
     }
 
 
-def test_where_no_move_helps_a_teacher_plays_any() -> None:
+def test_without_a_good_move_a_teacher_plays_any_move() -> None:
     rng = random.Random(1)
     assert {teacher(0.0).move(see("dea"), rng) for _ in range(100)} == {"d"}
     assert {teacher(0.0).move(see("#"), rng) for _ in range(200)} == set(MOVES)
@@ -71,7 +71,7 @@ def test_where_no_move_helps_a_teacher_plays_any() -> None:
 # --- Lessons ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_lesson_holds_the_state_as_a_first_and_as_a_later_turn_and_every_answer() -> None:
+def test_a_lesson_has_the_state_as_first_and_as_later_turn_and_all_answers() -> None:
     assert teacher(0.5).lesson(see("?ul")) == Lesson(
         prompt=letters("[?ul]"),
         continuation=letters("[?ul]"),
@@ -81,12 +81,12 @@ def test_a_lesson_holds_the_state_as_a_first_and_as_a_later_turn_and_every_answe
     )
 
 
-def test_a_state_from_which_nobody_wins_is_no_lesson() -> None:
+def test_a_lost_state_gives_no_lesson() -> None:
     assert teacher(0.5).lesson(see("#")) is None
 
 
 def lessons_of(*texts: str, number: int, noise: float = 0.0) -> tuple[list[str], list[str]]:
-    """Collect lessons in worlds that show these texts; return the states, and what the first world heard."""
+    """Collect lessons in environments with these texts; return the states, and the actions in the first one."""
     host = ScriptedHost(lambda task, time: [Answer(text) for text in texts] + [Answer("end", ends="terminated")])
 
     async def main() -> list[Lesson]:
@@ -94,31 +94,34 @@ def lessons_of(*texts: str, number: int, noise: float = 0.0) -> tuple[list[str],
 
     found = clock.run(main, virtual=True)
     assert host.lent == 0
-    return [text_of(lesson.prompt) for lesson in found], host.episodes[0].heard
+    return [text_of(lesson.prompt) for lesson in found], host.episodes[0].actions
 
 
-def test_lessons_are_the_states_on_the_way_but_for_those_that_are_lost() -> None:
-    states, heard = lessons_of("u", "#", "?l", number=5)
+def test_lessons_are_the_visited_states_except_lost_ones() -> None:
+    states, actions = lessons_of("u", "#", "?l", number=5)
     assert states == ["[u]", "[?l]"] * 2 + ["[u]"]
-    assert len(heard) == 3  # to the end of the episode, also from where there is no lesson
-    assert (heard[0], heard[2]) == ("<u>", "<l>")
+    assert len(actions) == 3  # to the end of the episode, also from where there is no lesson
+    assert (actions[0], actions[2]) == ("<u>", "<l>")
 
 
-def test_no_more_lessons_than_asked_for() -> None:
-    states, heard = lessons_of("u", "d", "l", number=2)
+def test_there_are_no_more_lessons_than_requested() -> None:
+    states, actions = lessons_of("u", "d", "l", number=2)
     assert states == ["[u]", "[d]"]
-    assert heard == ["<u>", "<d>"]
+    assert actions == ["<u>", "<d>"]
 
 
-def test_an_expert_who_never_knows_a_move_is_given_up() -> None:
+def test_an_expert_without_any_move_is_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         lessons_of("#", number=1)
     assert caught.value.problems == (
-        "warmup.kind: the expert of World-v0 knew no move in 1,000 episodes in a row; use none, with a pretrained engine.model",
+        (
+            "warmup.kind: the expert of Scripted-v0 knew no move in 1,000 episodes in a row; "
+            "use none, with a pretrained engine.model"
+        ),
     )
 
 
-def test_an_expert_who_knows_a_move_now_and_then_is_not_given_up() -> None:
+def test_an_expert_with_occasional_moves_is_accepted() -> None:
     host = ScriptedHost(lambda task, time: [Answer("u" if task.seed % 1000 == 999 else "#"), Answer(ends="terminated")])
 
     async def main() -> list[Lesson]:
@@ -127,7 +130,7 @@ def test_an_expert_who_knows_a_move_now_and_then_is_not_given_up() -> None:
     assert len(clock.run(main, virtual=True)) == 2
 
 
-def test_a_world_that_does_not_list_its_moves_can_be_shown_only_without_random_ones() -> None:
+def test_an_environment_without_legal_moves_needs_demonstrations_without_random_moves() -> None:
     assert teacher(0.0).move(Observation("u"), random.Random(1)) == "u"
     with pytest.raises(ConfigError, match=r"^warmup\.kind: .* lists no legal_moves in its info; add them, "):
         teacher(1.0).move(Observation("u"), random.Random(1))
@@ -146,7 +149,7 @@ def test_every_lesson_is_counted() -> None:
     assert counted == list(range(7))
 
 
-def test_collecting_lessons_can_be_cancelled_although_the_world_never_waits() -> None:
+def test_collecting_lessons_can_be_cancelled_if_the_environment_never_yields() -> None:
     async def main() -> bool:
         expert = environments.open_expert("FrozenLake-v0")
         tasks = (Task("FrozenLake-v0", seed, {"instructions": False}) for seed in count())
@@ -166,7 +169,7 @@ def test_collecting_lessons_can_be_cancelled_although_the_world_never_waits() ->
 # --- Answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_move_can_be_said_bare_to_the_policy_and_to_the_environment() -> None:
+def test_a_bare_move_goes_to_the_policy_and_to_the_environment() -> None:
     host = ScriptedHost(lambda task, time: [Answer("u"), Answer(ends="terminated")])
     bare = Teacher(SignExpert(), LetterRenderer(), 0.0, is_bare=True)
 
@@ -175,13 +178,13 @@ def test_a_move_can_be_said_bare_to_the_policy_and_to_the_environment() -> None:
 
     ((one,),) = (played.samples for played in clock.run(main, virtual=True))
     assert text_of(one.token_ids) == "[u]u"
-    assert host.episodes[0].heard == ["u"]
+    assert host.episodes[0].actions == ["u"]
     lesson = bare.lesson(see("?ul"))
     assert lesson is not None
     assert (lesson.good, lesson.possible) == ((letters("u"), letters("l")), tuple(map(letters, MOVES)))
 
 
-def test_an_answer_that_the_policy_may_not_say_in_a_turn_is_refused() -> None:
+def test_an_answer_above_the_turn_token_limit_is_refused() -> None:
     fits = Teacher(SignExpert(), LetterRenderer(), 0.0, turn_tokens=3)
     assert fits.tokens("u") == letters("<u>")
     long = Teacher(SignExpert(), LetterRenderer(), 0.0, turn_tokens=2)
@@ -200,7 +203,7 @@ def test_the_token_that_stops_a_completion_is_not_counted() -> None:
     assert (renderer.text([move]), stop in renderer.stop) == ("u", True)
 
 
-def test_questions_of_arithmetic_can_be_shown_without_noise() -> None:
+def test_arithmetic_questions_can_be_demonstrated_without_noise() -> None:
     async def main() -> list[Lesson]:
         expert = environments.open_expert("Arithmetic-v0")
         tasks = (Task("Arithmetic-v0", seed, {"operands": [3, 3]}) for seed in count())
@@ -238,7 +241,7 @@ def demonstrate(
     )
 
 
-def test_the_mask_is_one_on_the_teachers_words_and_nowhere_else() -> None:
+def test_the_mask_is_one_exactly_on_the_teachers_tokens() -> None:
     won = Answer("end", ends="terminated", info={"success": True})
     (shown,) = demonstrate(Answer("u"), Answer("!l"), won)
     assert shown == [
@@ -249,19 +252,19 @@ def test_the_mask_is_one_on_the_teachers_words_and_nowhere_else() -> None:
     ]
 
 
-def test_an_episode_that_is_cut_off_is_shown_as_far_as_it_went() -> None:
+def test_a_cut_off_episode_is_demonstrated_up_to_its_end() -> None:
     (shown,) = demonstrate(Answer("u"), max_turns=3)
     assert shown[0] == "[u]<u>" * 3
     assert shown[3] == "False"
 
 
-def test_an_episode_that_gets_too_long_is_shown_as_far_as_it_fits() -> None:
+def test_a_too_long_episode_is_demonstrated_as_far_as_it_fits() -> None:
     assert demonstrate(Answer("u"), max_tokens=13)[0][0] == "[u]<u>" * 2
     assert demonstrate(Answer("u"), max_tokens=12)[0][0] == "[u]<u>" * 2
     assert demonstrate(Answer("u"), max_tokens=11)[0][0] == "[u]<u>"
 
 
-def test_with_a_history_of_one_turn_every_state_is_a_sample_of_its_own() -> None:
+def test_with_a_history_of_one_turn_every_state_is_a_separate_sample() -> None:
     renderer = ChatRenderer(chat_tokenizer(), system="Rules.", history=1)
     shown = Teacher(SignExpert(), renderer, 0.0, is_bare=True)
     host = ScriptedHost(lambda task, time: [Answer("u"), Answer("l"), Answer("d"), Answer(ends="terminated")])
@@ -283,7 +286,7 @@ def test_a_lost_episode_is_no_success_whatever_happened_on_the_way() -> None:
     assert shown[3] == "False"
 
 
-def test_every_demonstration_plays_a_task_of_its_own() -> None:
+def test_every_demonstration_plays_its_own_task() -> None:
     host = ScriptedHost(lambda task, time: [Answer("ul"), Answer(ends="terminated")])
     tasks = numbered()
 
@@ -291,7 +294,7 @@ def test_every_demonstration_plays_a_task_of_its_own() -> None:
         await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, max_turns=9, max_tokens=99)
 
     clock.run(main, virtual=True)
-    assert [episode.heard[0] for episode in host.episodes] != ["<u>"] * 4
+    assert [episode.actions[0] for episode in host.episodes] != ["<u>"] * 4
     assert next(tasks).seed == 4
 
 

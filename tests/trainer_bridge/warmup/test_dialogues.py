@@ -1,4 +1,4 @@
-"""Dialogues of a file: what is learned of them, in which order, and what is wrong with a file."""
+"""Dialogues of a file: masks, order, and invalid files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENDERER = ChatRenderer(chat_tokenizer())
 
 
 def dialogue(*texts: str) -> dict[str, list[dict[str, str]]]:
-    """A dialogue that the user begins."""
+    """A dialogue that starts with the user."""
     return {
         "messages": [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
     }
@@ -53,8 +53,8 @@ def test_every_answer_of_the_assistant_and_its_end_is_learned_and_nothing_else(t
 
 
 def test_a_system_message_and_unknown_keys_are_fine_and_blank_lines_are_left_out(tmp_path: Path) -> None:
-    told = {"id": 7, "messages": [{"role": "system", "content": "Be brief."}, *dialogue("a", "b")["messages"]]}
-    found = read(tmp_path, "", told, "  ", dialogue("c", "d"), "")
+    line = {"id": 7, "messages": [{"role": "system", "content": "Be brief."}, *dialogue("a", "b")["messages"]]}
+    found = read(tmp_path, "", line, "  ", dialogue("c", "d"), "")
     assert [learned(one) for one in found.samples] == [["b<|im_end|>"], ["d<|im_end|>"]]
     assert "Be brief." in RENDERER.text(found.samples[0].token_ids)
 
@@ -99,13 +99,13 @@ def test_a_file_without_a_dialogue_to_learn_from_is_refused(tmp_path: Path) -> N
         read(tmp_path, dialogue("a", "b"), dialogue("c", "d"), max_tokens=3)
 
 
-def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "no.jsonl", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(UsageError, match=f"^warmup.file: {path}: {reason}$"):
             read_dialogues(path, RENDERER, max_tokens=10)
 
 
-def test_every_pass_shows_each_dialogue_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_every_pass_has_each_dialogue_once_in_a_new_order(tmp_path: Path) -> None:
     found = read(tmp_path, *(dialogue("?", f"{number}") for number in range(10)))
     batch = found.batches(4, seed=3)
     assert found.updates(4, 2) == 6

@@ -1,4 +1,4 @@
-"""The tiny policy: an ordinary model folder whose vocabulary is its world's."""
+"""The tiny policy: an ordinary model folder with the vocabulary of its environment."""
 
 from __future__ import annotations
 

