@@ -1,4 +1,4 @@
-"""What the tests of every kind of sandbox share: the kinds, a box of one, and what is found of it on the machine."""
+"""Shared by the tests of every kind of sandbox: the kinds, a sandbox of each, and its traces on the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
-from tests.contract.remote import RemoteBackend, RemoteBox
+from tests.contract.remote import RemoteBackend, NamedRemoteSandbox
 from tests.sandbox.containers import image
 
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend
@@ -42,8 +42,8 @@ class Kind:
     Attributes:
         name: Its name.
         backend: Makes its backend.
-        python: Runs a Python in its boxes.
-        has_images: Whether its boxes see an image.
+        python: Runs a Python in its sandboxes.
+        has_images: Whether its sandboxes see an image.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Kind:
         return replace(SandboxSpec(command, image=image() if self.has_images else None), **fields)  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def box(self, *command: str, **fields: object) -> AsyncIterator[AgentSandbox | RemoteBox]:
+    async def sandbox(self, *command: str, **fields: object) -> AsyncIterator[AgentSandbox | NamedRemoteSandbox]:
         """Start one for the length of the block."""
         async with self.backend() as backend:
-            box = await backend.start(self.spec(*command, **fields))
-            assert isinstance(box, (AgentSandbox, RemoteBox))
-            yield box
+            sandbox = await backend.start(self.spec(*command, **fields))
+            assert isinstance(sandbox, (AgentSandbox, NamedRemoteSandbox))
+            yield sandbox
 
 
 KINDS = {
@@ -105,7 +105,7 @@ def sleepers(marker: str) -> list[int]:
 
 
 def agent_above(pid: int) -> int:
-    """The agent of the box in which `pid` runs."""
+    """The agent of the sandbox in which `pid` runs."""
     found = None
     while pid > 1:
         program, *rest = arguments(pid)
@@ -117,7 +117,7 @@ def agent_above(pid: int) -> int:
 
 
 def traces() -> dict[str, set[str]]:
-    """All that boxes of this process may leave on the machine: folders, mounts and containers."""
+    """All that sandboxes of this process may leave on the machine: folders, mounts and containers."""
     here = f"-{os.getpid()}-"
     return {
         "folders": {str(path) for root in run_dirs.roots() for path in root.glob(f"envkit-*{here}*")},

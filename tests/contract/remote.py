@@ -1,4 +1,4 @@
-"""Bubblewrap boxes behind a server on a real socket, as a backend."""
+"""Bubblewrap sandboxes behind a server on a real socket, as a backend."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
 
 
-class RemoteBox:
-    """A remote sandbox with the places that a box has; it goes by the name that it was asked for by, as errors do."""
+class NamedRemoteSandbox:
+    """A remote sandbox with the paths of a sandbox, named by the name that it was requested with."""
 
     def __init__(self, sandbox: RemoteSandbox) -> None:
         self.work = WORK
@@ -49,10 +49,10 @@ class RemoteBackend:
     def capabilities(self) -> Mapping[str, bool]:
         return self._backend.capabilities()
 
-    async def start(self, spec: SandboxSpec) -> RemoteBox:
+    async def start(self, spec: SandboxSpec) -> NamedRemoteSandbox:
         return await self._create(spec, None)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> RemoteBox:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> NamedRemoteSandbox:
         return await self._create(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
@@ -73,7 +73,7 @@ class RemoteBackend:
     ) -> None:
         await self._open.aclose()
 
-    async def _create(self, spec: SandboxSpec, snapshot: str | None) -> RemoteBox:
+    async def _create(self, spec: SandboxSpec, snapshot: str | None) -> NamedRemoteSandbox:
         self._started += 1
-        view = await self._client.create(f"box-{self._started}", spec, snapshot=snapshot)
-        return RemoteBox(self._client.get(view.id))
+        view = await self._client.create(f"sandbox-{self._started}", spec, snapshot=snapshot)
+        return NamedRemoteSandbox(self._client.get(view.id))

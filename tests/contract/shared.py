@@ -16,9 +16,9 @@ from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.host.layout import WORK
 from envkit.types import SandboxUser
 from tests.contract.boxes import Backend, Kind
-from tests.contract.remote import RemoteBox
+from tests.contract.remote import NamedRemoteSandbox
 
-AnySandbox: TypeAlias = AgentSandbox | RemoteBox
+AnySandbox: TypeAlias = AgentSandbox | NamedRemoteSandbox
 """As the cases see it; one without Python is a `AgentlessSandbox`, with what all sandboxes have and no more."""
 
 # Empties the folders that it is given, and lists what it could not remove; then lists the programs that still run,
@@ -40,7 +40,7 @@ _TIDY_S = 10.0
 class _Held:
     """A sandbox that runs, what its backend enforces, and how to end both."""
 
-    box: AnySandbox | AgentlessSandbox
+    sandbox: AnySandbox | AgentlessSandbox
     capabilities: Mapping[str, bool]
     end: asyncio.Event
     host: asyncio.Task[None]
@@ -88,7 +88,7 @@ class SharedSandboxes:
         held = await self._get(kind, fields)
         try:
             with anyio.fail_after(90):
-                await main(cast("AnySandbox", held.box))
+                await main(cast("AnySandbox", held.sandbox))
             try:
                 with anyio.fail_after(_TIDY_S):
                     await _tidy(held)
@@ -102,7 +102,7 @@ class SharedSandboxes:
         key = _key(kind, fields)
         if key in self._held:
             try:
-                await self._held[key].box.probe(_TIDY_S)
+                await self._held[key].sandbox.probe(_TIDY_S)
             except EnvkitError:  # it ended between two cases
                 await self._drop(key)
         if key not in self._held:
@@ -172,26 +172,26 @@ async def _start(kind: Kind, fields: Mapping[str, object]) -> _Held:
 
 async def _tidy(held: _Held) -> None:
     """Close the shells, remove all files, and require that no program runs."""
-    box = held.box
+    sandbox = held.sandbox
     users: tuple[SandboxUser, ...] = ("root", "grader", "agent") if held.capabilities["uid"] else ("grader", "agent")
-    work = WORK if isinstance(box, AgentlessSandbox) else box.work
-    folders = f"{work} {box.grader_home} $ENVKIT_SOCKETS"
+    work = WORK if isinstance(sandbox, AgentlessSandbox) else sandbox.work
+    folders = f"{work} {sandbox.grader_home} $ENVKIT_SOCKETS"
     if held.capabilities["isolation"]:
         folders += " /tmp /dev/shm"
     for user in users:
-        if not isinstance(box, AgentlessSandbox):
-            await box.shell(user=user).close()
+        if not isinstance(sandbox, AgentlessSandbox):
+            await sandbox.shell(user=user).close()
         if user == "root":  # it has no files, and may not remove those of others
             continue
         # The agent, who comes last, sees all files but those in the grader's home.
         empty = _EMPTY.format(which="" if user == "agent" else "-user $(id -u)")
-        left = await box.exec(["sh", "-c", f"set -- {folders}\n{empty}"], cwd="/", user=user, timeout_s=_TIDY_S)
+        left = await sandbox.exec(["sh", "-c", f"set -- {folders}\n{empty}"], cwd="/", user=user, timeout_s=_TIDY_S)
         assert (left.stdout, left.stderr) == ("", "")
-    if held.capabilities["isolation"] and not isinstance(box, AgentlessSandbox):
+    if held.capabilities["isolation"] and not isinstance(sandbox, AgentlessSandbox):
         programs = ""
         try:
             with anyio.fail_after(_TIDY_S / 2):
-                while programs := (await box.exec(["sh", "-c", _PROGRAMS], timeout_s=_TIDY_S)).stdout:  # noqa: ASYNC110
+                while programs := (await sandbox.exec(["sh", "-c", _PROGRAMS], timeout_s=_TIDY_S)).stdout:  # noqa: ASYNC110
                     await anyio.sleep(0.02)  # those that were killed take a moment to go
         except TimeoutError:
             raise AssertionError(f"programs that still run: {programs}") from None

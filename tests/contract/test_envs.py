@@ -72,7 +72,7 @@ def test_a_step_before_reset_or_after_the_end_is_refused(env_id: str) -> None:
 
 
 @EVERY_BOARD
-def test_an_episode_ends_by_the_world_or_by_its_limit_and_never_by_both(env_id: str) -> None:
+def test_an_episode_ends_by_the_environment_or_by_its_limit_and_never_by_both(env_id: str) -> None:
     expert = open_expert(env_id)
     ends = set()
     with envkit.make(env_id) as env:

@@ -66,12 +66,12 @@ _PYTHON = [
 WAYS = [*_SLEEPS, *_FILES, *(f'PYTHON -c "{line}" &' for line in _PYTHON)]
 
 
-async def leave_everything(box: Sandbox, python: str, marker: str) -> None:
-    """Leave things in a box in every way; what sleeps, sleeps for `marker`."""
+async def leave_everything(sandbox: Sandbox, python: str, marker: str) -> None:
+    """Leave things in a sandbox in every way; what sleeps, sleeps for `marker`."""
     for number, way in enumerate(WAYS):
         line = f"mkdir -p way-{number} && cd way-{number}; {way.replace('PYTHON', python)}"
         try:
             # In a shell, whose jobs live on; what a single program started ends with it.
-            await box.shell().run(f"sh -c {shlex.quote(line)} {marker}", timeout_s=10)
+            await sandbox.shell().run(f"sh -c {shlex.quote(line)} {marker}", timeout_s=10)
         except EnvkitError as error:
             raise AssertionError(f"{way}: {error}") from error

@@ -21,22 +21,22 @@ bounded = pytest.mark.parametrize(
 """The kinds whose memory has a limit."""
 
 
-async def cause_of(box: Sandbox) -> tuple[CauseKind, bool]:
+async def cause_of(sandbox: Sandbox) -> tuple[CauseKind, bool]:
     """Return kind and `by_agent` of the end of a sandbox, which comes within 10 s."""
     with anyio.fail_after(10):
-        found: Cause = await box.wait()
+        found: Cause = await sandbox.wait()
     return found.kind, found.by_agent
 
 
-async def is_missing(box: Sandbox, path: str) -> bool:
+async def is_missing(sandbox: Sandbox, path: str) -> bool:
     try:
-        await box.read(path)
+        await sandbox.read(path)
     except MissingFileError:
         return True
     return False
 
 
-async def agent_of(box: Sandbox, marker: str) -> int:
+async def agent_of(sandbox: Sandbox, marker: str) -> int:
     """Return the process of the agent of a sandbox, whose command sleeps for `marker` or is to be one that does."""
     await until(lambda: bool(sleepers(marker)))
     return agent_above(sleepers(marker)[0])
@@ -45,9 +45,9 @@ async def agent_of(box: Sandbox, marker: str) -> int:
 @pytest.mark.parametrize("code", [0, 3, 7])
 def test_a_command_that_exits_ends_its_sandbox_by_itself(kind: Kind, code: int) -> None:
     async def main() -> None:
-        async with kind.box("sh", "-c", f"until [ -e go ]; do sleep 0.01; done; exit {code}") as box:
-            await box.write("go", b"")
-            assert await cause_of(box) == (CauseKind.EXITED, True)
+        async with kind.sandbox("sh", "-c", f"until [ -e go ]; do sleep 0.01; done; exit {code}") as sandbox:
+            await sandbox.write("go", b"")
+            assert await cause_of(sandbox) == (CauseKind.EXITED, True)
 
     run(main)
 
@@ -55,9 +55,9 @@ def test_a_command_that_exits_ends_its_sandbox_by_itself(kind: Kind, code: int) 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_from_outside_is_not_by_the_agent(kind: Kind, marker: str, number: signal.Signals) -> None:
     async def main() -> None:
-        async with kind.box("sleep", marker) as box:
-            os.kill(await agent_of(box, marker), number)
-            assert await cause_of(box) == (CauseKind.KILLED, False)
+        async with kind.sandbox("sleep", marker) as sandbox:
+            os.kill(await agent_of(sandbox, marker), number)
+            assert await cause_of(sandbox) == (CauseKind.KILLED, False)
 
     run(main)
 
@@ -66,27 +66,27 @@ def test_a_signal_that_ends_the_command_is_not_by_the_agent_since_it_may_come_fr
     kind: Kind, marker: str
 ) -> None:
     async def main() -> None:
-        async with kind.box("sleep", marker) as box:
+        async with kind.sandbox("sleep", marker) as sandbox:
             await until(lambda: bool(sleepers(marker)))
             os.kill(sleepers(marker)[0], signal.SIGKILL)
-            assert await cause_of(box) == (CauseKind.KILLED, False)
+            assert await cause_of(sandbox) == (CauseKind.KILLED, False)
 
     run(main)
 
 
 def test_a_time_to_live_that_is_over_is_not_by_the_agent(kind: Kind) -> None:
     async def main() -> None:
-        async with kind.box(ttl_s=0.5) as box:
-            assert await cause_of(box) == (CauseKind.EXPIRED, False)
+        async with kind.sandbox(ttl_s=0.5) as sandbox:
+            assert await cause_of(sandbox) == (CauseKind.EXPIRED, False)
 
     run(main)
 
 
 def test_a_sandbox_that_is_stopped_was_stopped_and_not_by_the_agent(kind: Kind) -> None:
     async def main() -> None:
-        async with kind.box() as box:
-            await box.stop()
-            assert await cause_of(box) == (CauseKind.STOPPED, False)
+        async with kind.sandbox() as sandbox:
+            await sandbox.stop()
+            assert await cause_of(sandbox) == (CauseKind.STOPPED, False)
 
     run(main)
 
@@ -96,12 +96,12 @@ def test_a_sandbox_that_is_stopped_was_stopped_and_not_by_the_agent(kind: Kind) 
 def test_a_command_at_the_sandbox_s_own_limit_of_memory_is_by_the_agent(name: str, kills_before: int) -> None:
     async def main() -> None:
         command = f"until [ -e go ]; do sleep 0.01; done; {_HOG}; kill -9 $$"
-        async with KINDS[name].box("sh", "-c", command, memory_mib=64) as box:
+        async with KINDS[name].sandbox("sh", "-c", command, memory_mib=64) as sandbox:
             for _ in range(kills_before):
-                await box.exec(["sh", "-c", f"{_HOG}; true"], timeout_s=20)
+                await sandbox.exec(["sh", "-c", f"{_HOG}; true"], timeout_s=20)
                 await anyio.sleep(1.5)  # process 1 looks at the limit twice a second
-            await box.write("go", b"")
-            assert await cause_of(box) == (CauseKind.OUT_OF_MEMORY, True)
+            await sandbox.write("go", b"")
+            assert await cause_of(sandbox) == (CauseKind.OUT_OF_MEMORY, True)
 
     run(main)
 
@@ -111,15 +111,15 @@ def test_a_kill_from_outside_after_a_background_program_ran_out_of_memory_is_not
     name: str, marker: str
 ) -> None:
     async def main() -> None:
-        async with KINDS[name].box("sleep", marker, memory_mib=128) as box:
-            agent = await agent_of(box, marker)
-            await box.shell().run(f"({_HOG}; touch done) > hog.out 2>&1 &", timeout_s=20)
+        async with KINDS[name].sandbox("sleep", marker, memory_mib=128) as sandbox:
+            agent = await agent_of(sandbox, marker)
+            await sandbox.shell().run(f"({_HOG}; touch done) > hog.out 2>&1 &", timeout_s=20)
             with anyio.fail_after(30):
-                while await is_missing(box, "done"):  # noqa: ASYNC110 - it is about a program that tells nobody
+                while await is_missing(sandbox, "done"):  # noqa: ASYNC110 - it is about a program that tells nobody
                     await anyio.sleep(0.05)
             await anyio.sleep(2.5)  # process 1 counts OOM kills twice a second
             os.kill(agent, signal.SIGKILL)
-            assert await cause_of(box) == (CauseKind.KILLED, False)
+            assert await cause_of(sandbox) == (CauseKind.KILLED, False)
 
     run(main)
 
@@ -132,10 +132,10 @@ def test_a_kill_from_outside_after_a_program_ran_out_of_memory_is_not_by_the_age
     name: str, marker: str, argv: Sequence[str]
 ) -> None:
     async def main() -> None:
-        async with KINDS[name].box("sleep", marker, memory_mib=64) as box:
-            agent = await agent_of(box, marker)
-            await box.exec(argv, timeout_s=20)
+        async with KINDS[name].sandbox("sleep", marker, memory_mib=64) as sandbox:
+            agent = await agent_of(sandbox, marker)
+            await sandbox.exec(argv, timeout_s=20)
             os.kill(agent, signal.SIGKILL)
-            assert await cause_of(box) == (CauseKind.KILLED, False)
+            assert await cause_of(sandbox) == (CauseKind.KILLED, False)
 
     run(main)

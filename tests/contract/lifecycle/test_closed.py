@@ -17,23 +17,23 @@ echo secret > tree/no/closed && chmod 0 tree/no/closed tree/no/deep tree/no && c
 MODES = "stat -c %a tree/no tree/unlisted; chmod 700 tree/no; stat -c %a tree/no/deep tree/no/closed; chmod 0 tree/no"
 
 
-async def sh(box: Sandbox, command: str) -> str:
-    result = await box.exec(["sh", "-c", command], timeout_s=60)
+async def sh(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(["sh", "-c", command], timeout_s=60)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 def test_a_download_holds_what_is_in_closed_folders_and_leaves_them_closed(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnySandbox) -> None:
-        await sh(box, CLOSE)
-        await box.download("tree", tmp_path / "copy")
+    async def main(sandbox: AnySandbox) -> None:
+        await sh(sandbox, CLOSE)
+        await sandbox.download("tree", tmp_path / "copy")
         copy = tmp_path / "copy"
         assert (copy / "no" / "deep" / "file").read_text() == "in\n"
         assert (copy / "no" / "closed").read_text() == "secret\n"
         assert (copy / "unlisted" / "file").read_text() == "seen\n"
-        await box.download("tree/no", tmp_path / "alone")
+        await sandbox.download("tree/no", tmp_path / "alone")
         assert (tmp_path / "alone" / "closed").read_text() == "secret\n"
-        assert await sh(box, MODES) == "0\n300\n0\n0\n"
+        assert await sh(sandbox, MODES) == "0\n300\n0\n0\n"
 
     shared.run(main)
 
@@ -44,10 +44,10 @@ def test_a_snapshot_holds_what_is_in_closed_folders_and_leaves_them_closed_here_
 
     async def main() -> None:
         async with kind.backend() as backend:
-            box = await backend.start(kind.spec())
-            await sh(box, CLOSE)
-            again = await backend.restore(await box.snapshot(), kind.spec())
-            for one in (box, again):
+            sandbox = await backend.start(kind.spec())
+            await sh(sandbox, CLOSE)
+            again = await backend.restore(await sandbox.snapshot(), kind.spec())
+            for one in (sandbox, again):
                 assert await sh(one, MODES) == "0\n300\n0\n0\n"
                 await sh(one, "chmod 700 tree/no tree/no/deep; chmod 600 tree/no/closed")
                 assert await sh(one, "cat tree/no/deep/file tree/no/closed tree/unlisted/file") == "in\nsecret\nseen\n"

@@ -10,7 +10,7 @@ from tests.contract.boxes import Kind, groups_of, run, sleepers, traces, until
 from tests.contract.lifecycle.test_owner import left_by
 from tests.contract.untidy import WAYS, leave_everything
 
-# Starts a box of the kind that it is told, leaves everything in it, says so, and waits.
+# Starts a sandbox of the kind that it is told, leaves everything in it, says so, and waits.
 OWNER = """
 import sys, anyio
 from tests.contract.boxes import KINDS
@@ -18,8 +18,8 @@ from tests.contract.untidy import leave_everything
 
 async def main():
     kind = KINDS[sys.argv[1]]
-    async with kind.box() as box:
-        await leave_everything(box, kind.python, sys.argv[2])
+    async with kind.sandbox() as sandbox:
+        await leave_everything(sandbox, kind.python, sys.argv[2])
         print("ready", flush=True)
         await anyio.sleep_forever()
 
@@ -27,18 +27,18 @@ anyio.run(main)
 """
 
 
-def test_nothing_of_fifty_ways_to_leave_something_is_left_of_a_stopped_box(kind: Kind, marker: str) -> None:
+def test_nothing_of_fifty_ways_to_leave_something_is_left_of_a_stopped_sandbox(kind: Kind, marker: str) -> None:
     assert len(WAYS) == 50
 
     async def main() -> None:
         async with kind.backend() as backend:
             empty = traces()
-            box = await backend.start(kind.spec())
-            await leave_everything(box, kind.python, marker)
+            sandbox = await backend.start(kind.spec())
+            await leave_everything(sandbox, kind.python, marker)
             found = sleepers(marker)
             assert len(found) >= 20
             groups = {group for pid in found for group in groups_of(pid)}
-            await box.stop()
+            await sandbox.stop()
             assert sleepers(marker) == []
             assert [group for group in groups if group.exists()] == []
             assert traces() == empty

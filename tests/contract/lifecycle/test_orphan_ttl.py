@@ -23,7 +23,7 @@ from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
 
 LONELY_S = 1.0
 
-# Starts a box of the kind that it is told, in which the marker sleeps, says its id, and waits.
+# Starts a sandbox of the kind that it is told, in which the marker sleeps, says its id, and waits.
 OWNER = """
 import sys, anyio
 from tests.contract.boxes import KINDS
@@ -41,7 +41,7 @@ anyio.run(main)
 
 @dataclass(frozen=True)
 class Stay:
-    """A box that stays, in which `marker` sleeps, and the process that started it."""
+    """A sandbox that stays, in which `marker` sleeps, and the process that started it."""
 
     sandbox_id: str
     owner: subprocess.Popen[str]
@@ -54,7 +54,7 @@ class Stay:
     ]
 )
 def lasting(request: pytest.FixtureRequest) -> Kind:
-    """The kinds whose boxes can stay."""
+    """The kinds whose sandboxes can stay."""
     return KINDS[str(request.param)]
 
 
@@ -75,9 +75,7 @@ def opened(kind: Kind) -> LocalBackend | DockerBackend:
     return backend
 
 
-def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_nothing(
-    lasting: Kind, stay: Stay, marker: str
-) -> None:
+def test_an_orphaned_detached_sandbox_ends_itself_and_leaves_nothing(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         groups = groups_of(sleepers(marker)[0])
@@ -87,7 +85,7 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
         await until(lambda: not sleepers(marker))
         assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
         tail = stay.sandbox_id.partition("-")[2]
-        # Bubblewrap, which owns the box's folder, ends a moment after the programs of the box.
+        # Bubblewrap, which owns the sandbox's folder, ends a moment after the programs of the sandbox.
         await until(lambda: all(run_dirs.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
         async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
@@ -102,7 +100,9 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
     run(main)
 
 
-def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting: Kind, stay: Stay, marker: str) -> None:
+def test_a_detached_sandbox_runs_while_its_owner_or_a_client_is_connected(
+    lasting: Kind, stay: Stay, marker: str
+) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         await anyio.sleep(LONELY_S + 0.5)
@@ -120,7 +120,7 @@ def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting:
     run(main)
 
 
-def test_to_look_at_a_box_again_and_again_does_not_keep_it_from_ending(lasting: Kind, stay: Stay, marker: str) -> None:
+def test_inspecting_a_sandbox_does_not_restart_its_orphan_timeout(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         stay.owner.send_signal(signal.SIGKILL)
@@ -137,7 +137,7 @@ def test_to_look_at_a_box_again_and_again_does_not_keep_it_from_ending(lasting: 
     run(main)
 
 
-def test_who_looks_at_a_box_beside_a_visitor_takes_no_visitor_away(lasting: Kind, stay: Stay, marker: str) -> None:
+def test_inspecting_a_sandbox_does_not_disconnect_its_client(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         for _ in range(3):
@@ -148,7 +148,9 @@ def test_who_looks_at_a_box_beside_a_visitor_takes_no_visitor_away(lasting: Kind
     run(main)
 
 
-def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Kind, stay: Stay, marker: str) -> None:
+def test_a_raw_connection_to_a_detached_sandbox_reaches_its_agent_and_keeps_it_alive(
+    lasting: Kind, stay: Stay, marker: str
+) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         async with opened(lasting) as backend:
@@ -167,7 +169,7 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
     run(main)
 
 
-def test_boxes_that_stay_are_told_apart_by_their_ledger(lasting: Kind) -> None:
+def test_detached_sandboxes_are_listed_by_their_ledger(lasting: Kind) -> None:
     async def main() -> None:
         async with opened(lasting) as backend:
             written = await backend.start(lasting.spec(detached=True, orphan_ttl_s=60.0, ledger="a-ledger-of-two"))

@@ -26,17 +26,17 @@ from tests.contract.boxes import (
     volumes,
 )
 
-# Starts a box of the kind that it is told, in which two processes sleep for the marker, says so, and waits.
+# Starts a sandbox of the kind that it is told, in which two processes sleep for the marker, says so, and waits.
 OWNER = """
 import signal, sys, anyio
 from tests.contract.boxes import KINDS
 
 async def main():
-    async with KINDS[sys.argv[1]].box("sh", "-c", "setsid sleep $0 & sleep $0", sys.argv[2]) as box:
+    async with KINDS[sys.argv[1]].sandbox("sh", "-c", "setsid sleep $0 & sleep $0", sys.argv[2]) as sandbox:
         print("ready", flush=True)
         while True:
             await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-            result = await box.exec(["echo", "alive"], timeout_s=10)
+            result = await sandbox.exec(["echo", "alive"], timeout_s=10)
             print("interrupted" if interrupted else "", result.stdout, flush=True)
 
 interrupted = []
@@ -45,7 +45,7 @@ anyio.run(main)
 """
 
 CGROUPS = Path("/sys/fs/cgroup")
-# Forks, at each line that it is told, a process that starts, uses and stops boxes of a kind, three at once; it
+# Forks, at each line that it is told, a process that starts, uses and stops sandboxes of a kind, three at once; it
 # says that one's number, and when it is gone. A process that begins by itself spends its first second on imports.
 BUSY_OWNERS = """
 import os, sys, anyio
@@ -57,9 +57,9 @@ async def main():
 
     async def work():
         while True:
-            box = await backend.start(kind.spec("sleep", sys.argv[2]))
-            await box.exec(["true"], timeout_s=20)
-            await box.stop()
+            sandbox = await backend.start(kind.spec("sleep", sys.argv[2]))
+            await sandbox.exec(["true"], timeout_s=20)
+            await sandbox.stop()
 
     async with kind.backend() as backend, anyio.create_task_group() as tasks:
         print(os.getpid(), flush=True)
@@ -76,7 +76,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
-    """A process with a box, which the test may treat as it likes; `marker` sleeps in the box."""
+    """A process with a sandbox, which the test may treat as it likes; `marker` sleeps in the sandbox."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, kind.name, marker],
         stdin=subprocess.PIPE,
@@ -95,7 +95,7 @@ def owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def busy_owners(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that makes others that start and stop boxes in which `marker` sleeps."""
+    """A process that makes others that start and stop sandboxes in which `marker` sleeps."""
     arguments = [sys.executable, "-c", BUSY_OWNERS, kind.name, marker]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -123,7 +123,7 @@ def is_over(pid: int, marker: str) -> bool:
 
 
 def left_by(pid: int) -> list[str]:
-    """What boxes of process `pid` have left: processes, folders, notes, mounts, containers in any state, volumes."""
+    """Traces of the sandboxes of process `pid`: processes, folders, notes, mounts, containers in any state, volumes."""
     here = f"-{pid}-"
     found = [str(path) for root in run_dirs.roots() for path in root.glob(f"envkit-*{here}*")]
     found += named_after(pid)
@@ -174,7 +174,7 @@ def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(
     run(main, timeout_s=300)
 
 
-def test_an_interrupt_at_the_terminal_does_not_reach_the_boxes(
+def test_an_interrupt_at_the_terminal_does_not_reach_the_sandboxes(
     owner: subprocess.Popen[str], kind: Kind, marker: str
 ) -> None:
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_an_interrupt_at_the_terminal_does_not_reach_the_boxes(
     run(main)
 
 
-def test_the_next_owner_leaves_the_boxes_of_the_living_alone(
+def test_the_next_owner_leaves_the_sandboxes_of_the_living_alone(
     owner: subprocess.Popen[str], kind: Kind, marker: str
 ) -> None:
     async def main() -> None:

@@ -48,7 +48,7 @@ MISTAKES: list[dict[str, Any]] = [
 
 @asynccontextmanager
 async def opened(name: str) -> AsyncIterator[tuple[SandboxBackend, Sandbox, SandboxSpec]]:
-    """Give a backend, a box and the spec of it."""
+    """Give a backend, a sandbox and the spec of it."""
     spec = SandboxSpec() if name == "fake" else KINDS[name].spec()
     async with FakeBackend() if name == "fake" else KINDS[name].backend() as backend:
         yield backend, await backend.start(spec), spec
@@ -57,16 +57,16 @@ async def opened(name: str) -> AsyncIterator[tuple[SandboxBackend, Sandbox, Sand
 @ALL
 def test_a_program_and_a_shell_give_results(name: str) -> None:
     async def main() -> None:
-        async with opened(name) as (_, box, _):
+        async with opened(name) as (_, sandbox, _):
             for done in (
-                await box.exec(["true"], timeout_s=20),
-                await box.exec(["true"], timeout_s=20, env={"A": "b"}, cwd="/tmp", stdin=b"c", user="agent"),
-                await box.shell().run("true", timeout_s=20),
-                await box.shell("other").run("true", timeout_s=20, max_output_bytes=10),
+                await sandbox.exec(["true"], timeout_s=20),
+                await sandbox.exec(["true"], timeout_s=20, env={"A": "b"}, cwd="/tmp", stdin=b"c", user="agent"),
+                await sandbox.shell().run("true", timeout_s=20),
+                await sandbox.shell("other").run("true", timeout_s=20, max_output_bytes=10),
             ):
                 assert (done.exit_code, done.stdout, done.stderr, done.timed_out) == (0, "", "", False)
-            await box.shell().close()
-            await box.shell().close()
+            await sandbox.shell().close()
+            await sandbox.shell().close()
 
     run(main)
 
@@ -74,19 +74,19 @@ def test_a_program_and_a_shell_give_results(name: str) -> None:
 @ALL
 def test_files_are_kept_as_they_were_written(name: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(name) as (_, box, _):
-            await box.write("deep/er/one", bytes(range(256)))
-            assert await box.read("deep/er/one") == bytes(range(256))
+        async with opened(name) as (_, sandbox, _):
+            await sandbox.write("deep/er/one", bytes(range(256)))
+            assert await sandbox.read("deep/er/one") == bytes(range(256))
             with pytest.raises(MissingFileError, match="deep/er/two: "):
-                await box.read("deep/er/two")
+                await sandbox.read("deep/er/two")
             with pytest.raises(TooLargeError):
-                await box.read("deep/er/one", max_bytes=255)
-            await box.download("deep", tmp_path / "out")
+                await sandbox.read("deep/er/one", max_bytes=255)
+            await sandbox.download("deep", tmp_path / "out")
             assert (tmp_path / "out" / "er" / "one").read_bytes() == bytes(range(256))
-            await box.upload(tmp_path / "out", "again")
-            assert await box.read("again/er/one") == bytes(range(256))
+            await sandbox.upload(tmp_path / "out", "again")
+            assert await sandbox.read("again/er/one") == bytes(range(256))
             with pytest.raises(UsageError):
-                await box.download("deep", tmp_path / "out")
+                await sandbox.download("deep", tmp_path / "out")
 
     run(main)
 
@@ -94,26 +94,26 @@ def test_files_are_kept_as_they_were_written(name: str, tmp_path: Path) -> None:
 @ALL
 def test_what_a_grader_wrote_in_its_home_is_its_own_where_it_is_a_user_of_its_own(name: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(name) as (backend, box, _):
-            place = f"{box.grader_home}/deep/key"
-            await box.write(place, b"42", user="grader")
-            assert await box.read(place, user="grader") == b"42"
-            await box.download(f"{box.grader_home}/deep", tmp_path / "out", user="grader")
-            await box.upload(tmp_path / "out", f"{box.grader_home}/again", user="grader")
-            assert await box.read(f"{box.grader_home}/again/key", user="grader") == b"42"
+        async with opened(name) as (backend, sandbox, _):
+            place = f"{sandbox.grader_home}/deep/key"
+            await sandbox.write(place, b"42", user="grader")
+            assert await sandbox.read(place, user="grader") == b"42"
+            await sandbox.download(f"{sandbox.grader_home}/deep", tmp_path / "out", user="grader")
+            await sandbox.upload(tmp_path / "out", f"{sandbox.grader_home}/again", user="grader")
+            assert await sandbox.read(f"{sandbox.grader_home}/again/key", user="grader") == b"42"
             if not backend.capabilities()["uid"]:
-                assert await box.read(place) == b"42"
+                assert await sandbox.read(place) == b"42"
                 return
             with pytest.raises(MissingFileError):
-                await box.read(place)
+                await sandbox.read(place)
             with pytest.raises(MissingFileError):
-                await box.download(f"{box.grader_home}/deep", tmp_path / "stolen")
+                await sandbox.download(f"{sandbox.grader_home}/deep", tmp_path / "stolen")
             with pytest.raises(RefusedFileError):
-                await box.write(place, b"43")
+                await sandbox.write(place, b"43")
             with pytest.raises(RefusedFileError):
-                await box.upload(tmp_path / "out", f"{box.grader_home}/mine")
+                await sandbox.upload(tmp_path / "out", f"{sandbox.grader_home}/mine")
             with pytest.raises(UnsupportedError):
-                await box.read(place, user="root")  # type: ignore[arg-type]
+                await sandbox.read(place, user="root")  # type: ignore[arg-type]
 
     run(main)
 
@@ -121,16 +121,16 @@ def test_what_a_grader_wrote_in_its_home_is_its_own_where_it_is_a_user_of_its_ow
 @ALL
 def test_a_snapshot_is_what_the_files_were(name: str) -> None:
     async def main() -> None:
-        async with opened(name) as (backend, box, spec):
-            await box.write("one", b"before")
+        async with opened(name) as (backend, sandbox, spec):
+            await sandbox.write("one", b"before")
             if name == "process":  # its files are those of the machine
                 with pytest.raises(UnsupportedError):
-                    await box.snapshot()
+                    await sandbox.snapshot()
                 return
-            kept = await box.snapshot()
-            await box.write("one", b"after")
+            kept = await sandbox.snapshot()
+            await sandbox.write("one", b"after")
             branch = await backend.restore(kept, spec)
-            assert (await branch.read("one"), await box.read("one")) == (b"before", b"after")
+            assert (await branch.read("one"), await sandbox.read("one")) == (b"before", b"after")
             with pytest.raises(SandboxStartError):
                 await backend.restore("no such", spec)
             assert await backend.snapshot_bytes(kept) >= len(b"before")
@@ -140,30 +140,30 @@ def test_a_snapshot_is_what_the_files_were(name: str) -> None:
             assert await branch.read("one") == b"before"
             with pytest.raises((SandboxStartError, SandboxNotFoundError)):
                 await backend.restore(kept, spec)
-            again = await backend.restore(await box.snapshot(), spec)  # its name is not that of the removed one
+            again = await backend.restore(await sandbox.snapshot(), spec)  # its name is not that of the removed one
             assert await again.read("one") == b"after"
 
     run(main)
 
 
 @ALL
-def test_a_box_answers_until_it_is_stopped_and_says_so_then(name: str) -> None:
+def test_a_sandbox_answers_until_it_is_stopped_and_says_so_then(name: str) -> None:
     async def main() -> None:
-        async with opened(name) as (_, box, _):
-            assert 0 <= await box.probe(20) < 20
+        async with opened(name) as (_, sandbox, _):
+            assert 0 <= await sandbox.probe(20) < 20
             with pytest.raises(UnreachableError):
-                await box.connect("nobody")
-            await box.stop()
-            await box.stop()
-            assert str(await box.wait()) == "stopped"
+                await sandbox.connect("nobody")
+            await sandbox.stop()
+            await sandbox.stop()
+            assert str(await sandbox.wait()) == "stopped"
             for call in (
-                box.exec(["true"], timeout_s=5),
-                box.shell().run("true", timeout_s=5),
-                box.read("one"),
-                box.write("one", b""),
-                box.connect("nobody"),
-                box.probe(5),
-                box.snapshot(),
+                sandbox.exec(["true"], timeout_s=5),
+                sandbox.shell().run("true", timeout_s=5),
+                sandbox.read("one"),
+                sandbox.write("one", b""),
+                sandbox.connect("nobody"),
+                sandbox.probe(5),
+                sandbox.snapshot(),
             ):
                 with pytest.raises(SandboxLostError, match="stopped"):
                     await call
@@ -206,14 +206,14 @@ def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind, fields: dict[
     run(main)
 
 
-def test_what_cannot_be_run_is_a_mistake_of_the_caller_and_the_box_goes_on(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+def test_what_cannot_be_run_is_a_mistake_of_the_caller_and_the_sandbox_goes_on(shared: Shared) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for asked in MISTAKES:
             order: dict[str, Any] = {"argv": ["true"], "timeout_s": 5, **asked}
             with pytest.raises(ValueError, match=r"must be|no text|cannot have"):
-                await box.exec(**order)
-            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0, asked
+                await sandbox.exec(**order)
+            assert (await sandbox.exec(["true"], timeout_s=20)).exit_code == 0, asked
         with pytest.raises(UnreachableError, match="70000 is not a port"):
-            await box.connect(70000)
+            await sandbox.connect(70000)
 
     shared.run(main)

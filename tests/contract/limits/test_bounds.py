@@ -26,8 +26,8 @@ def test_a_place_of_16_mib_holds_16_thousand_files(kind: Kind, place: str) -> No
         pytest.skip("it bounds nothing")
 
     async def main() -> None:
-        async with kind.box(disk_mib=16) as box:
-            made = await box.exec([kind.python, "-c", MAKE, place], timeout_s=60)
+        async with kind.sandbox(disk_mib=16) as sandbox:
+            made = await sandbox.exec([kind.python, "-c", MAKE, place], timeout_s=60)
             assert made.stdout == f"{(1 << 14) - 1} No space left on device\n"  # one is the folder itself
 
     run(main)
@@ -38,15 +38,15 @@ def test_a_larger_place_holds_a_file_for_each_4_kib(kind: Kind) -> None:
         pytest.skip("it bounds nothing")
 
     async def main() -> None:
-        async with kind.box(disk_mib=100) as box:
-            counted = await box.exec(["df", "--output=itotal", "/workspace", "/tmp"], timeout_s=20)
+        async with kind.sandbox(disk_mib=100) as sandbox:
+            counted = await sandbox.exec(["df", "--output=itotal", "/workspace", "/tmp"], timeout_s=20)
             assert counted.stdout.split()[1:] == ["25600", "25600"]
 
     run(main)
 
 
 @pytest.mark.parametrize(
-    ("bound", "said"),
+    ("bound", "reported"),
     [
         ({"cpus": 1e-9}, "cpus=1e-09 is refused: it must lie in [0.01, 1048576]"),
         ({"cpus": float("inf")}, "cpus=inf is refused: it must lie in [0.01, 1048576]"),
@@ -55,13 +55,13 @@ def test_a_larger_place_holds_a_file_for_each_4_kib(kind: Kind) -> None:
     ],
     ids=["cpus", "inf", "disk", "memory"],
 )
-def test_a_bound_that_cannot_be_held_is_refused(kind: Kind, bound: dict[str, float], said: str) -> None:
+def test_a_bound_that_cannot_be_held_is_refused(kind: Kind, bound: dict[str, float], reported: str) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
             with pytest.raises(SandboxRefusedError) as refusal:
                 await backend.start(kind.spec(**bound))
             (name,) = bound
-            expected = f"{name}={bound[name]} is refused: " if kind.name == "process" else said
+            expected = f"{name}={bound[name]} is refused: " if kind.name == "process" else reported
             assert refusal.value.cause.detail.startswith(expected)
 
     run(main)

@@ -51,11 +51,11 @@ async def box_of(kind: Kind) -> AsyncIterator[AgentSandbox]:
     async with kind.backend() as backend:
         if not backend.capabilities()["memory"]:
             pytest.skip("memory is not bounded here")
-        box = await backend.start(kind.spec(memory_mib=MEMORY_MIB))
-        assert isinstance(box, AgentSandbox)
-        if "memory_reserve" in box.unenforced:
+        sandbox = await backend.start(kind.spec(memory_mib=MEMORY_MIB))
+        assert isinstance(sandbox, AgentSandbox)
+        if "memory_reserve" in sandbox.unenforced:
             pytest.skip("no memory can be reserved here")
-        yield box
+        yield sandbox
 
 
 def test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns(kind: Kind, tmp_path: Path) -> None:
@@ -69,26 +69,26 @@ def test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns(kind: Ki
 
 def test_a_sandbox_outlives_programs_that_find_no_memory_left(kind: Kind) -> None:
     async def main() -> None:
-        async with box_of(kind) as box:
-            filled = await box.exec([kind.python, "-c", SHARE_ALL], timeout_s=20)
+        async with box_of(kind) as sandbox:
+            filled = await sandbox.exec([kind.python, "-c", SHARE_ALL], timeout_s=20)
             assert filled.is_out_of_memory
             for _ in range(3):
-                starved = await box.exec([kind.python, "-c", TAKE, "16"], timeout_s=20)
+                starved = await sandbox.exec([kind.python, "-c", TAKE, "16"], timeout_s=20)
                 assert (starved.exit_code, starved.is_out_of_memory) == (-9, True)
-            graded = await box.exec([kind.python, "-c", TAKE, "16"], user="grader", timeout_s=20)
+            graded = await sandbox.exec([kind.python, "-c", TAKE, "16"], user="grader", timeout_s=20)
             assert (graded.exit_code, graded.stderr) == (0, "")
             # What the agent shared was removed for the grader.
-            assert (await box.exec([kind.python, "-c", TAKE, "16"], timeout_s=20)).exit_code == 0
+            assert (await sandbox.exec([kind.python, "-c", TAKE, "16"], timeout_s=20)).exit_code == 0
 
     run(main)
 
 
 def test_the_agents_programs_cannot_use_an_eighth_of_the_memory_and_a_grader_can(kind: Kind) -> None:
     async def main() -> None:
-        async with box_of(kind) as box:
+        async with box_of(kind) as sandbox:
             take = [kind.python, "-c", TAKE, "222"]
-            assert (await box.exec(take, timeout_s=20)).is_out_of_memory
-            assert (await box.exec(take, user="grader", timeout_s=20)).exit_code == 0
+            assert (await sandbox.exec(take, timeout_s=20)).is_out_of_memory
+            assert (await sandbox.exec(take, user="grader", timeout_s=20)).exit_code == 0
 
     run(main)
 
@@ -102,11 +102,11 @@ def test_ipc_objects_of_more_than_16_mib_are_removed_before_a_grader_starts(
     kind: Kind, script: str, argument: str, left: str
 ) -> None:
     async def main() -> None:
-        async with box_of(kind) as box:
-            made = await box.exec([kind.python, "-c", script, argument], timeout_s=20)
+        async with box_of(kind) as sandbox:
+            made = await sandbox.exec([kind.python, "-c", script, argument], timeout_s=20)
             assert (made.exit_code, made.stderr) == (0, "")
             count = ["sh", "-c", "cat /proc/sysvipc/* | grep -vc key || true"]
-            assert (await box.exec(count, timeout_s=20)).stdout in ("1\n", "20\n")
-            assert (await box.exec(count, user="grader", timeout_s=20)).stdout == left
+            assert (await sandbox.exec(count, timeout_s=20)).stdout in ("1\n", "20\n")
+            assert (await sandbox.exec(count, user="grader", timeout_s=20)).stdout == left
 
     run(main)

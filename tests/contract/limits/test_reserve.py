@@ -95,13 +95,13 @@ def needs_bound(kind: Kind, backend: Backend) -> None:
         pytest.skip("processes are not bounded here")
 
 
-async def fill(box: AgentSandbox, kind: Kind, bomb: str) -> None:
+async def fill(sandbox: AgentSandbox, kind: Kind, bomb: str) -> None:
     """Run a program in the background of a shell until it says that it is where it wants to be."""
-    await box.write("bomb.py", bomb.encode())
-    await box.shell().run(f"{kind.python} bomb.py 2>/dev/null &", timeout_s=20)
+    await sandbox.write("bomb.py", bomb.encode())
+    await sandbox.shell().run(f"{kind.python} bomb.py 2>/dev/null &", timeout_s=20)
     while True:
         try:
-            await box.read("full")
+            await sandbox.read("full")
         except MissingFileError:
             await anyio.sleep(0.02)
         else:
@@ -109,41 +109,41 @@ async def fill(box: AgentSandbox, kind: Kind, bomb: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_grader_runs_in_a_box_that_the_agent_has_filled(kind: Kind, name: str) -> None:
+def test_a_grader_runs_in_a_sandbox_that_the_agent_has_filled(kind: Kind, name: str) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
             users: tuple[SandboxUser, ...] = ("grader", "root") if backend.capabilities()["uid"] else ("grader",)
             for user in users:
-                box = await backend.start(kind.spec(pids=PIDS))
-                assert isinstance(box, AgentSandbox)
-                await fill(box, kind, BOMBS[name])
-                assert (await box.exec(["true"], timeout_s=20)).exit_code == 126
-                result = await box.exec(["sh", "-c", "(true) && ls / | wc -l"], user=user, timeout_s=20)
+                sandbox = await backend.start(kind.spec(pids=PIDS))
+                assert isinstance(sandbox, AgentSandbox)
+                await fill(sandbox, kind, BOMBS[name])
+                assert (await sandbox.exec(["true"], timeout_s=20)).exit_code == 126
+                result = await sandbox.exec(["sh", "-c", "(true) && ls / | wc -l"], user=user, timeout_s=20)
                 assert (result.exit_code, result.stderr) == (0, "")
-                assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
-                after = await box.shell().run("echo on", timeout_s=20)
+                assert (await sandbox.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+                after = await sandbox.shell().run("echo on", timeout_s=20)
                 assert (after.exit_code, after.is_shell_lost) == (-9, True)
-                assert (await box.shell().run("echo on", timeout_s=20)).stdout == "on\n"
+                assert (await sandbox.shell().run("echo on", timeout_s=20)).stdout == "on\n"
 
     run(main)
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_files_pass_both_ways_in_a_box_that_the_agent_has_filled(kind: Kind, name: str, tmp_path: Path) -> None:
+def test_files_pass_both_ways_in_a_sandbox_that_the_agent_has_filled(kind: Kind, name: str, tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "one").write_text("1")
 
     async def main() -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
-            box = await backend.start(kind.spec(pids=PIDS))
-            assert isinstance(box, AgentSandbox)
-            await fill(box, kind, BOMBS[name])
-            await box.write("answer", b"42")
-            assert await box.read("answer") == b"42"
-            await box.upload(tmp_path / "tests", "tests")
-            await box.download("tests", tmp_path / "back")
+            sandbox = await backend.start(kind.spec(pids=PIDS))
+            assert isinstance(sandbox, AgentSandbox)
+            await fill(sandbox, kind, BOMBS[name])
+            await sandbox.write("answer", b"42")
+            assert await sandbox.read("answer") == b"42"
+            await sandbox.upload(tmp_path / "tests", "tests")
+            await sandbox.download("tests", tmp_path / "back")
             assert (tmp_path / "back" / "one").read_text() == "1"
 
     run(main)
@@ -153,13 +153,13 @@ def test_a_grader_keeps_its_room_when_the_agent_waits_for_it_to_begin(kind: Kind
     async def main() -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
-            box = await backend.start(kind.spec(pids=PIDS))
-            assert isinstance(box, AgentSandbox)
-            await fill(box, kind, LATER)
-            result = await box.exec([kind.python, "-c", GRADE], user="grader", timeout_s=60)
+            sandbox = await backend.start(kind.spec(pids=PIDS))
+            assert isinstance(sandbox, AgentSandbox)
+            await fill(sandbox, kind, LATER)
+            result = await sandbox.exec([kind.python, "-c", GRADE], user="grader", timeout_s=60)
             # The few processes that it could not start were those of one moment.
             assert (result.exit_code, result.stdout) == (0, "40\n")
-            assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+            assert (await sandbox.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
 
     run(main)
 
@@ -168,11 +168,11 @@ def test_what_leaves_room_runs_on_while_a_grader_does(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
-            box = await backend.start(kind.spec(pids=PIDS))
-            await box.shell().run("for i in 1 2 3 4 5 6 7 8; do sleep 600 & done", timeout_s=20)
+            sandbox = await backend.start(kind.spec(pids=PIDS))
+            await sandbox.shell().run("for i in 1 2 3 4 5 6 7 8; do sleep 600 & done", timeout_s=20)
             many = "for i in 1 2 3 4 5 6 7 8; do sleep 0.2 & done; wait"
-            assert (await box.exec(["sh", "-c", many], user="grader", timeout_s=20)).exit_code == 0
-            assert (await box.shell().run("jobs -r | wc -l", timeout_s=20)).stdout.strip() == "8"
+            assert (await sandbox.exec(["sh", "-c", many], user="grader", timeout_s=20)).exit_code == 0
+            assert (await sandbox.shell().run("jobs -r | wc -l", timeout_s=20)).stdout.strip() == "8"
 
     run(main)
 
@@ -181,33 +181,33 @@ def test_what_the_agent_runs_once_room_was_made_is_not_lost_with_what_was_ended(
     async def main() -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
-            box = await backend.start(kind.spec(pids=PIDS))
+            sandbox = await backend.start(kind.spec(pids=PIDS))
             for user in USERS:  # each has a process that waits for the next program
-                await box.exec(["true"], user=user, timeout_s=20)
+                await sandbox.exec(["true"], user=user, timeout_s=20)
             many = f"for n in $(seq {PIDS - 14}); do sleep 600 & done"
-            assert (await box.shell().run(many, timeout_s=20)).exit_code == 0
+            assert (await sandbox.shell().run(many, timeout_s=20)).exit_code == 0
             codes = {}
 
             async def run_as(user: SandboxUser) -> None:
-                codes[user] = (await box.exec(["true"], user=user, timeout_s=20)).exit_code
+                codes[user] = (await sandbox.exec(["true"], user=user, timeout_s=20)).exit_code
 
             async with anyio.create_task_group() as tasks:  # so that one call comes close behind the other
                 for user in USERS:
                     tasks.start_soon(run_as, user)
             assert codes == {"grader": 0, "agent": 0}
-            assert (await box.shell().run("jobs -r | wc -l", timeout_s=20)).is_shell_lost
+            assert (await sandbox.shell().run("jobs -r | wc -l", timeout_s=20)).is_shell_lost
 
     run(main)
 
 
-def test_a_box_s_own_program_is_not_ended_for_want_of_room(kind: Kind) -> None:
+def test_the_sandboxs_own_command_is_not_killed_to_free_pids(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
-            box = await backend.start(kind.spec("sleep", "600", pids=PIDS))
-            assert isinstance(box, AgentSandbox)
-            await fill(box, kind, BOMBS["programs that start others"])
-            assert (await box.exec(["true"], user="grader", timeout_s=20)).exit_code == 0
-            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
+            sandbox = await backend.start(kind.spec("sleep", "600", pids=PIDS))
+            assert isinstance(sandbox, AgentSandbox)
+            await fill(sandbox, kind, BOMBS["programs that start others"])
+            assert (await sandbox.exec(["true"], user="grader", timeout_s=20)).exit_code == 0
+            assert (await sandbox.exec(["true"], timeout_s=20)).exit_code == 0
 
     run(main)

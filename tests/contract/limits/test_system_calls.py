@@ -54,8 +54,8 @@ assert os.read(os.memfd_create("x"), 1) == b""
 with multiprocessing.get_context("fork").Pool(2) as pool:
     assert pool.map(abs, [-1, -2, 3]) == [1, 2, 3]
 queue = multiprocessing.Queue()
-queue.put("said")
-assert queue.get(timeout=10) == "said"
+queue.put("reported")
+assert queue.get(timeout=10) == "reported"
 seen = []
 threads = [threading.Thread(target=seen.append, args=(number,)) for number in range(20)]
 for thread in threads:
@@ -93,15 +93,15 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 
 @asynccontextmanager
 async def filtered(kind: Kind, *command: str, **fields: object) -> AsyncIterator[AgentSandbox]:
-    """Start a box of a kind that filters system calls."""
+    """Start a sandbox of a kind that filters system calls."""
     if kind.has_images:
         fields["image"] = image()
     async with kind.backend() as backend:
         if not backend.capabilities()["seccomp"]:
             pytest.skip("no filter of system calls here")
-        box = await backend.start(kind.spec(*command, **fields))
-        assert isinstance(box, AgentSandbox)
-        yield box
+        sandbox = await backend.start(kind.spec(*command, **fields))
+        assert isinstance(sandbox, AgentSandbox)
+        yield sandbox
 
 
 def orders() -> str:
@@ -110,9 +110,9 @@ def orders() -> str:
     return json.dumps([calls, list(range(1, 46)), CLONE[machine]])
 
 
-def require_refused(said: str) -> None:
+def require_refused(reported: str) -> None:
     """Check what `TRIES` wrote."""
-    found = json.loads(said)
+    found = json.loads(reported)
     allowed = {name for name, number in found.items() if number not in (1, 38, 97)}  # EPERM, ENOSYS, EAFNOSUPPORT
     assert allowed <= {f"family {family}" for family in ALLOWED_FAMILIES}
     assert {found[name] for name in ("io_uring_setup", "keyctl", "ptrace", "userfaultfd", "new user")} == {1}
@@ -122,30 +122,37 @@ def require_refused(said: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["agent", "grader", "root"])
-def test_what_reaches_past_the_box_is_refused_to_programs_and_shells(
+def test_what_reaches_past_the_sandbox_is_refused_to_programs_and_shells(
     kind: Kind, shared: Shared, user: SandboxUser
 ) -> None:
     shared.require("seccomp")
 
-    async def main(box: AnySandbox) -> None:
-        done = await box.exec([kind.python, "-c", TRIES, orders()], timeout_s=30, user=user)
+    async def main(sandbox: AnySandbox) -> None:
+        done = await sandbox.exec([kind.python, "-c", TRIES, orders()], timeout_s=30, user=user)
         assert done.exit_code == 0, done.stderr
         require_refused(done.stdout)
-        await box.write("/tmp/tries.py", TRIES.encode())
+        await sandbox.write("/tmp/tries.py", TRIES.encode())
         script = f"{kind.python} /tmp/tries.py '{orders()}'"
-        done = await box.shell(user=user).run(script, timeout_s=30)
+        done = await sandbox.shell(user=user).run(script, timeout_s=30)
         assert done.exit_code == 0, done.stderr
         require_refused(done.stdout)
 
     shared.run(main)
 
 
-def test_what_reaches_past_the_box_is_refused_to_its_command(kind: Kind) -> None:
+def test_what_reaches_past_the_sandbox_is_refused_to_its_command(kind: Kind) -> None:
     async def main() -> None:
-        command = ("sh", "-c", '"$0" -c "$1" "$2" > said; mv said said-all; sleep 1000', kind.python, TRIES, orders())
-        async with filtered(kind, *command) as box:
-            wait = "until [ -e said-all ]; do sleep 0.01; done; cat said-all"
-            require_refused((await box.exec(["sh", "-c", wait], timeout_s=30)).stdout)
+        command = (
+            "sh",
+            "-c",
+            '"$0" -c "$1" "$2" > reported; mv reported reported-all; sleep 1000',
+            kind.python,
+            TRIES,
+            orders(),
+        )
+        async with filtered(kind, *command) as sandbox:
+            wait = "until [ -e reported-all ]; do sleep 0.01; done; cat reported-all"
+            require_refused((await sandbox.exec(["sh", "-c", wait], timeout_s=30)).stdout)
 
     run(main)
 
@@ -154,8 +161,8 @@ def test_what_reaches_past_the_box_is_refused_to_its_command(kind: Kind) -> None
 def test_the_second_interface_of_the_kernel_is_closed(kind: Kind, shared: Shared) -> None:
     shared.require("seccomp")
 
-    async def main(box: AnySandbox) -> None:
-        done = await box.exec([kind.python, "-c", OTHER_INTERFACE], timeout_s=30)
+    async def main(sandbox: AnySandbox) -> None:
+        done = await sandbox.exec([kind.python, "-c", OTHER_INTERFACE], timeout_s=30)
         assert (done.exit_code, done.stdout) == (0, "0\n"), done.stderr
 
     shared.run(main)
@@ -167,10 +174,10 @@ def test_threads_processes_sockets_and_work_with_files_go_on_as_ever(
 ) -> None:
     shared.require("seccomp")
 
-    async def main(box: AnySandbox) -> None:
-        done = await box.exec([kind.python, "-W", "ignore", "-c", WORKS], timeout_s=60, user=user)
+    async def main(sandbox: AnySandbox) -> None:
+        done = await sandbox.exec([kind.python, "-W", "ignore", "-c", WORKS], timeout_s=60, user=user)
         assert (done.exit_code, done.stdout, done.stderr) == (0, "all of it\n", "")
-        done = await box.shell(user=user).run(
+        done = await sandbox.shell(user=user).run(
             "cat <(echo a) | tee >(cat >&2); coproc cat; echo $((1 + 1))", timeout_s=20
         )
         assert done.stdout.split() == ["a", "2"]

@@ -32,12 +32,12 @@ def test_a_folder_and_a_file_are_seen_where_they_were_asked_for_and_cannot_be_ch
     views = ((str(levels), "/data/levels"), (str(levels / "one"), "/opt/first"))
 
     async def main() -> None:
-        async with isolated(kind).box(views=views, untrusted=untrusted) as box:
-            seen = await box.exec(["cat", "/data/levels/one", "/opt/first"], timeout_s=20)
+        async with isolated(kind).sandbox(views=views, untrusted=untrusted) as sandbox:
+            seen = await sandbox.exec(["cat", "/data/levels/one", "/opt/first"], timeout_s=20)
             assert seen.stdout == "floor 1\nfloor 1\n"
             for change in ("echo x > /data/levels/one", "echo x > /opt/first", "touch /data/levels/two"):
                 for user in ("agent", "root") if kind.name == "local" else ("agent",):
-                    done = await box.exec(["sh", "-c", change], timeout_s=20, user=user)
+                    done = await sandbox.exec(["sh", "-c", change], timeout_s=20, user=user)
                     assert "Read-only file system" in done.stderr
 
     run(main)
@@ -47,8 +47,8 @@ def test_a_folder_and_a_file_are_seen_where_they_were_asked_for_and_cannot_be_ch
 @pytest.mark.docker
 def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> None:
     async def main() -> None:
-        async with KINDS["docker"].box(views=((str(levels), "/data"),), profile="system") as box:
-            done = await box.exec(["sh", "-c", "cat /data/one; rm /data/one"], timeout_s=20)
+        async with KINDS["docker"].sandbox(views=((str(levels), "/data"),), profile="system") as sandbox:
+            done = await sandbox.exec(["sh", "-c", "cat /data/one; rm /data/one"], timeout_s=20)
             assert done.stdout == "floor 1\n"
             assert "Read-only file system" in done.stderr
 
@@ -56,7 +56,7 @@ def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("source", "place", "said"),
+    ("source", "place", "reported"),
     [
         ("levels", "/data", "'levels' must be an absolute path of this machine"),
         ("/nowhere/levels", "/data", "'/nowhere/levels' is not a file or folder on this machine"),
@@ -69,12 +69,12 @@ def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> No
         ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' overlap"),
     ],
 )
-def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: str, place: str, said: str) -> None:
+def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: str, place: str, reported: str) -> None:
     async def main() -> None:
         async with isolated(kind).backend() as backend:
             with pytest.raises(SandboxRefusedError) as refusal:
                 await backend.start(kind.spec(views=(("/usr", "/srv/data"), (source, place))))
-            assert refusal.value.cause.detail.startswith(f"views is refused: {said}")
+            assert refusal.value.cause.detail.startswith(f"views is refused: {reported}")
 
     run(main)
 

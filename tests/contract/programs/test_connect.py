@@ -39,7 +39,7 @@ while True:
 
 
 def free_port() -> int:
-    """A port that nobody has: a box may have the host's network."""
+    """A port that nobody has: a sandbox may have the host's network."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -50,11 +50,11 @@ def place(request: pytest.FixtureRequest) -> str | int:
     return "echo.sock" if request.param == "socket" else free_port()
 
 
-async def reached(box: Sandbox, place: str | int) -> socket.socket:
+async def reached(sandbox: Sandbox, place: str | int) -> socket.socket:
     with anyio.fail_after(20):
         while True:
             try:
-                return await box.connect(place)
+                return await sandbox.connect(place)
             except UnreachableError:  # its server does not listen yet
                 await anyio.sleep(0.01)
 
@@ -77,10 +77,10 @@ async def talk(stream: socket.socket, content: bytes) -> bytes:
 
 def test_a_server_inside_is_reached_again_and_again(kind: Kind, place: str | int) -> None:
     async def main() -> None:
-        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
-            (await reached(box, place)).close()
+        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
+            (await reached(sandbox, place)).close()
             for number in range(5):
-                with await box.connect(place) as stream:
+                with await sandbox.connect(place) as stream:
                     assert not stream.getblocking()
                     assert await talk(stream, b"%d" % number) == b"%d and goodbye" % number
 
@@ -91,8 +91,8 @@ def test_every_byte_and_more_than_any_window_passes_both_ways_at_once(kind: Kind
     content = bytes(range(256)) * 20_000
 
     async def main() -> None:
-        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
-            with await reached(box, place) as stream:
+        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
+            with await reached(sandbox, place) as stream:
                 assert await talk(stream, content) == content + b" and goodbye"
 
     run(main)
@@ -100,12 +100,12 @@ def test_every_byte_and_more_than_any_window_passes_both_ways_at_once(kind: Kind
 
 def test_sixteen_connections_at_once_do_not_mix(kind: Kind, place: str | int) -> None:
     async def main() -> None:
-        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
-            (await reached(box, place)).close()
+        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
+            (await reached(sandbox, place)).close()
 
             async def one(number: int) -> None:
                 content = bytes([number]) * 300_000
-                with await box.connect(place) as stream:
+                with await sandbox.connect(place) as stream:
                     assert await talk(stream, content) == content + b" and goodbye"
 
             async with anyio.create_task_group() as tasks:
@@ -115,17 +115,17 @@ def test_sixteen_connections_at_once_do_not_mix(kind: Kind, place: str | int) ->
     run(main)
 
 
-def test_who_does_not_read_holds_nobody_else_up(kind: Kind, place: str | int) -> None:
+def test_a_client_that_does_not_read_does_not_block_others(kind: Kind, place: str | int) -> None:
     async def main() -> None:
-        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
             loop = asyncio.get_running_loop()
-            with await reached(box, place) as deaf:
+            with await reached(sandbox, place) as deaf:
                 with anyio.move_on_after(0.3) as limit:
                     await loop.sock_sendall(deaf, b"x" * 50_000_000)
                 assert limit.cancelled_caught
-                assert await box.probe(5) < 5
-                assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
-                with await box.connect(place) as stream:
+                assert await sandbox.probe(5) < 5
+                assert (await sandbox.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+                with await sandbox.connect(place) as stream:
                     assert await talk(stream, b"hello") == b"hello and goodbye"
 
     run(main)
@@ -133,50 +133,50 @@ def test_who_does_not_read_holds_nobody_else_up(kind: Kind, place: str | int) ->
 
 def test_a_connection_that_is_dropped_disturbs_nobody(kind: Kind, place: str | int) -> None:
     async def main() -> None:
-        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
-            (await reached(box, place)).close()
+        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
+            (await reached(sandbox, place)).close()
             for _ in range(20):
-                stream = await box.connect(place)
+                stream = await sandbox.connect(place)
                 stream.send(b"x" * 1000)
                 stream.close()
-            with await box.connect(place) as stream:
+            with await sandbox.connect(place) as stream:
                 assert await talk(stream, b"hello") == b"hello and goodbye"
 
     run(main)
 
 
-def test_a_connection_ends_with_its_box(kind: Kind, place: str | int) -> None:
+def test_a_connection_ends_with_its_sandbox(kind: Kind, place: str | int) -> None:
     async def main() -> None:
-        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
-            with await reached(box, place) as stream:
-                await box.stop()
+        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
+            with await reached(sandbox, place) as stream:
+                await sandbox.stop()
                 with anyio.fail_after(5):
                     assert await asyncio.get_running_loop().sock_recv(stream, 100) == b""
             with pytest.raises(SandboxLostError, match="lost: stopped"):
-                await box.connect(place)
+                await sandbox.connect(place)
 
     run(main)
 
 
-def test_where_nobody_listens_is_unreachable(kind: Kind, shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+def test_a_socket_without_a_listener_is_unreachable(kind: Kind, shared: Shared) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         leave = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['ENVKIT_SOCKETS'] + '/old.sock')"
         with pytest.raises(UnreachableError, match="No such file"):
-            await box.connect("new.sock")
-        assert (await box.exec([kind.python, "-c", leave], timeout_s=20)).exit_code == 0
+            await sandbox.connect("new.sock")
+        assert (await sandbox.exec([kind.python, "-c", leave], timeout_s=20)).exit_code == 0
         with pytest.raises(UnreachableError, match="Connection refused"):
-            await box.connect("old.sock")
+            await sandbox.connect("old.sock")
         with pytest.raises(UnreachableError, match="Connection refused"):
-            await box.connect(free_port())
+            await sandbox.connect(free_port())
 
     shared.run(main)
 
 
 def test_only_names_within_the_folder_of_sockets_are_connected_to(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for name in ("", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"):
             with pytest.raises(UnreachableError, match="is not the name of a socket"):
-                await box.connect(name)
+                await sandbox.connect(name)
 
     shared.run(main)
 
@@ -204,11 +204,11 @@ def test_what_is_not_a_socket_itself_is_not_connected_to(shared: Shared, host_so
         "folder": "mkdir $0",
     }
 
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for bait, make in baits.items():
-            made = await box.exec(["sh", "-c", f'cd "$ENVKIT_SOCKETS"; {make}', bait], timeout_s=10)
+            made = await sandbox.exec(["sh", "-c", f'cd "$ENVKIT_SOCKETS"; {make}', bait], timeout_s=10)
             assert made.exit_code == 0, bait
             with pytest.raises(UnreachableError, match=f"{bait} is not a socket"):
-                await box.connect(bait)
+                await sandbox.connect(bait)
 
     shared.run(main)

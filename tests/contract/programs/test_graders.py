@@ -1,4 +1,4 @@
-"""One promise for every kind of sandbox: what a grader writes is its own, and where all are one user that is said."""
+"""One promise for every kind of sandbox: a grader's files are its own, or the shared user is reported."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ print(sorted(done))
 """
 
 
-async def sh(box: Sandbox, command: str, user: str = "agent") -> str:
-    result = await box.exec(["sh", "-c", command], user=user, timeout_s=60)  # type: ignore[arg-type]
+async def sh(sandbox: Sandbox, command: str, user: str = "agent") -> str:
+    result = await sandbox.exec(["sh", "-c", command], user=user, timeout_s=60)  # type: ignore[arg-type]
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
@@ -89,20 +89,20 @@ def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_a
 ) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
-        script = f"{box.grader_home}/deep/grade.sh"
+    async def main(sandbox: AnySandbox) -> None:
+        script = f"{sandbox.grader_home}/deep/grade.sh"
         verdicts = set()
 
         async def grade() -> None:
             while True:
-                await box.write(script, b"echo failed", user="grader")
+                await sandbox.write(script, b"echo failed", user="grader")
                 await anyio.sleep(0.01)
-                done = await box.exec(["sh", script], cwd=box.grader_home, timeout_s=20, user="grader")
+                done = await sandbox.exec(["sh", script], cwd=sandbox.grader_home, timeout_s=20, user="grader")
                 verdicts.add((done.exit_code, done.stdout, done.stderr))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(grade)
-            tried = await box.exec([kind.python, "-c", TRY_ALL, box.grader_home, "1"], timeout_s=60)
+            tried = await sandbox.exec([kind.python, "-c", TRY_ALL, sandbox.grader_home, "1"], timeout_s=60)
             await until(lambda: bool(verdicts))
             tasks.cancel_scope.cancel()
         assert (tried.stdout, tried.stderr) == ("[]\n", "")
@@ -114,20 +114,20 @@ def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_a
 def test_a_graders_file_belongs_to_it_and_is_closed_unless_a_mode_is_given(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
-        home = box.grader_home
-        await box.write(f"{home}/a/b/plain", b"1", user="grader")
-        await box.write(f"{home}/open", b"2", mode=0o755, user="grader")
-        await box.write("/tmp/plain", b"3", user="grader")
+    async def main(sandbox: AnySandbox) -> None:
+        home = sandbox.grader_home
+        await sandbox.write(f"{home}/a/b/plain", b"1", user="grader")
+        await sandbox.write(f"{home}/open", b"2", mode=0o755, user="grader")
+        await sandbox.write("/tmp/plain", b"3", user="grader")
         look = f"cd {home}; stat -c '%u %g %a' . a a/b a/b/plain open /tmp/plain"
         closed, plain = "1001 1001 700\n", "1001 1001 600\n"
-        assert await sh(box, look, "grader") == f"{closed * 3}{plain}1001 1001 755\n{plain}"
+        assert await sh(sandbox, look, "grader") == f"{closed * 3}{plain}1001 1001 755\n{plain}"
         for name, content in ((f"{home}/a/b/plain", b"1"), (f"{home}/open", b"2"), ("/tmp/plain", b"3")):
-            assert await box.read(name, user="grader") == content
+            assert await sandbox.read(name, user="grader") == content
             with pytest.raises(MissingFileError, match="Permission denied"):
-                await box.read(name)
+                await sandbox.read(name)
             with pytest.raises(RefusedFileError):
-                await box.write(name, b"mine")
+                await sandbox.write(name, b"mine")
 
     shared.run(main)
 
@@ -137,16 +137,16 @@ def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(
 ) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
-        for target in (f"{box.grader_home}/tests", box.grader_home, "/tmp/tests"):
-            await box.upload(tests, target, user="grader")
-            found = await sh(box, f"cd {target}; ./run.sh; stat -c ' %u %a' . inner inner/key", "grader")
+    async def main(sandbox: AnySandbox) -> None:
+        for target in (f"{sandbox.grader_home}/tests", sandbox.grader_home, "/tmp/tests"):
+            await sandbox.upload(tests, target, user="grader")
+            found = await sh(sandbox, f"cd {target}; ./run.sh; stat -c ' %u %a' . inner inner/key", "grader")
             assert found == "42 1001 700\n 1001 700\n 1001 600\n"
             with pytest.raises(MissingFileError):
-                await box.download(target, tmp_path / "stolen")
+                await sandbox.download(target, tmp_path / "stolen")
             with pytest.raises(RefusedFileError):
-                await box.upload(tests, target)
-        await box.download("/tmp/tests", tmp_path / "copy", user="grader")
+                await sandbox.upload(tests, target)
+        await sandbox.download("/tmp/tests", tmp_path / "copy", user="grader")
         assert (tmp_path / "copy" / "inner" / "key").read_text() == "42"
         assert stat.S_IMODE((tmp_path / "copy" / "run.sh").stat().st_mode) == 0o700
         assert not (tmp_path / "stolen").exists()
@@ -157,14 +157,14 @@ def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(
 def test_what_a_graders_programs_leave_is_closed_to_the_agent(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         leave = "mkdir /tmp/grades; echo 42 > /tmp/grades/all; echo 42 > /tmp/grade"
-        await sh(box, leave, "grader")
-        assert (await box.shell(user="grader").run("echo 42 > /tmp/other", timeout_s=20)).exit_code == 0
+        await sh(sandbox, leave, "grader")
+        assert (await sandbox.shell(user="grader").run("echo 42 > /tmp/other", timeout_s=20)).exit_code == 0
         look = "cat /tmp/grade /tmp/other /tmp/grades/all; stat -c %a /tmp/grade /tmp/other /tmp/grades"
-        seen = await box.exec(["sh", "-c", f"({look}) 2>/dev/null"], timeout_s=20)
+        seen = await sandbox.exec(["sh", "-c", f"({look}) 2>/dev/null"], timeout_s=20)
         assert seen.stdout == "600\n600\n700\n"
-        assert await box.read("/tmp/grades/all", user="grader") == b"42\n"
+        assert await sandbox.read("/tmp/grades/all", user="grader") == b"42\n"
 
     shared.run(main)
 
@@ -172,16 +172,16 @@ def test_what_a_graders_programs_leave_is_closed_to_the_agent(shared: Shared) ->
 def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
-        await box.write("answer", b"mine")
-        assert await box.read("answer", user="grader") == b"mine"
-        await sh(box, "ln -s /etc/shadow link; ln -s /etc folder")
+    async def main(sandbox: AnySandbox) -> None:
+        await sandbox.write("answer", b"mine")
+        assert await sandbox.read("answer", user="grader") == b"mine"
+        await sh(sandbox, "ln -s /etc/shadow link; ln -s /etc folder")
         with pytest.raises(MissingFileError):
-            await box.read("link", user="grader")
+            await sandbox.read("link", user="grader")
         for name in ("answer", "folder/x", "/etc/x"):
             with pytest.raises(RefusedFileError):
-                await box.write(name, b"x", user="grader")
-        assert await box.read("answer") == b"mine"
+                await sandbox.write(name, b"x", user="grader")
+        assert await sandbox.read("answer") == b"mine"
 
     shared.run(main)
 
@@ -189,16 +189,16 @@ def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(shared: S
 def test_files_are_reached_with_the_agents_rights_alone(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
-        await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
-        await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
+    async def main(sandbox: AnySandbox) -> None:
+        await sh(sandbox, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
+        await sh(sandbox, "ln -s /tmp/gx link; ln -s /tmp/g folder")
         for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
             with pytest.raises(MissingFileError):
-                await box.read(name)
+                await sandbox.read(name)
         for name in ("/tmp/gx", "folder/y", "/etc/x", "/usr/x", "/run/x", "/proc/sys/kernel/hostname"):
             with pytest.raises(RefusedFileError):
-                await box.write(name, b"x")
-        assert await sh(box, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
+                await sandbox.write(name, b"x")
+        assert await sh(sandbox, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
 
     shared.run(main)
 
@@ -208,12 +208,12 @@ def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Pat
         async with kind.backend() as backend:
             if not backend.capabilities()["uid"]:
                 pytest.skip("one user is all that there is")
-            box = await backend.start(kind.spec())
-            await box.write("one", b"1")
-            await box.upload(tests, "/tmp/tests", user="grader")
-            await box.write("/tmp/grade", b"42", user="grader")
-            await box.write(f"{box.grader_home}/key", b"42", user="grader")
-            again = await backend.restore(await box.snapshot(), kind.spec())
+            sandbox = await backend.start(kind.spec())
+            await sandbox.write("one", b"1")
+            await sandbox.upload(tests, "/tmp/tests", user="grader")
+            await sandbox.write("/tmp/grade", b"42", user="grader")
+            await sandbox.write(f"{sandbox.grader_home}/key", b"42", user="grader")
+            again = await backend.restore(await sandbox.snapshot(), kind.spec())
             assert isinstance(again, AgentSandbox)
             look = f"cat /workspace/one; ls -A {again.grader_home}; ls -d /tmp/tests /tmp/grade 2>&1 | grep -c cannot"
             assert await sh(again, look, "grader") == "12\n"
@@ -226,13 +226,13 @@ def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind, shared: Sha
         pytest.skip("one user is all that there is")
     has_users = shared.has("uid")
 
-    async def main(box: AnySandbox) -> None:
-        home = box.grader_home if has_users else "/"
-        await sh(box, "echo 'echo mine' >~/.bash_profile")
-        login = partial(box.exec, ["bash", "-lc", "echo $HOME"], timeout_s=20)
+    async def main(sandbox: AnySandbox) -> None:
+        home = sandbox.grader_home if has_users else "/"
+        await sh(sandbox, "echo 'echo mine' >~/.bash_profile")
+        login = partial(sandbox.exec, ["bash", "-lc", "echo $HOME"], timeout_s=20)
         assert (await login()).stdout == "mine\n/workspace\n"
         assert (await login(user="grader")).stdout == f"{home}\n"
-        assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == f"{home}\n"
+        assert (await sandbox.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == f"{home}\n"
 
     shared.run(main)
 
@@ -242,13 +242,13 @@ def test_a_grader_starts_in_its_home_and_imports_nothing_that_the_agent_left_in_
 ) -> None:
     load = [kind.python, "-c", "import json; print(json.dumps(6 * 7))"]
 
-    async def main(box: AnySandbox) -> None:
-        work = (await sh(box, "echo \"print('hijacked')\" > json.py; pwd")).strip()
-        assert (await box.exec(load, timeout_s=20, user="grader")).stdout == "42\n"
-        shell = box.shell(user="grader")
-        assert (await shell.run(f"pwd; {shlex.join(load)}", timeout_s=20)).stdout == f"{box.grader_home}\n42\n"
-        assert (await sh(box, "pwd", user="grader")).strip() == box.grader_home
-        there = await box.exec(load, timeout_s=20, user="grader", cwd=work)
+    async def main(sandbox: AnySandbox) -> None:
+        work = (await sh(sandbox, "echo \"print('hijacked')\" > json.py; pwd")).strip()
+        assert (await sandbox.exec(load, timeout_s=20, user="grader")).stdout == "42\n"
+        shell = sandbox.shell(user="grader")
+        assert (await shell.run(f"pwd; {shlex.join(load)}", timeout_s=20)).stdout == f"{sandbox.grader_home}\n42\n"
+        assert (await sh(sandbox, "pwd", user="grader")).strip() == sandbox.grader_home
+        there = await sandbox.exec(load, timeout_s=20, user="grader", cwd=work)
         assert there.stdout.startswith("hijacked\n")
 
     shared.run(main)
@@ -259,15 +259,15 @@ def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: 
         async with kind.backend() as backend:
             if backend.capabilities()["uid"]:
                 pytest.skip("a grader is a user of its own")
-            box = await backend.start(kind.spec())
-            script = f"{box.grader_home}/grade.sh"
-            await box.write(script, b"echo graded", user="grader")
-            assert await sh(box, f"sh {script}", "grader") == "graded\n"
-            assert await box.read(script) == b"echo graded"
-            await box.upload(tests, f"{box.grader_home}/tests", user="grader")
-            await box.download(f"{box.grader_home}/tests", tmp_path / "copy")
+            sandbox = await backend.start(kind.spec())
+            script = f"{sandbox.grader_home}/grade.sh"
+            await sandbox.write(script, b"echo graded", user="grader")
+            assert await sh(sandbox, f"sh {script}", "grader") == "graded\n"
+            assert await sandbox.read(script) == b"echo graded"
+            await sandbox.upload(tests, f"{sandbox.grader_home}/tests", user="grader")
+            await sandbox.download(f"{sandbox.grader_home}/tests", tmp_path / "copy")
             assert (tmp_path / "copy" / "inner" / "key").read_text() == "42"
-            homes.append(Path(box.grader_home))
+            homes.append(Path(sandbox.grader_home))
 
     homes: list[Path] = []
     run(main)
@@ -275,15 +275,15 @@ def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: 
 
 
 def test_nobody_reads_or_writes_files_as_root(shared: Shared, tests: Path, tmp_path: Path) -> None:
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for call in (
-            box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
-            box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
-            box.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
-            box.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
+            sandbox.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
+            sandbox.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
+            sandbox.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
+            sandbox.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
         ):
             with pytest.raises(UnsupportedError, match="files as root"):
                 await call
-        assert await sh(box, "ls -A") == ""
+        assert await sh(sandbox, "ls -A") == ""
 
     shared.run(main)

@@ -36,8 +36,8 @@ ENDS = ["exit 3", "exec sh -c 'exit 3'", "set -e; (exit 3)", "kill -9 $$", "echo
 
 @ALSO_REMOTE
 def test_folder_variables_functions_and_exit_code_stay_for_the_next_command(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         for command in (
             "mkdir -p a/b && cd a/b",
             "X='two words'; export Y=y",
@@ -46,16 +46,16 @@ def test_folder_variables_functions_and_exit_code_stay_for_the_next_command(shar
         ):
             await shell.run(command, timeout_s=20)
         result = await shell.run("echo $?; pwd; echo $X; sh -c 'echo $Y'; twice ha", timeout_s=20)
-        assert result.stdout == f"7\n{box.work}/a/b\ntwo words\ny\nhaha\n"
+        assert result.stdout == f"7\n{sandbox.work}/a/b\ntwo words\ny\nhaha\n"
         assert (result.exit_code, result.is_shell_lost, result.timed_out) == (0, False, False)
 
     shared.run(main)
 
 
 def test_a_command_gives_what_it_wrote_and_its_code(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for command, *expected in COMMANDS:
-            shell = box.shell()
+            shell = sandbox.shell()
             result = await shell.run(command, timeout_s=20)
             assert [result.exit_code, result.stdout, result.stderr] == expected, command
             assert (await shell.run("echo next", timeout_s=20)).stdout == "next\n", command
@@ -64,10 +64,10 @@ def test_a_command_gives_what_it_wrote_and_its_code(shared: Shared) -> None:
     shared.run(main)
 
 
-def test_a_shell_that_was_told_to_be_different_still_answers(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+def test_a_shell_with_changed_options_still_answers(shared: Shared) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for command in CHANGES:
-            shell = box.shell()
+            shell = sandbox.shell()
             await shell.run(command, timeout_s=20)
             result = await shell.run("echo next", timeout_s=20)
             assert result.exit_code == 0, command
@@ -79,9 +79,9 @@ def test_a_shell_that_was_told_to_be_different_still_answers(shared: Shared) -> 
 
 @ALSO_REMOTE
 def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         for command in ENDS:
-            shell = box.shell()
+            shell = sandbox.shell()
             await shell.run("X=1", timeout_s=20)
             result = await shell.run(command, timeout_s=20)
             assert result.exit_code not in (0, None), command
@@ -94,8 +94,8 @@ def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(
 
 
 def test_a_syntax_error_is_a_result(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         await shell.run("X=1", timeout_s=20)
         result = await shell.run("if then", timeout_s=20)
         assert result.exit_code not in (0, None)
@@ -106,11 +106,11 @@ def test_a_syntax_error_is_a_result(shared: Shared) -> None:
 
 
 def test_two_hundred_thousand_lines_and_every_byte_pass(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         result = await shell.run("seq 1 200000", timeout_s=60, max_output_bytes=1 << 21)
         assert result.stdout_bytes == b"".join(b"%d\n" % number for number in range(1, 200_001))
-        await box.write("all", bytes(range(256)) * 1000)
+        await sandbox.write("all", bytes(range(256)) * 1000)
         assert (await shell.run("cat all", timeout_s=20)).stdout_bytes == bytes(range(256)) * 1000
         cut = await shell.run("seq 1 200000", timeout_s=60, max_output_bytes=7)
         assert (cut.stdout, cut.truncated_bytes) == ("200000\n", 1_288_895 - 7)
@@ -119,9 +119,9 @@ def test_two_hundred_thousand_lines_and_every_byte_pass(shared: Shared) -> None:
 
 
 @ALSO_REMOTE
-def test_a_slow_command_is_ended_and_the_shell_stays_where_it_can(shared: Shared, marker: str) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+def test_a_slow_command_is_ended_and_the_shell_keeps_its_state_if_possible(shared: Shared, marker: str) -> None:
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         await shell.run("X=1; cd /usr", timeout_s=20)
         began = clock.now()
         late = await shell.run(f"echo begun; trap '' TERM; setsid sleep {marker} & sleep {marker}", timeout_s=1)
@@ -134,8 +134,8 @@ def test_a_slow_command_is_ended_and_the_shell_stays_where_it_can(shared: Shared
 
 
 def test_a_loop_without_end_costs_the_shell_its_state_and_says_so(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         await shell.run("X=1", timeout_s=20)
         late = await shell.run("while :; do :; done", timeout_s=0.5)
         assert (late.exit_code, late.timed_out, late.is_shell_lost) == (None, True, True)
@@ -158,9 +158,9 @@ FORGERIES = {
 def test_what_a_script_says_after_forging_its_end_is_not_taken_for_the_next_ones(
     shared: Shared, pause_s: float
 ) -> None:
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         async def forge(name: str) -> None:
-            shell = box.shell(name.replace(" ", "-"))
+            shell = sandbox.shell(name.replace(" ", "-"))
             await shell.run("X=1", timeout_s=20)
             script = f"echo early; {{ {FORGERIES[name]}; }} 2>/dev/null; sleep 0.2; echo stale; (exit 5)"
             await shell.run(script, timeout_s=20)
@@ -182,8 +182,8 @@ def test_what_a_script_says_after_forging_its_end_is_not_taken_for_the_next_ones
 def test_a_script_that_forges_its_end_and_goes_on_cannot_outlive_the_time_of_the_next(
     shared: Shared, marker: str
 ) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         forged = f"printf '%s 0\\0' ${{_envkit_head:0:9}} >&10; sleep {marker}; echo stale"
         assert (await shell.run(forged, timeout_s=20)).exit_code == 0
         late = await shell.run("echo hi", timeout_s=0.5)
@@ -197,8 +197,8 @@ def test_a_script_that_forges_its_end_and_goes_on_cannot_outlive_the_time_of_the
 def test_jobs_in_the_background_run_on_until_the_shell_is_closed_and_hold_nobody_back(
     shared: Shared, marker: str
 ) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         began = clock.now()
         result = await shell.run(f"(setsid sleep {marker} &); sleep {marker} & echo started", timeout_s=20)
         assert (result.stdout, clock.now() - began < SOON_S) == ("started\n", True)
@@ -213,8 +213,8 @@ def test_jobs_in_the_background_run_on_until_the_shell_is_closed_and_hold_nobody
 
 
 def test_a_cancelled_command_is_ended_and_the_next_one_runs(shared: Shared, marker: str) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: shell.run(f"sleep {marker} & sleep {marker}", timeout_s=100))
             await until(lambda: len(sleepers(marker)) == 2)
@@ -226,8 +226,8 @@ def test_a_cancelled_command_is_ended_and_the_next_one_runs(shared: Shared, mark
 
 
 def test_callers_of_one_shell_wait_for_each_other_in_order(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         await shell.run("count=0", timeout_s=20)
         seen = []
 
@@ -247,25 +247,25 @@ def test_callers_of_one_shell_wait_for_each_other_in_order(shared: Shared) -> No
 
 
 def test_shells_of_different_names_have_nothing_in_common_and_run_side_by_side(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
+    async def main(sandbox: AnySandbox) -> None:
         async def one(mine: str, other: str) -> None:
             command = f"name={mine}; touch {mine}; until [ -e {other} ]; do sleep 0.01; done"
-            await box.shell(mine).run(command, timeout_s=20)
+            await sandbox.shell(mine).run(command, timeout_s=20)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one, "a", "b")
             tasks.start_soon(one, "b", "a")
         for name in ("a", "b"):
-            assert (await box.shell(name).run("echo $name", timeout_s=20)).stdout == f"{name}\n"
-            await box.shell(name).close()
-        assert (await box.shell().run("echo ${name-none}", timeout_s=20)).stdout == "none\n"
+            assert (await sandbox.shell(name).run("echo $name", timeout_s=20)).stdout == f"{name}\n"
+            await sandbox.shell(name).close()
+        assert (await sandbox.shell().run("echo ${name-none}", timeout_s=20)).stdout == "none\n"
 
     shared.run(main)
 
 
 def test_a_command_that_cannot_be_sent_is_refused_and_disturbs_nobody(shared: Shared) -> None:
-    async def main(box: AnySandbox) -> None:
-        shell = box.shell()
+    async def main(sandbox: AnySandbox) -> None:
+        shell = sandbox.shell()
         with pytest.raises(ValueError, match="cannot hold NUL"):
             await shell.run("echo a\0b", timeout_s=20)
         with pytest.raises(ValueError, match="more than 1048576 bytes"):
@@ -279,32 +279,32 @@ def test_a_command_that_cannot_be_sent_is_refused_and_disturbs_nobody(shared: Sh
 def test_a_users_shell_is_the_users(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnySandbox) -> None:
-        await box.shell().run("X=agent", timeout_s=20)
-        assert (await box.shell(user="grader").run("id -u; echo ${X-none}", timeout_s=20)).stdout == "1001\nnone\n"
-        await box.shell(user="grader").close()
-        assert (await box.shell().run("id -u; echo $X", timeout_s=20)).stdout == "1000\nagent\n"
+    async def main(sandbox: AnySandbox) -> None:
+        await sandbox.shell().run("X=agent", timeout_s=20)
+        assert (await sandbox.shell(user="grader").run("id -u; echo ${X-none}", timeout_s=20)).stdout == "1001\nnone\n"
+        await sandbox.shell(user="grader").close()
+        assert (await sandbox.shell().run("id -u; echo $X", timeout_s=20)).stdout == "1000\nagent\n"
 
     shared.run(main)
 
 
 @ALSO_REMOTE
-def test_a_box_that_is_stopped_ends_its_shells_with_an_error(kind: Kind, marker: str) -> None:
+def test_a_sandbox_that_is_stopped_ends_its_shells_with_an_error(kind: Kind, marker: str) -> None:
     async def main() -> None:
-        async with kind.box() as box:
+        async with kind.sandbox() as sandbox:
             async with anyio.create_task_group() as tasks:
 
                 async def work() -> None:
                     with pytest.raises(SandboxLostError, match="lost: stopped"):
-                        await box.shell().run(f"sleep {marker}", timeout_s=100)
+                        await sandbox.shell().run(f"sleep {marker}", timeout_s=100)
 
                 tasks.start_soon(work)
                 await until(lambda: len(sleepers(marker)) == 1)
-                await box.stop()
+                await sandbox.stop()
             assert sleepers(marker) == []
             with pytest.raises(SandboxLostError, match="lost: stopped"):
-                await box.shell().run("true", timeout_s=1)
+                await sandbox.shell().run("true", timeout_s=1)
             with pytest.raises(SandboxLostError, match="lost: stopped"):
-                await box.shell().close()
+                await sandbox.shell().close()
 
     run(main)

@@ -1,4 +1,4 @@
-"""What a bubblewrap box cannot see, reach or change."""
+"""What a bubblewrap sandbox cannot see, reach or change."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def open_files() -> int:
 
 
 def inside(*commands: str, python: bool = False) -> list[str]:
-    """Run each command in one box and return what it wrote, followed by its exit code."""
+    """Run each command in one sandbox and return what it wrote, followed by its exit code."""
     written = []
 
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SLEEP)
+            sandbox = await backend.start(SLEEP)
             for command in commands:
                 argv = [sys.executable, "-c", command] if python else ["sh", "-c", command]
-                result = await box.exec(argv, timeout_s=20)
+                result = await sandbox.exec(argv, timeout_s=20)
                 written.append(f"{result.stdout}{result.stderr}{result.exit_code}")
 
     run(main)
@@ -82,7 +82,7 @@ def test_of_the_home_nothing_is_visible_but_the_way_to_our_python() -> None:
     assert names <= {path.relative_to(home).parts[0] for path in needed if path.is_relative_to(home)}
 
 
-def test_the_sockets_of_other_boxes_are_not_there() -> None:
+def test_the_sockets_of_other_sandboxes_are_not_there() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
             one, other = [await backend.start(SLEEP) for _ in range(2)]
@@ -98,16 +98,16 @@ def test_processes_of_the_host_are_not_there() -> None:
     assert set(found.split()) <= {"bwrap", "sleep", "python3.11", "python", "python3", "sh", "cat", "0"}
 
 
-def test_the_environment_of_ours_is_in_no_process_of_the_box() -> None:
+def test_the_environment_of_ours_is_in_no_process_of_the_sandbox() -> None:
     found: list[str] = []
 
     async def main() -> None:
         users: tuple[SandboxUser, ...] = ("agent", "root") if os.geteuid() == 0 else ("agent",)
         async with LocalBackend() as backend:
-            box = await backend.start(SLEEP)
+            sandbox = await backend.start(SLEEP)
             for user in users:
                 look = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | cut -d= -f1 | sort -u"
-                found.extend((await box.exec(["sh", "-c", look], timeout_s=20, user=user)).stdout.split())
+                found.extend((await sandbox.exec(["sh", "-c", look], timeout_s=20, user=user)).stdout.split())
 
     run(main)
     assert "PATH" in found
@@ -129,7 +129,7 @@ def test_settings_of_the_kernel_cannot_be_changed(setting: str) -> None:
     assert "Read-only file system" in answer or "Permission denied" in answer
 
 
-def test_a_box_has_places_of_its_own_that_programs_can_use() -> None:
+def test_a_sandbox_has_places_of_its_own_that_programs_can_use() -> None:
     assert inside(
         "pwd; echo $HOME; mktemp -p /tmp abc.XXX >/dev/null && touch ~/file && echo made; stat -f -c %T . /tmp"
     ) == ["/workspace\n/workspace\nmade\ntmpfs\ntmpfs\n0"]
@@ -148,15 +148,15 @@ def test_our_python_runs_with_what_is_importable_here() -> None:
 def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_path: Path) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SLEEP)
+            sandbox = await backend.start(SLEEP)
             (run_folder,) = [place for root in run_dirs.roots() for place in root.glob(f"envkit-*-{os.getpid()}-*")]
             # Seen from inside, the link leads nowhere; seen from outside, it would lead to the host's socket.
-            await box.exec(["ln", "-s", f"{run_folder}/host.sock", "/run/envkit/env.sock"], timeout_s=20)
+            await sandbox.exec(["ln", "-s", f"{run_folder}/host.sock", "/run/envkit/env.sock"], timeout_s=20)
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(f"{run_folder}/host.sock")
                 listener.listen()
                 with pytest.raises(Exception, match=r"env.sock is not a socket"):
-                    await box.connect("env.sock")
+                    await sandbox.connect("env.sock")
                 listener.setblocking(False)
                 with pytest.raises(BlockingIOError):
                     listener.accept()
@@ -192,39 +192,39 @@ def test_bounds_are_what_the_spec_says_and_otherwise_our_own() -> None:
         async with LocalBackend() as backend:
             own = await backend.start(SandboxSpec())
             asked = await backend.start(SandboxSpec(memory_mib=100, pids=50, disk_mib=7))
-            seen = [(await box.exec(["sh", "-c", look], timeout_s=20)).stdout.split() for box in (own, asked)]
+            seen = [(await sandbox.exec(["sh", "-c", look], timeout_s=20)).stdout.split() for sandbox in (own, asked)]
         assert seen[0] == ["256", str(1024 << 20), "1M-blocks", "256", "256"]
         assert seen[1] == ["50", str(100 << 20), "1M-blocks", "7", "7"]
 
     run(main)
 
 
-def test_with_an_open_network_the_hosts_is_seen_and_the_box_says_so() -> None:
+def test_an_open_network_is_the_hosts_and_is_listed_as_unenforced() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             dial = (
                 f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 2); print('in')"
             )
             async with LocalBackend() as backend:
-                box = await backend.start(SandboxSpec(network="open"))
-                assert box.unenforced == ("network",)
-                assert (await box.exec([sys.executable, "-c", dial], timeout_s=20)).stdout == "in\n"
+                sandbox = await backend.start(SandboxSpec(network="open"))
+                assert sandbox.unenforced == ("network",)
+                assert (await sandbox.exec([sys.executable, "-c", dial], timeout_s=20)).stdout == "in\n"
 
     run(main)
 
 
-def test_an_image_is_a_folder_whose_files_the_box_sees_read_only(tmp_path: Path) -> None:
+def test_an_image_is_a_folder_whose_files_the_sandbox_sees_read_only(tmp_path: Path) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(image=str(image(tmp_path))))
+            sandbox = await backend.start(SandboxSpec(image=str(image(tmp_path))))
             look = "cat /etc/motd; ls /; id -un; echo x > /etc/motd"
-            result = await box.exec(["sh", "-c", look], timeout_s=20)
+            result = await sandbox.exec(["sh", "-c", look], timeout_s=20)
             assert "Read-only file system" in result.stderr
             first, *places, user = result.stdout.splitlines()
             assert (first, user) == ("from the image", "agent" if os.geteuid() == 0 else user)
             own = {"dev", "proc", "run", "sys", "tmp", "workspace"}
             assert set(places) - own == {"bin", "etc", "lib", "lib64", "opt", "usr"}
-            assert (await box.exec(["cat", "/opt/tool"], timeout_s=20)).stdout == "1\n"
+            assert (await sandbox.exec(["cat", "/opt/tool"], timeout_s=20)).stdout == "1\n"
 
     run(main)
 
@@ -239,7 +239,7 @@ def test_an_image_without_python_is_refused(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_box_is_restored_with_the_files_of_another_before_its_command_runs() -> None:
+def test_a_sandbox_is_restored_with_the_files_of_another_before_its_command_runs() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
             first = await backend.start(SandboxSpec())
@@ -259,53 +259,53 @@ def test_a_box_is_restored_with_the_files_of_another_before_its_command_runs() -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
-def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
+def test_a_detached_sandbox_outlives_its_owner_and_is_found_again() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(detached=True, ttl_s=60))
-            await box.write("/workspace/note", b"still here")
-            await box.shell().run("cd /tmp; kept=1", timeout_s=20)
-        assert str(await box.wait()) == "stopped"  # that is, for us
+            sandbox = await backend.start(SandboxSpec(detached=True, ttl_s=60))
+            await sandbox.write("/workspace/note", b"still here")
+            await sandbox.shell().run("cd /tmp; kept=1", timeout_s=20)
+        assert str(await sandbox.wait()) == "stopped"  # that is, for us
         async with LocalBackend() as other:
-            found = await other.attach(box.id)
+            found = await other.attach(sandbox.id)
             assert await found.read("/workspace/note") == b"still here"
             assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
             closed = await found.exec(["sh", "-c", "ls /run/envkit-control"], timeout_s=20)
             assert "Permission denied" in closed.stderr
             held = open_files()
-            await (await other.attach(box.id)).release()
+            await (await other.attach(sandbox.id)).release()
             assert open_files() == held
             await found.stop()
-            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
-                await other.attach(box.id)
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{sandbox.id}'"):
+                await other.attach(sandbox.id)
 
     run(main)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
-def test_a_box_that_stays_and_lets_nobody_in_is_left_until_it_is_removed() -> None:
+def test_an_unresponsive_detached_sandbox_is_kept_until_it_is_removed() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(detached=True, ttl_s=60))
-        stay = detached.find(box.id)
+            sandbox = await backend.start(SandboxSpec(detached=True, ttl_s=60))
+        stay = detached.find(sandbox.id)
         assert stay is not None
         os.kill(stay.first_pid, signal.SIGSTOP)
         async with LocalBackend() as other:
             with anyio.move_on_after(0.2) as limit:
-                await other.attach(box.id)
+                await other.attach(sandbox.id)
             assert limit.cancelled_caught
-            assert detached.ids().count(box.id) == 1
+            assert detached.ids().count(sandbox.id) == 1
             os.kill(stay.first_pid, signal.SIGCONT)
-            assert (await (await other.attach(box.id)).exec(["true"], timeout_s=20)).exit_code == 0
+            assert (await (await other.attach(sandbox.id)).exec(["true"], timeout_s=20)).exit_code == 0
             os.kill(stay.first_pid, signal.SIGSTOP)
-            await other.remove(box.id)
-        assert detached.ids().count(box.id) == 0
+            await other.remove(sandbox.id)
+        assert detached.ids().count(sandbox.id) == 0
 
     run(main)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
-def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_theirs(
+def test_a_detached_sandbox_is_found_by_processes_with_other_run_directories(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts = (
@@ -320,9 +320,9 @@ def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_
         done = await anyio.run_process([sys.executable, "-c", starts], env=own)
         sandbox_id = done.stdout.decode().strip()
         async with LocalBackend() as backend:
-            box = await backend.attach(sandbox_id)
-            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
-            await box.stop()
+            sandbox = await backend.attach(sandbox_id)
+            assert (await sandbox.exec(["true"], timeout_s=20)).exit_code == 0
+            await sandbox.stop()
 
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
@@ -332,8 +332,8 @@ def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_
 def test_of_the_host_only_what_is_named_readable_is_shown(tmp_path: Path) -> None:
     async def main() -> None:
         async with LocalBackend(readable=[str(tmp_path)]) as backend:
-            box = await backend.start(SandboxSpec())
-            assert (await box.exec(["ls", str(tmp_path.parent)], timeout_s=20)).stdout.split() == [tmp_path.name]
+            sandbox = await backend.start(SandboxSpec())
+            assert (await sandbox.exec(["ls", str(tmp_path.parent)], timeout_s=20)).stdout.split() == [tmp_path.name]
 
     run(main)
 

@@ -1,4 +1,4 @@
-"""What is bounded, hidden and cleared away of bubblewrap boxes alone.
+"""What is bounded, hidden and cleared away of bubblewrap sandboxes alone.
 
 What hostile programs try in every kind of sandbox is in ``tests/contract/limits/test_hardening.py``.
 """
@@ -27,7 +27,7 @@ HOSTILE = SandboxSpec(untrusted=True, memory_mib=256, pids=64, disk_mib=32)
 
 
 def attempt(command: str, spec: SandboxSpec = HOSTILE) -> str:
-    """Run a line of shell in a box of its own, and return all that it wrote."""
+    """Run a line of shell in a sandbox of its own, and return all that it wrote."""
     written: list[str] = []
 
     async def main() -> None:
@@ -43,37 +43,37 @@ def groups(owner: str) -> set[str]:
     return {group.name for place in cgroups.find().parents.values() for group in place.glob(f"{owner}-*")}
 
 
-def test_a_box_whose_own_program_wants_too_much_is_lost_for_that_reason() -> None:
+def test_a_sandbox_whose_command_exceeds_its_memory_is_out_of_memory() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
             hog = "head -c 600000000 /dev/zero | tail -n 1"
-            box = await backend.start(SandboxSpec(("sh", "-c", f"exec sh -c '{hog}; kill -9 $$'"), memory_mib=64))
-            assert str(await box.wait()) == "out of memory"
+            sandbox = await backend.start(SandboxSpec(("sh", "-c", f"exec sh -c '{hog}; kill -9 $$'"), memory_mib=64))
+            assert str(await sandbox.wait()) == "out of memory"
 
     run(main)
 
 
 def test_all_that_can_be_written_is_bounded_together() -> None:
     fill = "for place in /tmp /workspace /dev/shm; do head -c 200000000 /dev/zero > $place/file; done 2>/dev/null; "
-    said = attempt(f"{fill} du -cm /tmp/file /workspace/file /dev/shm/file", spec=SandboxSpec(memory_mib=256))
-    assert int(said.split()[-2]) == 3 * 64
+    reported = attempt(f"{fill} du -cm /tmp/file /workspace/file /dev/shm/file", spec=SandboxSpec(memory_mib=256))
+    assert int(reported.split()[-2]) == 3 * 64
 
 
-def test_a_hostile_box_is_not_shown_what_is_importable_here() -> None:
-    said = attempt(f"ls {Path(__file__).parents[3]} {Path(sys.prefix, 'lib')}")
-    assert said.count("No such file") == 2
+def test_a_hostile_sandbox_is_not_shown_what_is_importable_here() -> None:
+    reported = attempt(f"ls {Path(__file__).parents[3]} {Path(sys.prefix, 'lib')}")
+    assert reported.count("No such file") == 2
 
 
-def test_of_a_box_that_forks_without_end_nothing_is_left(sleepers: Callable[[], int], marker: str) -> None:
+def test_of_a_sandbox_that_forks_without_end_nothing_is_left(sleepers: Callable[[], int], marker: str) -> None:
     async def main() -> None:
         us = run_dirs.owner_name(os.getpid())
         before = groups(us)
         async with LocalBackend() as backend:
             bomb = f"bomb() {{ sleep {marker} & bomb & bomb & wait; }}; bomb"
-            box = await backend.start(HOSTILE)
+            sandbox = await backend.start(HOSTILE)
             with anyio.move_on_after(1):
-                await box.exec(["bash", "-c", bomb], timeout_s=20)
-            await box.stop()
+                await sandbox.exec(["bash", "-c", bomb], timeout_s=20)
+            await sandbox.stop()
             assert sleepers() == 0
         assert groups(us) <= before
 

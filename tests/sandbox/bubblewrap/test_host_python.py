@@ -1,4 +1,4 @@
-"""What of this machine a box is shown so that our Python runs in it."""
+"""What of this machine a sandbox is shown so that our Python runs in it."""
 
 from __future__ import annotations
 

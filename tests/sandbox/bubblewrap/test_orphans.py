@@ -1,4 +1,4 @@
-"""What bubblewrap leaves when it is killed before the box has begun: a real one, held up at that moment."""
+"""What bubblewrap leaves when it is killed before the sandbox has begun: a real one, held up at that moment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def name_of_one_gone() -> str:
 
 @contextmanager
 def begun(name: str) -> Iterator[tuple[int, int]]:
-    """Numbers of a bubblewrap, which waits to say which process becomes the box, and of that process."""
+    """Numbers of a bubblewrap, which waits to say which process becomes the sandbox, and of that process."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):
@@ -71,20 +71,20 @@ def begun(name: str) -> Iterator[tuple[int, int]]:
 
 def test_the_next_owner_ends_what_waits_for_a_bubblewrap_that_was_killed() -> None:
     async def main() -> None:
-        with begun(name_of_one_gone()) as (bubblewrap, box):
+        with begun(name_of_one_gone()) as (bubblewrap, sandbox):
             assert bubblewrap not in orphans.find()
             kill(bubblewrap)
             await anyio.sleep(0.2)
-            assert arguments(box)  # nobody else ends it
-            assert box in orphans.find()
+            assert arguments(sandbox)  # nobody else ends it
+            assert sandbox in orphans.find()
             async with LocalBackend():
-                await until(lambda: not arguments(box))
+                await until(lambda: not arguments(sandbox))
 
     clock.run(main)
 
 
 def test_what_another_owner_has_begun_is_left_alone() -> None:
-    with begun(f"{run_dirs.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, box):
+    with begun(f"{run_dirs.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, sandbox):
         kill(bubblewrap)
-        assert box not in orphans.reap()
-        assert arguments(box)
+        assert sandbox not in orphans.reap()
+        assert arguments(sandbox)

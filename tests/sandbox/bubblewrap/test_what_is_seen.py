@@ -17,9 +17,9 @@ OPEN = """
 import sys
 import envkit
 
-with envkit.open_sandbox(backend="local", command=()) as box:
+with envkit.open_sandbox(backend="local", command=()) as sandbox:
     for word in sys.argv[1:]:
-        done = box.exec([sys.executable, "-c", word], timeout_s=30)
+        done = sandbox.exec([sys.executable, "-c", word], timeout_s=30)
         print(done.stdout.strip() or done.stderr.strip().splitlines()[-1])
 """
 SECRETS = (".env", "answers.json", "train.py", "tests/test_hidden.py")

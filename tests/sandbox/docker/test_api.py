@@ -84,7 +84,7 @@ def test_a_daemon_that_is_gone_leaves_no_socket_open(tmp_path: Path) -> None:
         daemon = daemon_at(str(tmp_path / "docker.sock"), 20)
         for _ in range(3):
             with pytest.raises(DaemonError, match="does not answer: No such file"):
-                await daemon.inspect("box")
+                await daemon.inspect("sandbox")
         await daemon.close()
         gc.collect()  # what is still open, and nobody's, warns now
 
@@ -92,7 +92,7 @@ def test_a_daemon_that_is_gone_leaves_no_socket_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("reported", "found"),
     [
         (chunk(KILLED) + chunk(b""), (False, 137)),
         (chunk(KILLED + MEMORY) + chunk(b""), (True, 137)),
@@ -102,25 +102,25 @@ def test_a_daemon_that_is_gone_leaves_no_socket_open(tmp_path: Path) -> None:
     ],
 )
 def test_how_a_container_ended_is_what_its_events_say(
-    said: bytes, found: tuple[bool, int | None], tmp_path: Path
+    reported: bytes, found: tuple[bool, int | None], tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with answering(tmp_path, HEAD + said, hangs_up=True) as path:
+        async with answering(tmp_path, HEAD + reported, hangs_up=True) as path:
             daemon = daemon_at(path, 20)
-            assert await daemon.end_since("box", 0) == found
+            assert await daemon.end_since("sandbox", 0) == found
             await daemon.close()
         gc.collect()
 
     clock.run(main)
 
 
-@pytest.mark.parametrize("said", [b"", HEAD, HEAD + chunk(KILLED)])
-def test_a_daemon_that_stands_still_is_not_waited_for_without_end(said: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reported", [b"", HEAD, HEAD + chunk(KILLED)])
+def test_a_daemon_that_stands_still_is_not_waited_for_without_end(reported: bytes, tmp_path: Path) -> None:
     async def main() -> None:
-        async with answering(tmp_path, said, hangs_up=False) as path:
+        async with answering(tmp_path, reported, hangs_up=False) as path:
             daemon = daemon_at(path, 0.2)
             with pytest.raises(DaemonError, match="does not answer: timed out"):
-                await daemon.end_since("box", 0)
+                await daemon.end_since("sandbox", 0)
             await daemon.close()
         gc.collect()
 

@@ -56,11 +56,11 @@ def meet(
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 9, 1000])
 def test_output_is_put_together_however_it_is_torn(size: int, tmp_path: Path) -> None:
-    said = GRANTED + frame(1, b"one ") + frame(2, b"no") + frame(1, b"") + frame(1, b"two " * 20) + frame(2, b"pe")
+    reported = GRANTED + frame(1, b"one ") + frame(2, b"no") + frame(1, b"") + frame(1, b"two " * 20) + frame(2, b"pe")
 
     async def daemon(connection: anyio.abc.SocketStream) -> None:
-        for start in range(0, len(said), size):
-            await connection.send(said[start : start + size])
+        for start in range(0, len(reported), size):
+            await connection.send(reported[start : start + size])
             await anyio.lowlevel.checkpoint()
 
     async def client(stream: AttachStream) -> None:
@@ -167,7 +167,7 @@ def test_a_refusal_says_why(answer: bytes, why: str, tmp_path: Path) -> None:
     meet(daemon, client, tmp_path, refusal=why)
 
 
-def test_closing_lets_whoever_receives_return(tmp_path: Path) -> None:
+def test_closing_ends_a_pending_receive(tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         await connection.send(GRANTED)
         await anyio.sleep_forever()
@@ -185,7 +185,7 @@ def test_closing_lets_whoever_receives_return(tmp_path: Path) -> None:
     meet(daemon, client, tmp_path)
 
 
-def test_nobody_who_listens_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_connecting_to_a_closed_port_is_an_error_with_the_reason(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(ConnectionError, match="the Docker daemon does not answer: No such file"):
             await attach(str(tmp_path / "none.sock"), "/attach")

@@ -1,4 +1,4 @@
-"""Boxes of Docker: their life, their end and its cause, and that nothing is left of them."""
+"""Sandboxes of Docker: their life, their end and its cause, and that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.docker
 
 
 async def started(backend: DockerBackend, spec: SandboxSpec) -> AgentSandbox:
-    box = await backend.start(spec)
-    assert isinstance(box, AgentSandbox)
-    return box
+    sandbox = await backend.start(spec)
+    assert isinstance(sandbox, AgentSandbox)
+    return sandbox
 
 
 def open_files() -> int:
@@ -40,10 +40,10 @@ def open_files() -> int:
 def test_leaving_the_backend_removes_containers_and_their_volumes() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image()))
-            (container,) = containers_of(box.id)
+            sandbox = await started(backend, SandboxSpec(image=image()))
+            (container,) = containers_of(sandbox.id)
             volume = docker("inspect", "--format", "{{range .Mounts}}{{.Name}}{{end}}", container)
-        assert containers_of(box.id) == []
+        assert containers_of(sandbox.id) == []
         assert volume not in docker("volume", "ls", "--quiet").splitlines()
 
     run(main)
@@ -55,15 +55,15 @@ def test_leaving_the_backend_removes_containers_and_their_volumes() -> None:
         ("exec tail /dev/zero", "out of memory"),
     ],
 )
-def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(command: str, cause: str) -> None:
+def test_a_command_that_ends_takes_its_sandbox_with_it_and_leaves_the_cause(command: str, cause: str) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(
+            sandbox = await started(
                 backend, SandboxSpec(("sh", "-c", f"sleep 0.5; {command}"), image=image(), memory_mib=64)
             )
-            assert str(await box.wait()) == cause
-            await box.stop()
-            assert containers_of(box.id) == []
+            assert str(await sandbox.wait()) == cause
+            await sandbox.stop()
+            assert containers_of(sandbox.id) == []
 
     run(main)
 
@@ -74,12 +74,12 @@ def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(command:
 def test_a_container_that_somebody_ends_is_seen_within_two_seconds(deed: tuple[str, ...], cause: str) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image()))
-            await clock.to_thread(docker, *deed, *containers_of(box.id))
+            sandbox = await started(backend, SandboxSpec(image=image()))
+            await clock.to_thread(docker, *deed, *containers_of(sandbox.id))
             with anyio.fail_after(2):
-                assert str(await box.wait()) == cause
-            with pytest.raises(SandboxLostError, match=f"{box.id} lost: {cause[:6]}"):
-                await box.exec(["true"], timeout_s=5)
+                assert str(await sandbox.wait()) == cause
+            with pytest.raises(SandboxLostError, match=f"{sandbox.id} lost: {cause[:6]}"):
+                await sandbox.exec(["true"], timeout_s=5)
 
     run(main)
 
@@ -87,13 +87,13 @@ def test_a_container_that_somebody_ends_is_seen_within_two_seconds(deed: tuple[s
 def test_a_paused_container_does_not_answer_a_probe_and_can_be_stopped() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image()))
-            assert await box.probe(5) < 5
-            await clock.to_thread(docker, "pause", *containers_of(box.id))
+            sandbox = await started(backend, SandboxSpec(image=image()))
+            assert await sandbox.probe(5) < 5
+            await clock.to_thread(docker, "pause", *containers_of(sandbox.id))
             with pytest.raises(DeadlineError):
-                await box.probe(0.5)
-            await box.stop()
-            assert containers_of(box.id) == []
+                await sandbox.probe(0.5)
+            await sandbox.stop()
+            assert containers_of(sandbox.id) == []
 
     run(main)
 
@@ -147,11 +147,11 @@ def test_all_is_enforced_for_the_hostile() -> None:
 def test_a_snapshot_holds_the_files_and_the_command_waits_for_them() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image()))
-            await box.write("/workspace/folder/one", b"1", mode=0o755)
-            await box.write("/tmp/two", b"2")
-            name = await box.snapshot()
-            await box.stop()
+            sandbox = await started(backend, SandboxSpec(image=image()))
+            await sandbox.write("/workspace/folder/one", b"1", mode=0o755)
+            await sandbox.write("/tmp/two", b"2")
+            name = await sandbox.snapshot()
+            await sandbox.stop()
             again = await backend.restore(name, SandboxSpec(("sh", "-c", "cp /tmp/two three; sleep 99"), image=image()))
             shown = "cat folder/one /tmp/two; stat -c %a folder/one; until [ -s three ]; do sleep 0.01; done; cat three"
             assert (await again.exec(["sh", "-c", shown], timeout_s=20)).stdout == "12755\n2"
@@ -164,14 +164,16 @@ def test_a_snapshot_holds_the_files_and_the_command_waits_for_them() -> None:
 def test_the_system_profile_has_a_root_that_can_write_and_names_what_it_gives_up() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image(), profile="system"))
-            assert {"uid", "memory_reserve"} <= set(box.unenforced)
-            result = await box.exec(["sh", "-c", "id -u; echo new > /usr/local/file; mknod /tmp/d b 8 0"], timeout_s=20)
+            sandbox = await started(backend, SandboxSpec(image=image(), profile="system"))
+            assert {"uid", "memory_reserve"} <= set(sandbox.unenforced)
+            result = await sandbox.exec(
+                ["sh", "-c", "id -u; echo new > /usr/local/file; mknod /tmp/d b 8 0"], timeout_s=20
+            )
             assert result.stdout == "0\n"
             assert "Operation not permitted" in result.stderr
-            await box.write(f"{box.grader_home}/key", b"42", user="grader")
-            assert await box.read(f"{box.grader_home}/key") == b"42"  # one user is all that there is
-            name = await box.snapshot()
+            await sandbox.write(f"{sandbox.grader_home}/key", b"42", user="grader")
+            assert await sandbox.read(f"{sandbox.grader_home}/key") == b"42"  # one user is all that there is
+            name = await sandbox.snapshot()
             again = await backend.restore(name, SandboxSpec(profile="system"))
             assert await again.read("/usr/local/file") == b"new\n"
         assert name not in docker("images", "--all", "--quiet", "--no-trunc").splitlines()
@@ -179,35 +181,35 @@ def test_the_system_profile_has_a_root_that_can_write_and_names_what_it_gives_up
     run(main)
 
 
-def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
+def test_a_detached_sandbox_is_reached_by_a_later_backend() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image(), detached=True, ttl_s=60))
-            await box.write("/tmp/note", b"kept")
+            sandbox = await started(backend, SandboxSpec(image=image(), detached=True, ttl_s=60))
+            await sandbox.write("/tmp/note", b"kept")
         async with DockerBackend() as backend:
-            again = await backend.attach(box.id)
+            again = await backend.attach(sandbox.id)
             assert await again.read("/tmp/note") == b"kept"
             held = open_files()
-            await (await backend.attach(box.id)).release()
+            await (await backend.attach(sandbox.id)).release()
             assert open_files() == held
             await again.stop()
-            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
-                await backend.attach(box.id)
-        assert containers_of(box.id) == []
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{sandbox.id}'"):
+                await backend.attach(sandbox.id)
+        assert containers_of(sandbox.id) == []
 
     if os.geteuid() != 0:
-        pytest.skip("only root can come back to a box that stays")
+        pytest.skip("only root can come back to a sandbox that stays")
     run(main)
 
 
 def test_what_belongs_to_a_living_process_is_not_reaped() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image()))
+            sandbox = await started(backend, SandboxSpec(image=image()))
             daemon = await Daemon.connect()
-            assert not set(containers_of(box.id)) & set(await orphans.reap(daemon))
+            assert not set(containers_of(sandbox.id)) & set(await orphans.reap(daemon))
             await daemon.close()
-            assert await box.probe(5) < 5
+            assert await sandbox.probe(5) < 5
 
     run(main)
 

@@ -84,7 +84,7 @@ def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> N
         (SandboxSpec(profile="system", network="open"), True, ("network", "uid")),
     ],
 )
-def test_what_is_given_up_is_named(spec: SandboxSpec, limits_disk: bool, lost: tuple[str, ...]) -> None:
+def test_unenforced_limits_are_named(spec: SandboxSpec, limits_disk: bool, lost: tuple[str, ...]) -> None:
     assert container_config.unenforced(spec, limits_disk=limits_disk) == lost
 
 

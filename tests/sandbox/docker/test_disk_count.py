@@ -1,4 +1,4 @@
-"""How the files of a box are added up, of which some are deleted meanwhile; the disk is scripted."""
+"""How the files of a sandbox are added up, of which some are deleted meanwhile; the disk is scripted."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def counted(*looks: tuple[int, Deleted], bound: int) -> tuple[int, int]:
     return clock.run(main, virtual=True), len(looks) - len(left)
 
 
-def test_a_file_that_is_deleted_between_the_two_looks_does_not_count_twice() -> None:
+def test_a_file_deleted_between_the_two_scans_is_counted_once() -> None:
     # 75 are written, of which the first look sees A by its name and then again without one.
     assert counted((50, {A: 25, B: 25}), (25, {A: 25, B: 25}), bound=80) == (75, 2)
     assert counted((50, {A: 25, B: 25}), (25, {A: 25, B: 25}), bound=60) == (75, 2)
 
 
-def test_one_look_is_enough_where_what_is_counted_twice_decides_nothing() -> None:
+def test_one_scan_is_enough_if_double_counting_decides_nothing() -> None:
     assert counted((50, {A: 25}), bound=80) == (75, 1)
     assert counted((90, {A: 25}), bound=80) == (90, 1)
 
@@ -39,6 +39,6 @@ def test_files_that_were_deleted_before_count_beside_those_with_a_name() -> None
     assert counted((0, {A: 25, B: 25, C: 25}), (0, {A: 25, B: 25, C: 25}), bound=60) == (75, 2)
 
 
-def test_whoever_deletes_a_file_during_each_look_is_not_overlooked() -> None:
+def test_deleting_a_file_during_each_scan_does_not_hide_the_use() -> None:
     looks = [(0, {(50, number): 75}) for number in range(4)]
     assert counted(*looks, bound=60) == (75, 4)

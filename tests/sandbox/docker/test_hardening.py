@@ -1,4 +1,4 @@
-"""What the root of a Docker box tries, of which it may be more than elsewhere, and that it fails.
+"""What the root of a Docker sandbox tries, of which it may be more than elsewhere, and that it fails.
 
 What hostile programs try in every kind of sandbox is in ``tests/contract/limits/test_hardening.py``.
 """
@@ -55,30 +55,32 @@ def reduced() -> Iterator[str]:
         yield name
 
 
-async def require_closed(box: AnySandbox) -> None:
-    said = (await box.exec(["python3", "-c", READ], timeout_s=20, user="root")).stdout.splitlines()
-    assert said == ["Permission denied"] * 4
+async def require_closed(sandbox: AnySandbox) -> None:
+    reported = (await sandbox.exec(["python3", "-c", READ], timeout_s=20, user="root")).stdout.splitlines()
+    assert reported == ["Permission denied"] * 4
 
 
 @pytest.mark.parametrize("profile", ["strict", "system"])
 @pytest.mark.parametrize("user", ANYBODY)
-def test_what_starts_programs_is_not_traced_not_even_by_the_box_s_root(
+def test_what_starts_programs_is_not_traced_not_even_by_the_sandbox_s_root(
     sandboxes: SharedSandboxes, profile: str, user: SandboxUser
 ) -> None:
-    async def main(box: AnySandbox) -> None:
-        await box.shell(user="root").run("true", timeout_s=20)
-        said = (await box.exec(["python3", "-c", TRACE], timeout_s=20, user=user)).stdout.splitlines()
+    async def main(sandbox: AnySandbox) -> None:
+        await sandbox.shell(user="root").run("true", timeout_s=20)
+        reported = (await sandbox.exec(["python3", "-c", TRACE], timeout_s=20, user=user)).stdout.splitlines()
         # Bash is a program like any other, and may be traced by who has its rights.
-        assert len([line for line in said if line.startswith("traced")]) <= 1
-        assert said[0] == "Operation not permitted"
-        assert said.count("Operation not permitted") >= 3
-        assert (await box.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
+        assert len([line for line in reported if line.startswith("traced")]) <= 1
+        assert reported[0] == "Operation not permitted"
+        assert reported.count("Operation not permitted") >= 3
+        assert (await sandbox.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
 
     sandboxes.run(KINDS["docker"], main, profile=profile)
 
 
 @pytest.mark.parametrize("profile", ["strict", "system"])
-def test_memory_and_files_of_the_agent_are_closed_to_the_box_s_root(sandboxes: SharedSandboxes, profile: str) -> None:
+def test_memory_and_files_of_the_agent_are_closed_to_the_sandbox_s_root(
+    sandboxes: SharedSandboxes, profile: str
+) -> None:
     sandboxes.run(KINDS["docker"], require_closed, profile=profile)
 
 
@@ -87,32 +89,32 @@ def test_they_are_also_where_a_python_without_ctypes_hides_its_process_in_anothe
     reduced: str, profile: str
 ) -> None:
     async def main() -> None:
-        async with KINDS["docker"].box(profile=profile, image=reduced) as box:
-            await require_closed(box)
+        async with KINDS["docker"].sandbox(profile=profile, image=reduced) as sandbox:
+            await require_closed(sandbox)
 
     run(main)
 
 
-def test_a_root_that_kills_everybody_leaves_a_box_that_answers(tmp_path: Path) -> None:
+def test_a_root_that_kills_everybody_leaves_a_sandbox_that_answers(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1")
     everybody = "kill -9 -1; kill -9 1; kill -STOP 1; sleep 600"
 
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await backend.start(SandboxSpec(image=image(), profile="system"))
-            assert isinstance(box, AgentSandbox)
-            shell = box.shell()
+            sandbox = await backend.start(SandboxSpec(image=image(), profile="system"))
+            assert isinstance(sandbox, AgentSandbox)
+            shell = sandbox.shell()
             await shell.run("X=1", timeout_s=20)
-            killed = await box.exec(["sh", "-c", everybody], timeout_s=20)
+            killed = await sandbox.exec(["sh", "-c", everybody], timeout_s=20)
             assert (killed.exit_code, killed.timed_out) == (-9, False)
             lost = await shell.run("echo on", timeout_s=20)
             assert (lost.exit_code, lost.is_shell_lost) == (-9, True)
             lost = await shell.run(everybody, timeout_s=20)
             assert (lost.exit_code, lost.is_shell_lost, lost.timed_out) == (-9, True, False)
             assert (await shell.run("echo on", timeout_s=20)).stdout == "on\n"
-            assert (await box.exec(["echo", "on"], timeout_s=20, user="grader")).stdout == "on\n"
-            await box.upload(tmp_path / "one", "one")
-            assert await box.read("one") == b"1"
+            assert (await sandbox.exec(["echo", "on"], timeout_s=20, user="grader")).stdout == "on\n"
+            await sandbox.upload(tmp_path / "one", "one")
+            assert await sandbox.read("one") == b"1"
 
     run(main)
 
@@ -120,14 +122,14 @@ def test_a_root_that_kills_everybody_leaves_a_box_that_answers(tmp_path: Path) -
 def test_a_root_that_stops_everybody_holds_no_call_back_for_longer_than_its_time() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await backend.start(SandboxSpec(image=image(), profile="system"))
-            assert isinstance(box, AgentSandbox)
-            await box.shell().run("(sleep 0.3; kill -STOP -1) &", timeout_s=20)
-            waiting = await box.exec(["sh", "-c", "sleep 0.6; echo on"], timeout_s=1)
+            sandbox = await backend.start(SandboxSpec(image=image(), profile="system"))
+            assert isinstance(sandbox, AgentSandbox)
+            await sandbox.shell().run("(sleep 0.3; kill -STOP -1) &", timeout_s=20)
+            waiting = await sandbox.exec(["sh", "-c", "sleep 0.6; echo on"], timeout_s=1)
             assert (waiting.exit_code, waiting.timed_out) == (None, True)
-            stopped = await box.shell().run("echo on", timeout_s=0.5)
+            stopped = await sandbox.shell().run("echo on", timeout_s=0.5)
             assert (stopped.timed_out, stopped.is_shell_lost) == (True, True)
-            assert (await box.shell().run("echo on", timeout_s=20)).stdout == "on\n"
-            assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+            assert (await sandbox.shell().run("echo on", timeout_s=20)).stdout == "on\n"
+            assert (await sandbox.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
 
     run(main)

@@ -1,4 +1,4 @@
-"""Which images a box can start from: those of our format, and those that envkit did not build."""
+"""Which images a sandbox can start from: those of our format, and those that envkit did not build."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ def test_an_image_of_another_format_is_refused_with_both_numbers_and_the_remedy(
 
 
 def test_the_default_image_without_a_number_is_older() -> None:
-    said = why_other_format(an_image(None), DEFAULT_IMAGE)
+    reported = why_other_format(an_image(None), DEFAULT_IMAGE)
 
-    assert said is not None
-    assert said.startswith(f"image {DEFAULT_IMAGE} has another format (found 0, since it has no label envkit.format; ")
-    assert said.endswith("envkit image build games")
+    assert reported is not None
+    assert reported.startswith(
+        f"image {DEFAULT_IMAGE} has another format (found 0, since it has no label envkit.format; "
+    )
+    assert reported.endswith("envkit image build games")
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def newer() -> Iterator[str]:
 
 
 @pytest.mark.docker
-def test_no_box_starts_from_an_image_of_another_format(newer: str) -> None:
+def test_no_sandbox_starts_from_an_image_of_another_format(newer: str) -> None:
     async def main() -> None:
         assert await why_unavailable(newer) == SAID(newer, newer)
         async with DockerBackend() as backend:

@@ -40,9 +40,11 @@ def tag() -> Iterator[str]:
 
 
 async def build(name: str, base: str | None = None, packages: tuple[str, ...] = ()) -> list[str]:
-    said: list[str] = []
-    assert await image_build.build(name, base=base, offline=True, packages=packages, tag=TAG, say=said.append) == TAG
-    return said
+    reported: list[str] = []
+    assert (
+        await image_build.build(name, base=base, offline=True, packages=packages, tag=TAG, say=reported.append) == TAG
+    )
+    return reported
 
 
 def test_every_image_has_a_file_that_takes_a_base() -> None:
@@ -76,14 +78,14 @@ def test_a_missing_base_is_refused_offline() -> None:
 def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(wheel: Path, tag: str) -> None:
     async def main() -> None:
         before = docker("images", "--all", "--quiet", "--filter", "label=envkit.stage")
-        said = await build("python", base=image(), packages=(str(wheel),))
-        assert any("FROM" in line for line in said)
+        reported = await build("python", base=image(), packages=(str(wheel),))
+        assert any("FROM" in line for line in reported)
         assert docker("images", "--all", "--quiet", "--filter", "label=envkit.stage") == before
         assert docker("image", "inspect", "--format", '{{index .Config.Labels "envkit.format"}}', tag) == "1"
         async with DockerBackend() as backend:
-            box = await backend.start(SandboxSpec(image=tag, untrusted=True))
-            assert isinstance(box, AgentSandbox)
-            result = await box.exec(["python3", "-c", "import speaker"], timeout_s=20)
+            sandbox = await backend.start(SandboxSpec(image=tag, untrusted=True))
+            assert isinstance(sandbox, AgentSandbox)
+            result = await sandbox.exec(["python3", "-c", "import speaker"], timeout_s=20)
             assert (result.stdout, result.stderr) == ("spoken\n", "")
 
     run(main)

@@ -66,7 +66,7 @@ def left_by(pid: int) -> list[str]:
 
 @pytest.mark.skipif(not Path("/var/run/docker.sock").exists(), reason="Docker's usual socket is elsewhere")
 @pytest.mark.parametrize("count", [1, 6])
-def test_what_the_daemon_was_still_making_for_who_was_killed_is_waited_for_and_removed(count: int) -> None:
+def test_a_container_that_the_daemon_still_creates_for_a_killed_owner_is_awaited_and_removed(count: int) -> None:
     async def main() -> None:
         daemon = await Daemon.connect()
         asker = await clock.to_thread(ask, count)
@@ -106,7 +106,7 @@ def test_a_note_lies_there_only_while_the_daemon_is_asked() -> None:
     assert not note.exists()
 
 
-def test_who_removes_a_container_that_others_are_removing_waits_until_it_is_gone() -> None:
+def test_removing_a_container_that_is_being_removed_waits_until_it_is_gone() -> None:
     labels: dict[str, JSON] = {"envkit.test": f"removal-{os.getpid()}"}
     options: dict[str, JSON] = {"Image": image(), "Cmd": ["sleep", "60"], "Labels": labels}
 

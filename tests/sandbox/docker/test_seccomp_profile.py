@@ -61,7 +61,7 @@ def allows(name: str, *arguments: int) -> bool:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_bubblewrap_boxes_refuse_is_never_allowed(machine: str) -> None:
+def test_what_bubblewrap_sandboxes_refuse_is_never_allowed(machine: str) -> None:
     named = {name for rule in rules(machine) if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}  # type: ignore[attr-defined]
     assert named & set(seccomp.denied(machine)) == set()
     assert named & {"clone3", "io_setup", "memfd_secret", "modify_ldt", "name_to_handle_at"} == set()
@@ -174,15 +174,15 @@ def cases() -> Iterator[tuple[int, ...]]:
 @pytest.mark.docker
 @pytest.mark.skipif(platform.machine() not in MACHINES or os.geteuid() != 0, reason="filters are shown to root")
 @pytest.mark.parametrize("profile", ["strict", "system"])
-def test_what_the_kernel_lets_a_box_do_it_lets_plain_containers_and_bubblewrap_boxes_do(profile: str) -> None:
+def test_what_the_kernel_lets_a_sandbox_do_it_lets_plain_containers_and_bubblewrap_sandboxes_do(profile: str) -> None:
     ours = seccomp.program()
     assert ours is not None
     found = []
 
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
-            found.extend(filters_of(process_of(*containers_of(box.id))))
+            sandbox = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
+            found.extend(filters_of(process_of(*containers_of(sandbox.id))))
 
     run(main)
     (of_the_box,) = found
@@ -207,10 +207,10 @@ def test_the_filter_needs_no_python_in_the_image(tmp_path_factory: pytest.TempPa
 
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await backend.start(SandboxSpec(image=name, untrusted=True))
-            assert isinstance(box, AgentlessSandbox)
+            sandbox = await backend.start(SandboxSpec(image=name, untrusted=True))
+            assert isinstance(sandbox, AgentlessSandbox)
             numbers = [str(one) for one in (io_uring_setup, keyctl, modify_ldt, ptrace, clone3, getppid)]
-            done = await box.exec(["perl", "-e", PERL, *numbers], timeout_s=20)
+            done = await sandbox.exec(["perl", "-e", PERL, *numbers], timeout_s=20)
             assert done.stdout.split() == ["1", "1", "1", "1", "38", "0"]
 
     try:
@@ -221,13 +221,13 @@ def test_the_filter_needs_no_python_in_the_image(tmp_path_factory: pytest.TempPa
 
 @pytest.mark.docker
 @pytest.mark.parametrize("profile", ["strict", "system"])
-def test_a_program_of_another_family_of_sockets_is_refused_also_to_the_root_of_a_box(profile: str) -> None:
+def test_a_program_of_another_family_of_sockets_is_refused_also_to_the_root_of_a_sandbox(profile: str) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
-            assert isinstance(box, AgentSandbox)
+            sandbox = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
+            assert isinstance(sandbox, AgentSandbox)
             source = "import _socket; _socket.socket(40, 1, 0)"
-            done = await box.exec(["python3", "-c", source], timeout_s=20, user="root")
+            done = await sandbox.exec(["python3", "-c", source], timeout_s=20, user="root")
             assert "PermissionError: [Errno 1] Operation not permitted" in done.stderr
 
     run(main)

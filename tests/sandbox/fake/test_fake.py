@@ -57,7 +57,7 @@ def test_a_start_takes_as_long_as_the_script_says() -> None:
     assert with_box(Fate(start_s=12.5), use) == 12.5
 
 
-def test_a_box_that_is_not_ready_in_time_has_failed() -> None:
+def test_a_sandbox_that_is_not_ready_in_time_has_failed() -> None:
     async def use(box: FakeBox) -> None: ...
 
     with pytest.raises(SandboxStartError, match="fake-0 did not start: not ready after 30 s"):
@@ -146,7 +146,7 @@ def test_a_time_to_live_is_kept() -> None:
     assert with_box(Fate(dies_after_s=70), use, SandboxSpec(ttl_s=60)) == ("its time to live is over", 60.0)
 
 
-def test_a_box_that_hangs_does_not_answer_a_probe() -> None:
+def test_a_sandbox_that_hangs_does_not_answer_a_probe() -> None:
     async def use(box: FakeBox) -> None:
         assert await box.probe(2) == 0.0
         await anyio.sleep(5)
@@ -157,7 +157,7 @@ def test_a_box_that_hangs_does_not_answer_a_probe() -> None:
     with_box(Fate(hangs_after_s=5), use)
 
 
-def test_a_call_that_meets_the_hour_of_hanging_ends_the_box_after_its_time_and_ten_seconds() -> None:
+def test_a_call_during_which_the_sandbox_hangs_ends_it_ten_seconds_after_the_timeout() -> None:
     async def use(box: FakeBox) -> None:
         with pytest.raises(SandboxLostError, match="it does not answer"):
             await box.exec(["sleep", "8"], timeout_s=9)
@@ -184,7 +184,7 @@ def test_stopping_ends_what_runs() -> None:
     with_box(Fate(answer=lambda command: ExecResult(0, duration_s=8)), use)
 
 
-def test_leaving_the_backend_stops_its_boxes() -> None:
+def test_leaving_the_backend_stops_its_sandboxes() -> None:
     async def main() -> list[str]:
         async with FakeBackend() as backend:
             boxes = [await backend.start(SandboxSpec()) for _ in range(2)]

@@ -68,7 +68,7 @@ def test_the_bounds_of_version_1_also_bound_swap(tmp_path: Path) -> None:
     assert (tmp_path / "cpu/g/cpu.cfs_quota_us").read_text() == "50000"
 
 
-def test_a_kernel_that_does_not_count_swap_is_told_not_to_swap(tmp_path: Path) -> None:
+def test_swapping_is_disabled_if_the_kernel_does_not_account_swap(tmp_path: Path) -> None:
     version_1(tmp_path)
     (tmp_path / "memory/g/memory.memsw.limit_in_bytes").unlink()
     (tmp_path / "memory/g/memory.swappiness").write_text("60")
@@ -119,7 +119,7 @@ def test_a_group_is_joined_in_each_folder_and_seen_where_programs_look(tmp_path:
     assert two.views() == [(root / "a/g", "/sys/fs/cgroup")]
 
 
-def test_who_died_of_the_bound_is_counted(tmp_path: Path) -> None:
+def test_processes_killed_at_the_limit_are_counted(tmp_path: Path) -> None:
     one = cgroups.Cgroup(cgroups.find(version_1(tmp_path / "1")), "g")
     (tmp_path / "1/memory/g/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     (tmp_path / "1/memory/g/memory.limit_in_bytes").write_text(f"{64 << 20}\n")
@@ -174,7 +174,7 @@ def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
             somebody.kill()
 
 
-def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path) -> None:
+def test_a_cgroup_is_kept_for_as_long_as_its_new_owner_lives(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
         dead = run_dirs.owner_name(process.pid)
     version_1(tmp_path, dead)
@@ -201,7 +201,7 @@ def test_in_version_1_the_agents_group_is_a_child_with_a_lower_limit(tmp_path: P
     assert (child / "memory.limit_in_bytes").read_text() == str(48 << 20)
     assert (child / "memory.memsw.limit_in_bytes").read_text() == str(48 << 20)
     assert group.of_agent is not None
-    assert group.of_agent.door == child / "tasks"
+    assert group.of_agent.join_file == child / "tasks"
     group.join(4711)
     assert (tmp_path / "memory/g/cgroup.procs").read_text() == "4711"
 
@@ -260,7 +260,7 @@ def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real:
     assert not any(folder.exists() for folder, _ in real.views())
 
 
-def test_a_real_group_is_removed_with_the_names_of_its_heirs(real: cgroups.Cgroup) -> None:
+def test_a_real_cgroup_is_removed_with_the_names_of_its_owners(real: cgroups.Cgroup) -> None:
     real.make(cgroups.CgroupLimits(memory_mib=32, pids=8, cpus=1))
     real.transfer_to(os.getpid())
     with joined(real, "sleep 1000") as process:
@@ -311,7 +311,7 @@ def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Cg
     real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
     assert real.of_agent is not None
     # 56 MiB are within the limit of the sandbox, 64 MiB, and above that of the agent, 48 MiB.
-    hog = f"echo 0 > {real.of_agent.door}; exec {sys.executable} -c 'bytearray(56 << 20)'"
+    hog = f"echo 0 > {real.of_agent.join_file}; exec {sys.executable} -c 'bytearray(56 << 20)'"
     with joined(real, hog) as process:
         process.communicate(timeout=20)
     assert process.returncode == -9

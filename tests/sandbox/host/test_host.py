@@ -1,4 +1,4 @@
-"""Episodes in real boxes with real servers: the same play as in this process, whatever dies."""
+"""Episodes in real sandboxes with real servers: the same play as in this process, whatever dies."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def children() -> dict[int, list[int]]:
     return found
 
 
-def boxes() -> list[list[int]]:
-    """The processes of each box of ours, first the one that its life hangs on."""
+def sandboxes() -> list[list[int]]:
+    """The processes of each sandbox of ours, first the one that its life hangs on."""
     everybody = children()
     families = []
     for child in everybody.get(os.getpid(), []):
@@ -70,7 +70,7 @@ def boxes() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
-def test_an_episode_in_a_box_is_the_same_as_in_this_process(kind: Kind, env_id: str) -> None:
+def test_an_episode_in_a_sandbox_is_the_same_as_in_this_process(kind: Kind, env_id: str) -> None:
     async def main() -> None:
         tasks = [Task(env_id, seed) for seed in range(3)]
         async with environments.slots(1) as here:
@@ -81,7 +81,7 @@ def test_an_episode_in_a_box_is_the_same_as_in_this_process(kind: Kind, env_id: 
     run(main)
 
 
-def test_of_twenty_episodes_each_is_finished_or_lost_when_a_box_is_killed_half_way(kind: Kind) -> None:
+def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_half_way(kind: Kind) -> None:
     async def main() -> None:
         ends: Counter[str] = Counter()
         started = 0
@@ -109,26 +109,26 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_box_is_killed_half_w
                 for seed in range(20):
                     tasks.start_soon(one, host, seed)
                 await all_places_taken.wait()
-                first, *_, server = boxes()[0]
+                first, *_, server = sandboxes()[0]
                 os.kill(server, signal.SIGSTOP)  # so that it answers nothing until it is ended, too
                 os.kill(first, signal.SIGKILL)
                 box_killed.set()
             assert ends == {"finished": 15, "killed by signal 9 (SIGKILL)": 5}
-            while len(boxes()) < 2:  # noqa: ASYNC110  (the replacement comes after a delay)
+            while len(sandboxes()) < 2:  # noqa: ASYNC110  (the replacement comes after a delay)
                 await anyio.sleep(0.05)
             assert (host.lost, host.restarts) == (1, 1)
 
     run(main)
 
 
-def test_a_box_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
+def test_a_sandbox_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
     async def main() -> None:
         health = HealthSection(interval_s=0.5, timeout_s=1.0, misses=2)
         async with sandbox_host(kind, boxes=1, slots_per_sandbox=1, health=health) as host:
             assert isinstance(host, FleetHost)
             async with host.lease(Task("FrozenLake-v0", 1)) as episode:
                 await episode.reset()
-                for member in reversed(boxes()[0]):
+                for member in reversed(sandboxes()[0]):
                     os.kill(member, signal.SIGSTOP)
                 began = clock.now()
                 with pytest.raises(SandboxLostError, match="env server did not answer"):
@@ -156,7 +156,7 @@ def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind:
                 await played.wait()
                 scope.cancel()
                 await anyio.sleep_forever()
-        assert boxes() == []
+        assert sandboxes() == []
 
     run(main)
 
@@ -170,14 +170,14 @@ def test_an_unknown_environment_is_named_as_such(kind: Kind) -> None:
     run(main)
 
 
-def test_without_sandboxes_episodes_are_played_in_this_process() -> None:
+def test_without_sandsandboxes_episodes_are_played_in_this_process() -> None:
     async def main() -> None:
-        said: list[str] = []
-        async with sandbox_host("none", boxes=2, slots_per_sandbox=3, announce=said.append) as host:
+        reported: list[str] = []
+        async with sandbox_host("none", boxes=2, slots_per_sandbox=3, announce=reported.append) as host:
             assert host.capacity == 6
             assert len(await play(host, Task("FrozenLake-v0", 1))) > 1
-            assert boxes() == []
-        assert said == ["sandbox: none, 6 episodes at once in this process"]
+            assert sandboxes() == []
+        assert reported == ["sandbox: none, 6 episodes at once in this process"]
 
     run(main)
 
@@ -244,7 +244,7 @@ def install(folder: Path) -> None:
     (metadata / "entry_points.txt").write_text("[envkit.envs]\noutside = outside:register_all\n")
 
 
-def test_an_environment_of_an_installed_package_is_played_in_a_box(kind: Kind, tmp_path: Path) -> None:
+def test_an_environment_of_an_installed_package_is_played_in_a_sandbox(kind: Kind, tmp_path: Path) -> None:
     package = tmp_path / "site-packages"
     install(package)
     assert script(tmp_path, kind, "Outside-v0", imports=str(package))[1:] == ["hello from outside, 5"]
@@ -252,20 +252,19 @@ def test_an_environment_of_an_installed_package_is_played_in_a_box(kind: Kind, t
 
 def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(WORLD)
-    (said,) = script(tmp_path, kind, "Outside-v0", first="import outside; outside.register_all()")[1:]
-    assert said.startswith("no environment is called 'Outside-v0'; it is registered in this process alone")
-    assert "entry point group 'envkit.envs'" in said
-    assert "sandbox.kind: none" in said
+    (reported,) = script(tmp_path, kind, "Outside-v0", first="import outside; outside.register_all()")[1:]
+    assert reported.startswith("no environment is called 'Outside-v0'; it is registered in this process alone")
+    assert "entry point group 'envkit.envs'" in reported
+    assert "sandbox.kind: none" in reported
 
 
 def test_a_package_that_the_sandbox_does_not_see_is_named_with_the_image_to_build(kind: Kind, tmp_path: Path) -> None:
     install(tmp_path)  # in the home, of which a sandbox sees nothing
-    (said,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
-    assert said.startswith(
-        "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox "
-    )
-    assert "envkit image build games --with ./outside" in said
-    assert "envs.image" in said
+    (reported,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
+    told = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox "
+    assert reported.startswith(told)
+    assert "envkit image build games --with ./outside" in reported
+    assert "envs.image" in reported
 
 
 @pytest.mark.bwrap
@@ -279,7 +278,7 @@ def test_without_bubblewrap_plain_processes_are_used_and_the_reason_announced(tm
     assert announced == f"sandbox: plain child processes, 2 sandboxes, {reason}"
 
 
-def test_whoever_insists_on_bubblewrap_is_told_what_to_install(tmp_path: Path) -> None:
-    (said,) = script(tmp_path, "local", "FrozenLake-v0", path=str(tmp_path))
+def test_requiring_bubblewrap_without_it_names_the_package_to_install(tmp_path: Path) -> None:
+    (reported,) = script(tmp_path, "local", "FrozenLake-v0", path=str(tmp_path))
     reason = "bubblewrap is not installed (apt install bubblewrap)"
-    assert said == f"no local sandboxes: {reason}; or choose docker or process"
+    assert reported == f"no local sandboxes: {reason}; or choose docker or process"

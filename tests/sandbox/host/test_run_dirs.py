@@ -1,4 +1,4 @@
-"""Folders of boxes: private, and cleared away when their owner is gone."""
+"""Folders of sandboxes: private, and cleared away when their owner is gone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_path_of_a_socket_in_it_is_short_enough_for_the_kernel(folder: Path)
     assert len(str(folder / "process-123456" / "s" / "env.sock")) < 104
 
 
-def test_a_folder_of_the_living_stays(folder: Path) -> None:
+def test_a_folder_of_a_living_process_is_kept(folder: Path) -> None:
     assert folder not in run_dirs.reap()
     assert folder.exists()
 
@@ -47,7 +47,7 @@ def test_a_folder_whose_owner_is_gone_is_removed(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     orphan = renamed(folder, pid=process.pid)
-    (orphan / "box-1").mkdir()
+    (orphan / "sandbox-1").mkdir()
     assert orphan in run_dirs.reap()
     assert not orphan.exists()
 
@@ -84,7 +84,7 @@ def test_a_folder_that_belongs_to_another_process_goes_with_that_one() -> None:
     assert made in run_dirs.reap()
 
 
-def test_a_folder_of_another_pid_namespace_stays(folder: Path) -> None:
+def test_a_folder_of_another_pid_namespace_is_kept(folder: Path) -> None:
     foreign = renamed(folder, namespace="4026500000", start=1)
     try:
         assert foreign not in run_dirs.reap()

@@ -93,9 +93,9 @@ from envkit.types import SandboxSpec
 
 async def main():
     async with LocalBackend() as backend:
-        box = await backend.start(SandboxSpec(detached=bool({stays}), ttl_s=60))
-        said = (await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout
-        print(box.id, said.split()[4], *box.unenforced, flush=True)
+        sandbox = await backend.start(SandboxSpec(detached=bool({stays}), ttl_s=60))
+        reported = (await sandbox.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout
+        print(sandbox.id, reported.split()[4], *sandbox.unenforced, flush=True)
         if {dies}:
             os.kill(os.getpid(), 9)
 
@@ -104,23 +104,23 @@ anyio.run(main)
 
 
 @asynccontextmanager
-async def taking(box: AgentSandbox, what: str, python: str = PYTHON) -> AsyncIterator[str]:
-    """Have the agent of `box` hold all that it gets, for the length of the block; gives how many, and why no more."""
-    async with box.program([python, "-c", TAKE, what, str(MOST[what])], timeout_s=40) as program:
-        said = b""
-        while not said.endswith(b"\n") and (piece := await program.receive()) is not None:
-            said += piece[1]
-        yield said.decode().strip()
+async def taking(sandbox: AgentSandbox, what: str, python: str = PYTHON) -> AsyncIterator[str]:
+    """Let the agent of `sandbox` hold all that it gets, for the length of the block; yield how many and why no more."""
+    async with sandbox.program([python, "-c", TAKE, what, str(MOST[what])], timeout_s=40) as program:
+        reported = b""
+        while not reported.endswith(b"\n") and (piece := await program.receive()) is not None:
+            reported += piece[1]
+        yield reported.decode().strip()
 
 
-async def gets_one(box: AgentSandbox, what: str, user: SandboxUser, python: str = PYTHON) -> str:
-    done = await box.exec([python, "-c", TAKE, what, "1"], timeout_s=20, user=user)
+async def gets_one(sandbox: AgentSandbox, what: str, user: SandboxUser, python: str = PYTHON) -> str:
+    done = await sandbox.exec([python, "-c", TAKE, what, "1"], timeout_s=20, user=user)
     return done.stdout + done.stderr
 
 
-async def uid_base(box: AgentSandbox) -> int:
+async def uid_base(sandbox: AgentSandbox) -> int:
     """The first uid of the range that a sandbox has."""
-    return int((await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout.split()[4]) - 1
+    return int((await sandbox.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout.split()[4]) - 1
 
 
 def open_files() -> int:
@@ -142,8 +142,8 @@ class TestTwoLocalSandboxes:
         async def main() -> None:
             async with LocalBackend() as backend:
                 greedy, other = [await backend.start(SandboxSpec(untrusted=True)) for _ in range(2)]
-                async with taking(greedy, what) as said:
-                    assert not said.endswith("no bound")
+                async with taking(greedy, what) as reported:
+                    assert not reported.endswith("no bound")
                     assert await gets_one(other, what, "agent") == "1 no bound\n"
                     assert await gets_one(other, what, "grader") == "1 no bound\n"
 
@@ -153,8 +153,8 @@ class TestTwoLocalSandboxes:
         async def main() -> None:
             async with LocalBackend() as backend:
                 greedy, other = [await backend.start(SandboxSpec(untrusted=True)) for _ in range(2)]
-                async with taking(greedy, "pipe") as said:
-                    assert said.endswith("Operation not permitted")
+                async with taking(greedy, "pipe") as reported:
+                    assert reported.endswith("Operation not permitted")
                     found = await other.exec([PYTHON, "-c", PIPE_BYTES], timeout_s=20)
                     assert found.stdout == "65536\n"
 
@@ -164,29 +164,29 @@ class TestTwoLocalSandboxes:
     def test_one_that_takes_all_leaves_its_own_grader_enough(self, what: str) -> None:
         async def main() -> None:
             async with LocalBackend() as backend:
-                box = await backend.start(SandboxSpec(untrusted=True))
-                async with taking(box, what):
-                    assert await gets_one(box, what, "grader") == "1 no bound\n"
+                sandbox = await backend.start(SandboxSpec(untrusted=True))
+                async with taking(sandbox, what):
+                    assert await gets_one(sandbox, what, "grader") == "1 no bound\n"
 
         run(main)
 
     def test_each_has_64_terminals(self) -> None:
         async def main() -> None:
-            async with LocalBackend() as backend, taking(await backend.start(SandboxSpec()), "terminal") as said:
-                assert said == "64 No space left on device"
+            async with LocalBackend() as backend, taking(await backend.start(SandboxSpec()), "terminal") as reported:
+                assert reported == "64 No space left on device"
 
         run(main)
 
     def test_each_has_host_uids_of_its_own_and_inside_they_are_1000_and_1001(self) -> None:
         async def main() -> None:
             async with LocalBackend() as backend:
-                boxes = [await backend.start(SandboxSpec()) for _ in range(2)]
-                bases = [await uid_base(box) for box in boxes]
+                sandboxes = [await backend.start(SandboxSpec()) for _ in range(2)]
+                bases = [await uid_base(sandbox) for sandbox in sandboxes]
                 assert bases[0] != bases[1]
-                for box in boxes:
+                for sandbox in sandboxes:
                     for user, uid in (("agent", "1000\n"), ("grader", "1001\n")):
-                        assert (await box.exec(["id", "-u"], timeout_s=20, user=user)).stdout == uid  # type: ignore[arg-type]
-                    assert box.unenforced == ()
+                        assert (await sandbox.exec(["id", "-u"], timeout_s=20, user=user)).stdout == uid  # type: ignore[arg-type]
+                    assert sandbox.unenforced == ()
             last = uid_ranges.FIRST + (uid_ranges.COUNT - 1) * uid_ranges.SIZE
             assert all(uid_ranges.FIRST <= base <= last for base in bases)
             assert all(is_free(base) for base in bases)
@@ -196,8 +196,8 @@ class TestTwoLocalSandboxes:
     def test_the_first_process_has_no_capability_outside_its_user_namespace(self) -> None:
         async def main() -> None:
             async with LocalBackend() as backend:
-                box = await backend.start(SandboxSpec())
-                inside = (await box.exec(["readlink", "/proc/self/ns/user"], timeout_s=20, user="root")).stdout
+                sandbox = await backend.start(SandboxSpec())
+                inside = (await sandbox.exec(["readlink", "/proc/self/ns/user"], timeout_s=20, user="root")).stdout
                 ours = Path("/proc/self/ns/user").readlink()  # noqa: ASYNC240
                 assert inside.strip() != str(ours)
 
@@ -214,25 +214,25 @@ class TestARange:
             async with LocalBackend() as backend:
                 bases = []
                 for _ in range(2):
-                    box = await backend.start(SandboxSpec())
-                    bases.append(await uid_base(box))
-                    await box.stop()
+                    sandbox = await backend.start(SandboxSpec())
+                    bases.append(await uid_base(sandbox))
+                    await sandbox.stop()
                 assert bases[0] == bases[1]
 
         run(main)
 
     def test_it_is_free_after_its_owner_was_killed(self) -> None:
-        said = subprocess.run(
+        reported = subprocess.run(
             [sys.executable, "-c", OWNER.format(stays=0, dies=1)],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         ).stdout.split()
-        base = int(said[1]) - 1
+        base = int(reported[1]) - 1
         run(lambda: until(lambda: is_free(base)))
 
-    def test_it_belongs_to_a_sandbox_that_stays_until_that_ends(self) -> None:
+    def test_it_belongs_to_a_detached_sandbox_until_that_ends(self) -> None:
         async def main() -> None:
             async with LocalBackend() as backend:
                 owner = [sys.executable, "-c", OWNER.format(stays=1, dies=0)]
@@ -243,9 +243,11 @@ class TestARange:
                 base = int(first) - 1
                 try:
                     assert not is_free(base)
-                    box = await backend.attach(sandbox_id)
-                    await box.write("left", b"by the agent")
-                    assert (await box.exec(["stat", "-c", "%u", "left", "."], timeout_s=20)).stdout == "1000\n1000\n"
+                    sandbox = await backend.attach(sandbox_id)
+                    await sandbox.write("left", b"by the agent")
+                    assert (
+                        await sandbox.exec(["stat", "-c", "%u", "left", "."], timeout_s=20)
+                    ).stdout == "1000\n1000\n"
                 finally:
                     await backend.remove(sandbox_id)
                 await until(lambda: is_free(base))
@@ -269,12 +271,12 @@ class TestARange:
 
         run(main)
 
-    def test_where_none_can_be_made_a_sandbox_says_that_it_shares_the_uids(self, tmp_path: Path) -> None:
+    def test_without_user_namespaces_a_sandbox_reports_shared_uids(self, tmp_path: Path) -> None:
         bubblewrap = shutil.which("bwrap")
         assert bubblewrap is not None
         (tmp_path / "bwrap").symlink_to(bubblewrap)  # and neither setpriv nor unshare
         done = subprocess.run(
-            [sys.executable, "-c", OWNER.format(stays=0, dies=0).replace("said.split()[4]", "said.split()")],
+            [sys.executable, "-c", OWNER.format(stays=0, dies=0).replace("reported.split()[4]", "reported.split()")],
             env={"PATH": str(tmp_path)},
             capture_output=True,
             text=True,
@@ -299,8 +301,8 @@ class TestTheOrderOfEnds:
     def test_in_a_local_sandbox_it_is_the_agents_programs_and_they_cannot_change_it(self) -> None:
         async def main() -> None:
             async with LocalBackend() as backend:
-                box = await backend.start(SandboxSpec())
-                assert await scores(box) == (["1000", "1000", "500"], ["500"])
+                sandbox = await backend.start(SandboxSpec())
+                assert await scores(sandbox) == (["1000", "1000", "500"], ["500"])
 
         run(main)
 
@@ -309,17 +311,17 @@ class TestTheOrderOfEnds:
     def test_in_a_container_it_is_the_agents_programs_and_they_cannot_change_it(self) -> None:
         async def main() -> None:
             async with DockerBackend() as backend:
-                box = await backend.start(SandboxSpec(image=image()))
-                assert isinstance(box, AgentSandbox)
-                assert await scores(box) == (["1000", "1000", "0"], ["0"])
+                sandbox = await backend.start(SandboxSpec(image=image()))
+                assert isinstance(sandbox, AgentSandbox)
+                assert await scores(sandbox) == (["1000", "1000", "0"], ["0"])
 
         run(main)
 
 
-async def scores(box: AgentSandbox) -> tuple[list[str], list[str]]:
+async def scores(sandbox: AgentSandbox) -> tuple[list[str], list[str]]:
     """Return the agent's own at first, after it tried to change it, and that of process 1; then the grader's."""
-    tried = await box.exec(["sh", "-c", SCORES], timeout_s=20)
-    grader = await box.exec(["cat", "/proc/self/oom_score_adj"], timeout_s=20, user="grader")
+    tried = await sandbox.exec(["sh", "-c", SCORES], timeout_s=20)
+    grader = await sandbox.exec(["cat", "/proc/self/oom_score_adj"], timeout_s=20, user="grader")
     return tried.stdout.split(), grader.stdout.split()
 
 
@@ -333,8 +335,8 @@ def test_a_container_that_takes_all_terminals_has_64_and_leaves_others_theirs() 
             greedy, other = [await backend.start(SandboxSpec(image=image())) for _ in range(2)]
             assert isinstance(greedy, AgentSandbox)
             assert isinstance(other, AgentSandbox)
-            async with taking(greedy, "terminal", python) as said:
-                assert said == "64 No space left on device"
+            async with taking(greedy, "terminal", python) as reported:
+                assert reported == "64 No space left on device"
                 assert await gets_one(other, "terminal", "agent", python) == "1 no bound\n"
                 assert await gets_one(other, "terminal", "grader", python) == "1 no bound\n"
 

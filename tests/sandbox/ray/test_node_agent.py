@@ -1,4 +1,4 @@
-"""The actor of a node carries what callers say to boxes, lets nobody else in, and ends what nobody calls."""
+"""The actor of a node carries what callers say to sandboxes, lets nobody else in, and ends what nobody calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def dialled(opened: Answer, first: bytes) -> socket.socket:
 
 
 async def visited(opened: Answer, ticket: int) -> AgentSandbox:
-    """Return a box as a caller elsewhere sees it."""
+    """Return a sandbox as a caller elsewhere sees it."""
 
     async def nothing() -> None:
         return None
@@ -51,22 +51,22 @@ async def visited(opened: Answer, ticket: int) -> AgentSandbox:
         return cause("the connection broke")
 
     stream = await dialled(opened, greeting(opened["secret"], ticket))
-    box = AgentSandbox(
+    sandbox = AgentSandbox(
         "far",
         AgentChannel(SocketStream(stream)),
         HostResources(broke, nothing),
         work="/workspace",
-        forget=lambda box: None,
+        forget=lambda sandbox: None,
     )
-    await box.started({}, 20)
-    return box
+    await sandbox.started({}, 20)
+    return sandbox
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
 )
 @pytest.mark.parametrize("fast", [False, True], ids=["asyncio", "uvloop"])  # Ray's workers have the other loop
-def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind: NodeKind, fast: bool) -> None:
+def test_a_client_with_the_secret_reaches_the_sandbox_and_large_files_arrive_whole(kind: NodeKind, fast: bool) -> None:
     before = traces()
 
     async def main() -> None:
@@ -74,12 +74,12 @@ def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind
             assert opened["capabilities"]["isolation"] is True
             made = await actor.start(7, KINDS[kind].spec(), 30.0, None)
             assert (made["work"], made["unenforced"]) == ("/workspace", [])
-            box = await visited(opened, 7)
-            assert (await box.exec(["cat"], stdin=b"hello", timeout_s=20)).stdout == "hello"
+            sandbox = await visited(opened, 7)
+            assert (await sandbox.exec(["cat"], stdin=b"hello", timeout_s=20)).stdout == "hello"
             content = bytes(range(256)) * (80 << 10)  # 20 MiB
-            await box.write("file", content)
-            assert await box.read("file") == content
-            await box.stop()
+            await sandbox.write("file", content)
+            assert await sandbox.read("file") == content
+            await sandbox.stop()
             assert await actor.stop(7) == {}
 
     clock.run(main, fast=fast)
@@ -87,7 +87,7 @@ def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind
 
 
 @pytest.mark.bwrap
-def test_others_are_turned_away_without_a_word() -> None:
+def test_a_client_without_the_secret_is_disconnected_without_an_answer() -> None:
     async def main() -> None:
         async with serving() as (actor, opened):
             await actor.start(1, SandboxSpec(), 30.0, None)
@@ -102,16 +102,16 @@ def test_others_are_turned_away_without_a_word() -> None:
 
 
 @pytest.mark.bwrap
-def test_a_box_that_nobody_calls_is_ended_and_one_that_has_a_caller_is_not() -> None:
+def test_a_sandbox_without_a_client_is_stopped_and_one_with_a_client_is_not() -> None:
     async def main() -> None:
         marker = new_marker()
         async with serving() as (actor, opened):
             await actor.start(1, SandboxSpec(("sleep", marker)), 3.0, None)
-            box = await visited(opened, 1)
+            sandbox = await visited(opened, 1)
             await anyio.sleep(4)
             assert len(sleepers(marker)) == 1
             began = clock.now()
-            await box.stop()
+            await sandbox.stop()
             await until(lambda: not sleepers(marker), 6.5)
             assert clock.now() - began > 2.9
             with anyio.fail_after(5):
@@ -122,7 +122,7 @@ def test_a_box_that_nobody_calls_is_ended_and_one_that_has_a_caller_is_not() -> 
 
 
 @pytest.mark.bwrap
-def test_a_start_that_is_given_up_leaves_nothing() -> None:
+def test_a_cancelled_start_leaves_nothing() -> None:
     before = traces()
 
     async def main() -> None:
@@ -144,7 +144,7 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
 
 
 @pytest.mark.bwrap
-def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
+def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
             await actor.start(1, SandboxSpec(("sh", "-c", "sleep 1; exit 3")), 30.0, None)
@@ -166,7 +166,7 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
 
 
 @pytest.mark.bwrap
-def test_a_box_of_a_node_does_not_look_as_if_somebody_had_left_it_running() -> None:
+def test_a_sandbox_of_a_node_is_not_listed_as_detached() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
             sandbox_id = (await actor.start(1, SandboxSpec(), 30.0, None))["id"]

@@ -51,7 +51,7 @@ threading.Thread(target=serve, args=(inner,)).start()
 serve(socket.create_server(("127.0.0.1", 8000)))
 """
 
-# Starts a box in which the marker sleeps, says so, and waits.
+# Starts a sandbox in which the marker sleeps, says so, and waits.
 DRIVER = """
 import sys, anyio
 from envkit.sandbox.pool import Pool
@@ -127,50 +127,50 @@ async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
         yield backends
 
 
-def test_boxes_on_several_nodes_do_what_boxes_here_do(fleet: Fleet, tmp_path: Path) -> None:
+def test_sandboxes_on_several_nodes_behave_like_local_ones(fleet: Fleet, tmp_path: Path) -> None:
     marker = new_marker()
 
-    async def use(box: Sandbox) -> None:
-        result = await box.exec(["sh", "-c", "cat; id -u; nice; exit 3"], stdin=b"in ", timeout_s=20)
+    async def use(sandbox: Sandbox) -> None:
+        result = await sandbox.exec(["sh", "-c", "cat; id -u; nice; exit 3"], stdin=b"in ", timeout_s=20)
         assert (result.stdout, result.exit_code) == ("in 1000\n0\n", 3)
-        shell = box.shell()
+        shell = sandbox.shell()
         await shell.run("x=1; cd /tmp", timeout_s=20)
         assert (await shell.run("echo $x $PWD", timeout_s=20)).stdout == "1 /tmp\n"
         content = os.urandom(8 << 20)
-        (tmp_path / box.id).write_bytes(content)
-        await box.upload(tmp_path / box.id, "/workspace/there")
-        await box.download("/workspace/there", tmp_path / f"{box.id} again")
-        assert (tmp_path / f"{box.id} again").read_bytes() == content
-        assert await box.probe(5) < 5
+        (tmp_path / sandbox.id).write_bytes(content)
+        await sandbox.upload(tmp_path / sandbox.id, "/workspace/there")
+        await sandbox.download("/workspace/there", tmp_path / f"{sandbox.id} again")
+        assert (tmp_path / f"{sandbox.id} again").read_bytes() == content
+        assert await sandbox.probe(5) < 5
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
             lend = [stack.enter_async_context(fleet.pool.lease(SandboxSpec(("sleep", marker)))) for _ in range(4)]
-            boxes = [await one for one in lend]
-            assert len({fleet.pool.view(box.id).node for box in boxes}) == 2
+            sandboxes = [await one for one in lend]
+            assert len({fleet.pool.view(sandbox.id).node for sandbox in sandboxes}) == 2
             async with anyio.create_task_group() as tasks:
-                for box in boxes:
-                    tasks.start_soon(use, box)
+                for sandbox in sandboxes:
+                    tasks.start_soon(use, sandbox)
             assert len(sleepers(marker)) == 4
         assert sleepers(marker) == []
 
     fleet.run(main)
 
 
-def test_what_listens_in_a_box_on_another_node_is_reached(fleet: Fleet) -> None:
+def test_what_listens_in_a_sandbox_on_another_node_is_reached(fleet: Fleet) -> None:
     async def main() -> None:
-        async with fleet.pool.lease(SandboxSpec((sys.executable, "-c", SERVER))) as box:
-            await box.exec(["sh", "-c", "until [ -e $ENVKIT_SOCKETS/door ]; do sleep 0.02; done"], timeout_s=20)
+        async with fleet.pool.lease(SandboxSpec((sys.executable, "-c", SERVER))) as sandbox:
+            await sandbox.exec(["sh", "-c", "until [ -e $ENVKIT_SOCKETS/door ]; do sleep 0.02; done"], timeout_s=20)
             for place in ("door", 8000):
                 with anyio.fail_after(10):
-                    async with await anyio.abc.SocketStream.from_socket(await box.connect(place)) as stream:
+                    async with await anyio.abc.SocketStream.from_socket(await sandbox.connect(place)) as stream:
                         await stream.send(b"hello")
                         assert await stream.receive() == b"HELLO"
 
     fleet.run(main)
 
 
-def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_new_ones_and_loses_old_ones(
+def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_gets_new_ones_and_loses_old_ones(
     cluster: Cluster, fleet: Fleet
 ) -> None:
     doomed, spared, others = new_marker(), new_marker(), new_marker()
@@ -202,8 +202,8 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
         with anyio.fail_after(30):
             while not new.endswith(added):
                 with suppress(CapacityError):
-                    async with pool.lease(SandboxSpec()) as box:
-                        new = pool.view(box.id).node
+                    async with pool.lease(SandboxSpec()) as sandbox:
+                        new = pool.view(sandbox.id).node
                 await anyio.sleep(0.2)
         await until(lambda: sleepers(doomed) == [])
         assert len(sleepers(spared)) == len(sleepers(others)) == 1
@@ -224,14 +224,14 @@ def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: 
     async def main() -> None:
         async with found(cluster) as backends:
             name, backend = min(backends.items())
-            box = await backend.start(SandboxSpec(("sleep", marker)))
+            sandbox = await backend.start(SandboxSpec(("sleep", marker)))
             await until(lambda: sleepers(marker) != [])
             actor = parent(parent(agent_above(sleepers(marker)[0])))
             assert actor in cluster.actors()
             os.kill(actor, signal.SIGSTOP)
             began = clock.now()
             with pytest.raises(SandboxLostError, match=f"node {name} of the Ray cluster is lost"):
-                await box.exec(["true"], timeout_s=60)
+                await sandbox.exec(["true"], timeout_s=60)
             assert clock.now() - began < 5
             assert backends.get(name) is not backend
             await until(lambda: sleepers(marker) == [], 40)  # once Ray has ended the actor, which holds a channel
@@ -239,16 +239,16 @@ def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: 
     run(main)
 
 
-def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
+def test_a_detached_sandbox_is_found_again_on_its_node_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
     marker = new_marker()
 
     async def main() -> None:
         async with found(cluster) as backends:
             name, backend = sorted(backends.items())[0]
             assert backend.capabilities()["isolation"] is True
-            box = await backend.start(SandboxSpec(("sleep", marker), detached=True, orphan_ttl_s=30))
-            await box.write("kept", b"x")
-            assert await box.look() == ""
+            sandbox = await backend.start(SandboxSpec(("sleep", marker), detached=True, orphan_ttl_s=30))
+            await sandbox.write("kept", b"x")
+            assert await sandbox.look() == ""
             with pytest.raises(SandboxRefusedError, match="'/nowhere' is not a folder"):
                 await backend.start(SandboxSpec(image="/nowhere"))
         assert len(sleepers(marker)) == 1
@@ -257,12 +257,12 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
             assert await backends[name].staying("a-ledger") == [other.id]
             await backends[name].remove(other.id)
             assert await backends[name].staying("a-ledger") == []
-            again = await backends[name].attach(box.id)
+            again = await backends[name].attach(sandbox.id)
             assert await again.read("kept") == b"x"
             await again.stop()
             assert sleepers(marker) == []
-            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{box.id}'"):
-                await backends[name].attach(box.id)
+            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{sandbox.id}'"):
+                await backends[name].attach(sandbox.id)
 
     run(main)
 
@@ -296,11 +296,11 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
         assert await asked() == [a_box] * (2 + 3)  # two nodes have one processor each
         await fleet.nodes.request(0)
         assert await asked() == [a_box] * 2
-        async with fleet.pool.lease(SandboxSpec()) as box:
+        async with fleet.pool.lease(SandboxSpec()) as sandbox:
             await fleet.nodes.request(-1)
             assert await asked() == [a_box]
             await until(lambda: len(cluster.actors()) == 1)
-            assert await box.probe(5) < 5
+            assert await sandbox.probe(5) < 5
             await fleet.nodes.request(1)
             await until(lambda: len(cluster.actors()) == 2, 30)
             while await asked() != [a_box] * (2 + 1):  # it counts the one that is back
@@ -361,9 +361,9 @@ def test_a_server_on_a_machine_where_ray_never_ran_joins_a_cluster(cluster: Clus
         ) as server,
     ):
         assert server.stdout is not None
-        said = server.stdout.readline()
+        reported = server.stdout.readline()
         server.terminate()
-    assert said.startswith("ready http://127.0.0.1:"), (tmp_path / "log").read_text()
+    assert reported.startswith("ready http://127.0.0.1:"), (tmp_path / "log").read_text()
     assert not ray_folder.exists()
 
 
@@ -382,7 +382,7 @@ def test_a_cluster_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
         ("here", "'here' .as given by ray.address. is not the address of a Ray cluster, such as"),
     ],
 )
-def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str) -> None:
+def test_a_missing_cluster_is_reported_with_what_to_do(address: str, hint: str) -> None:
     async def main() -> None:
         with pytest.raises(UsageError, match=hint):
             async with Connection(address):
@@ -394,7 +394,7 @@ def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str
 @pytest.mark.parametrize(
     ("says", "what"), [(b"HTTP/1.1 400 Bad Request\r\n", "it sends b'HTTP/1.1 '"), (b"", "it closes the connection")]
 )
-def test_where_something_else_listens_it_is_said_what_that_says(
+def test_another_server_at_the_address_is_reported_with_its_answer(
     monkeypatch: pytest.MonkeyPatch, says: bytes, what: str
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -415,7 +415,7 @@ def test_where_something_else_listens_it_is_said_what_that_says(
     run(main)
 
 
-def test_who_waits_for_a_head_is_told_and_gives_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_a_head_is_logged_and_can_be_cancelled_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def connect(place: str) -> None:
         async with Connection(place):
             pass
@@ -425,8 +425,8 @@ def test_who_waits_for_a_head_is_told_and_gives_up_at_once(caplog: pytest.LogCap
             place = "127.0.0.1:{1}".format(*silent.getsockname())
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(connect, place)
-                said = f"waiting for the Ray cluster at {place!r} (as given by ray.address)"
-                await until(lambda: said in caplog.text, 30)
+                reported = f"waiting for the Ray cluster at {place!r} (as given by ray.address)"
+                await until(lambda: reported in caplog.text, 30)
                 began = clock.now()
                 tasks.cancel_scope.cancel()
             assert clock.now() - began < 4
