@@ -1,15 +1,15 @@
 """Make a virtual environment from cached layers: ``cached_venv.py FOLDER LAYER...``.
 
 A LAYER is one ``pip install``: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
-requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed only in FOLDER,
-as editable; its build requirements are the first layer, so that a filled cache works without a network.
+requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed only in
+FOLDER, as editable; its build requirements are the first layer, so that a filled cache works without a network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
 interpreter, of pip's environment variables, of the month, and of the requirements up to it: once a month, layers are
-built again with the newest releases. A layer is built in a temporary folder next to it, under a lock, and renamed when
-complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
-layer (copies on another file system): do not edit them in place; pip replaces them. If FOLDER already holds an environment,
-pip updates it. If the cache cannot be written, FOLDER is made without it.
+built again with the newest releases. A layer is built in a temporary folder next to it, under a lock, and renamed
+when complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
+layer (copies on another file system): do not edit them in place; pip replaces them. If FOLDER already holds an
+environment, pip updates it. If the cache cannot be written, FOLDER is made without it.
 """
 
 from __future__ import annotations

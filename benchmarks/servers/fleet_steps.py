@@ -28,7 +28,7 @@ BY_LEAN = f"steps of {SESSIONS} games of Sokoban"
 BY_POST = "POST steps of an environment without work"
 CONNECTIONS = 16
 BATCHES = 2
-"""Number of lists into which a batching client divides its sessions: the server works on one while we read the other."""
+"""Lists into which a batching client divides its sessions: the server works on one while we read the other."""
 
 _SERVER, _CLIENT = 0, 1
 _MOVES = 9_000

@@ -13,8 +13,8 @@ SPOKES = ("environments", "sandbox", "trainer_bridge")
 ABOVE_THE_SPOKES = ("wiring", "gym", "cli")
 NOT_FOR_SPOKES = (*ABOVE_THE_SPOKES, "fleet", "http", "vector", "config")
 
-# Imports every module of a package, or one module, while some names are blocked; prints the modules that import a blocked
-# name. Modules that `import envkit` itself loads, such as the catalogue of environments, are imported before.
+# Imports every module of a package, or one module, while some names are blocked; prints the modules that import one of
+# these. Modules that `import envkit` itself loads, such as the catalogue of environments, are imported before.
 PROGRAM = """
 import importlib, pkgutil, sys
 
