@@ -174,7 +174,7 @@ def test_a_sandbox_of_a_server_is_listed_only_with_all() -> None:
     clock.run(main)
 
 
-def test_detached_sandboxes_are_listed_as_plain_data(detached: str) -> None:
+def test_a_detached_sandbox_is_listed_without_a_server(detached: str) -> None:
     (line,) = [one for one in sandbox("ls", "--all")[1].splitlines() if detached in one]
     assert "server" not in line
 
