@@ -71,7 +71,7 @@ def test_a_timeout_is_124_and_a_signal_128_more() -> None:
 
 def test_a_lost_box_is_125_and_says_why() -> None:
     code, _, said = sandbox("run", "--backend", "local", "--ttl-s", "3", "--", "sleep", "60")
-    assert (code, said) == (125, "sandbox bwrap-1 lost: its time to live is over\n")
+    assert (code, said) == (125, "sandbox bwrap-1 lost: time to live exceeded\n")
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:

@@ -135,7 +135,7 @@ def test_a_box_ends_itself_when_its_time_is_over(kind: Kind, marker: str) -> Non
     async def main() -> None:
         async with kind.box("sleep", marker, ttl_s=1.0) as box:
             with anyio.fail_after(10):
-                assert "its time to live is over" in str(await box.wait())
+                assert "time to live exceeded" in str(await box.wait())
             await box.stop()
             assert sleepers(marker) == []
 

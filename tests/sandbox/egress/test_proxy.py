@@ -244,7 +244,7 @@ def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
         (SandboxSpec(network=("http://example.org",)), "'http://example.org' is no name of a host"),
         (SandboxSpec(network=("*",)), "'*' is no name of a host"),
         (SandboxSpec(network=("a*.example.org",)), "is no name of a host"),
-        (SandboxSpec(network=("example.org",), detached=True), "a box that stays has no proxy"),
+        (SandboxSpec(network=("example.org",), detached=True), "a detached sandbox cannot have an allowlist"),
     ],
 )
 def test_a_network_that_cannot_be_is_refused_with_a_reason(spec: SandboxSpec, why: str | None) -> None:
