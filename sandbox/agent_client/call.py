@@ -348,7 +348,7 @@ class Call:
         elif loop.time() >= self._deadline:
             if self._is_retried:
                 self._timer = None
-                self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "the agent does not answer"))
+                self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
                 return
             self._is_retried = True
             self._timer = loop.call_later(_RETRY_S, self._on_timer)

@@ -37,7 +37,7 @@ class AgentShell:
             ValueError: `command` contains NUL or exceeds 1 MiB.
         """
         if "\0" in command:
-            raise ValueError("a shell command cannot contain NUL")
+            raise ValueError("a shell command cannot hold NUL")
         check_bounds(timeout_s, max_output_bytes)
         now = clock.now()
         begins = max(now, self._free_at) if self._queued else now

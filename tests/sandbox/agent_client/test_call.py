@@ -216,7 +216,7 @@ def test_a_box_that_ignores_the_window_of_a_forwarded_connection_is_ended() -> N
         peer.say({"id": 1, "of": "data"}, b"x" * 65536)
         peer.say({"id": 1, "of": "data"}, b"x")
         await channel.ended()
-        assert str(channel.reason) == "broken frame: more of 'data' than was asked for"
+        assert str(channel.reason) == "broken frame: 'data' exceeds the requested size"
 
     run(main)
 
@@ -228,6 +228,6 @@ def test_a_connection_opens_once() -> None:
         peer.say({"id": 1, "of": "open"})
         peer.say({"id": 1, "of": "open"})
         await channel.ended()
-        assert str(channel.reason) == "broken frame: more of 'open' than was asked for"
+        assert str(channel.reason) == "broken frame: 'open' exceeds the requested size"
 
     run(main)

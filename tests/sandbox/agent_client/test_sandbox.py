@@ -116,7 +116,9 @@ def test_a_box_that_says_something_else_first_is_ended() -> None:
     async def main() -> None:
         case = Case()
         case.peer.say_bytes(b"bash: python3: not found\n")
-        with pytest.raises(SandboxStartError, match="broken frame: lengths of 1650553704 and 975204473"):
+        with pytest.raises(
+            SandboxStartError, match="broken frame: frame too large: header 1650553704 bytes, body 975204473 bytes"
+        ):
             await case.box.started(COMMAND, 5)
         assert case.done == ["killed", "forgotten"]
 
@@ -181,20 +183,20 @@ def test_what_a_program_did_is_what_the_agent_says() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"code": "0"}, "an exit code that is none"),
-        ({"code": True}, "an exit code that is none"),
-        ({"code": None}, "an exit code that is none"),
-        ({"code": 1 << 40}, "an exit code that is none"),
-        ({"code": 0.5}, "an exit code that is none"),
-        ({"timed_out": 1}, "timed_out that is neither true nor false"),
-        ({"oom": "no"}, "oom that is neither true nor false"),
-        ({"cut": -1}, "a number of dropped bytes that is none"),
-        ({"cut": None}, "a number of dropped bytes that is none"),
-        ({"duration_s": -1}, "a duration that is none"),
-        ({"duration_s": "1"}, "a duration that is none"),
-        ({"duration_s": True}, "a duration that is none"),
-        ({"state": "gone"}, "a state of a shell that is none"),
-        ({"state": ["kept"]}, "a state of a shell that is none"),
+        ({"code": "0"}, "an invalid exit code"),
+        ({"code": True}, "an invalid exit code"),
+        ({"code": None}, "an invalid exit code"),
+        ({"code": 1 << 40}, "an invalid exit code"),
+        ({"code": 0.5}, "an invalid exit code"),
+        ({"timed_out": 1}, "timed_out is not a boolean"),
+        ({"oom": "no"}, "oom is not a boolean"),
+        ({"cut": -1}, "an invalid number of dropped bytes"),
+        ({"cut": None}, "an invalid number of dropped bytes"),
+        ({"duration_s": -1}, "an invalid duration"),
+        ({"duration_s": "1"}, "an invalid duration"),
+        ({"duration_s": True}, "an invalid duration"),
+        ({"state": "gone"}, "an invalid shell state"),
+        ({"state": ["kept"]}, "an invalid shell state"),
     ],
 )
 def test_a_result_that_is_none_ends_the_box(wrong: dict[str, Any], said: str) -> None:
@@ -246,7 +248,7 @@ def test_snapshots_are_the_holds() -> None:
         assert await case.box.snapshot() == "snapshot-7"
         await case.box.stop()
         other = await Case().started()
-        with pytest.raises(UnsupportedError, match="case-1: boxes of this kind cannot be kept"):
+        with pytest.raises(UnsupportedError, match="case-1: sandboxes of this kind do not support snapshots"):
             await other.box.snapshot()
         await other.box.stop()
 

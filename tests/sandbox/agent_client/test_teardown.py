@@ -93,8 +93,8 @@ def test_a_start_that_ran_out_of_memory_ended_by_itself_only_at_the_sandbox_s_ow
     ("farewell", "detail"),
     [
         ("stopped", "its connection was closed"),
-        ("expired", "its time to live is over"),
-        ("orphaned", "nobody was connected to it for its orphan_ttl_s"),
+        ("expired", "time to live exceeded"),
+        ("orphaned", "no client connected for orphan_ttl_s"),
         ("out_of_memory", "out of memory"),
         ("exited", "exited with code 3: no luck"),
     ],
@@ -139,7 +139,7 @@ def test_a_cause_that_is_not_found_does_not_hold_anybody_up() -> None:
         faulty = await Case().started()
         faulty.cause = KeyError("State")
         faulty.peer.say_bytes(b"")
-        assert str(await faulty.box.wait()) == "it has ended, and why was not found out: KeyError('State')"
+        assert str(await faulty.box.wait()) == "it has ended; finding the cause failed: KeyError('State')"
         await faulty.box.stop()
         assert faulty.done == ["asked", "killed", "forgotten"]
 
@@ -150,7 +150,7 @@ def test_a_box_that_breaks_the_rules_is_killed_and_the_rule_is_the_cause() -> No
     async def main() -> None:
         case = await Case().started()
         case.peer.say({"id": 99, "end": True})
-        assert str(await case.box.wait()) == "broken frame: an answer to a call that nobody made"
+        assert str(await case.box.wait()) == "broken frame: a reply to an unknown call"
         await case.box.stop()
         assert case.done == ["killed", "forgotten"]
 
@@ -244,7 +244,7 @@ def test_a_box_that_is_released_is_let_go_and_not_killed() -> None:
 def test_a_box_that_does_not_answer_to_who_comes_later_is_let_go_and_not_killed() -> None:
     async def main() -> None:
         case = Case()
-        with pytest.raises(UnreachableError, match="sandbox case-1 does not let us in: not ready after 10 s"):
+        with pytest.raises(UnreachableError, match="cannot connect to sandbox case-1: not ready after 10 s"):
             await case.box.reached(10)
         assert (clock.now(), case.done) == (10, ["let go", "forgotten"])
 

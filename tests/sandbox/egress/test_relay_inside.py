@@ -172,7 +172,7 @@ def test_in_a_box_python_fetches_from_allowed_hosts_by_its_environment_and_reach
 
     fetched, dialled = clock.run(main)
     assert fetched[0] == "200 Host: ok.example"
-    assert fetched[1] == "403 no.example is not among the hosts that this sandbox may reach"
+    assert fetched[1] == "403 no.example is not on the allowlist of this sandbox; add it to `network`"
     assert "Tunnel connection failed: 403" in fetched[2]
     assert dialled[0] == "Connection refused"  # its own loopback, where nothing listens
     assert dialled[1:4] == ["Network is unreachable"] * 3
@@ -194,7 +194,7 @@ def test_a_container_reaches_hosts_by_the_proxy_alone() -> None:
     fetched, dialled = clock.run(main)
     assert fetched == [
         "403 ok.invalid has no public address",
-        "403 no.invalid is not among the hosts that this sandbox may reach",
+        "403 no.invalid is not on the allowlist of this sandbox; add it to `network`",
     ]
     assert dialled == ["Network is unreachable"] * 2
 

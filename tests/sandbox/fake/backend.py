@@ -49,7 +49,7 @@ from tests.sandbox.fake.script import Answer, Command, Fate, Script, succeed
 __all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
 
 _STOPPED = Cause(CauseKind.STOPPED, "stopped")
-_EXPIRED = Cause(CauseKind.EXPIRED, "its time to live is over")
+_EXPIRED = Cause(CauseKind.EXPIRED, "time to live exceeded")
 _GRACE_S = 10.0
 """Seconds beyond its own time after which a call without an answer ends a box, as it does a real one."""
 _ENFORCED = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")

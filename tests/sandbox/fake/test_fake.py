@@ -143,7 +143,7 @@ def test_a_time_to_live_is_kept() -> None:
     async def use(box: FakeBox) -> tuple[str, float]:
         return str(await box.wait()), clock.now()
 
-    assert with_box(Fate(dies_after_s=70), use, SandboxSpec(ttl_s=60)) == ("its time to live is over", 60.0)
+    assert with_box(Fate(dies_after_s=70), use, SandboxSpec(ttl_s=60)) == ("time to live exceeded", 60.0)
 
 
 def test_a_sandbox_that_hangs_does_not_answer_a_probe() -> None:

@@ -68,7 +68,7 @@ def test_a_snapshot_is_no_larger_than_what_the_places_of_its_box_may_hold() -> N
             with pytest.raises(SandboxError, match=r"no snapshot: .* /workspace and /tmp have more than 4 MiB"):
                 await box.snapshot()
             assert set(kept()) == {full}
-            with pytest.raises(SandboxEndedError, match=r"cannot be put back: .*: No space left on device"):
+            with pytest.raises(SandboxEndedError, match=r"cannot restore the snapshot: .*: No space left on device"):
                 await backend.restore(full, SandboxSpec(disk_mib=1))
             assert set(kept()) == {full}
 
