@@ -105,7 +105,7 @@ class Daemon:
         await self._call(self._api.start, container)
 
     async def remove(self, container: str) -> None:
-        """Kill a container and remove it with its volumes; returns once it is gone, whoever removed it.
+        """Kill a container and remove it with its volumes; returns once it is gone.
 
         Raises:
             DaemonError: It could not be removed within 10 s.

@@ -23,7 +23,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
-from tests.contract.remote import RemoteBackend, NamedRemoteSandbox
+from tests.contract.remote import NamedRemoteSandbox, RemoteBackend
 from tests.sandbox.containers import image
 
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend

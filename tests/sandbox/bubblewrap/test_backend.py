@@ -170,7 +170,7 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
         (SandboxSpec(profile="system"), "use docker"),
         (SandboxSpec(image="debian:bookworm"), "not a folder with a root file system"),
         (SandboxSpec(runtime="runsc"), "runtime 'runsc' is only supported by docker"),
-        (SandboxSpec(network="open", untrusted=True), "the host's own"),
+        (SandboxSpec(network="open", untrusted=True), "the host's network"),
         (SandboxSpec(network="closed"), "'none', 'open' or a tuple of hosts"),
         (SandboxSpec(network=("not a host",)), "'not a host' is not a host name"),
     ],

@@ -13,10 +13,10 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
 
-def host(spec: SandboxSpec, *, system_calls: str | None = None, limits_disk: bool = False) -> dict[str, JSON]:
+def host(spec: SandboxSpec, *, seccomp_profile: str | None = None, limits_disk: bool = False) -> dict[str, JSON]:
     labels = {"envkit.sandbox": "docker-1"}
     found = container_config.options(
-        spec, IMAGE, ["python3"], labels, seccomp_profile=system_calls, limits_disk=limits_disk
+        spec, IMAGE, ["python3"], labels, seccomp_profile=seccomp_profile, limits_disk=limits_disk
     )["HostConfig"]
     assert isinstance(found, dict)
     return found
