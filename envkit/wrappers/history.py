@@ -69,7 +69,7 @@ class History(TextWrapper):
 
     It always contains the first observation, which has the rules, and the last `limit` turns, or fewer if the text
     would exceed the observation space; a line then gives the number of omitted turns. A reply longer than a quarter of
-    the space is cut. If the environment reports the used part of a reply in ``info["parsed_action"]``, only that is kept.
+    the space is cut. If ``info["parsed_action"]`` gives the used part of a reply, only that is kept.
 
     Args:
         env: A text environment.
