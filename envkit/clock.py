@@ -70,7 +70,7 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
         fast: Use uvloop, which cannot be virtual.
     """
     if virtual and fast:
-        raise ValueError("uvloop ignores a loop's own time, so virtual and fast exclude each other")
+        raise ValueError("virtual and fast exclude each other: uvloop has no virtual time")
     options: dict[str, Any] = {"use_uvloop": fast}
     if virtual:
         options = {"loop_factory": VirtualLoop}

@@ -1,8 +1,8 @@
 """Environment base classes, and adapters between them and `envkit.protocols.Episode`.
 
 An environment that only computes is a plain ``gymnasium.Env``, text in and text out. One that does I/O is an
-`AsyncEnv`. `GymEpisode` and `AsyncEpisode` adapt both to `envkit.protocols.Episode`. `BlockingEnv` does the reverse: it makes any
-host of episodes a ``gymnasium.Env``.
+`AsyncEnv`. `GymEpisode` and `AsyncEpisode` adapt both to `envkit.protocols.Episode`. `BlockingEnv` does the reverse:
+it makes any host of episodes a ``gymnasium.Env``.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class History(TextWrapper):
     """Replaces each observation by the episode so far, as `style` formats it.
 
     It always contains the first observation, which has the rules, and the last `limit` turns, or fewer if the text
-    would exceed the observation space; a line then gives the number of omitted turns. A reply longer than a quarter of the
-    space is cut. If the environment reports the used part of a reply in ``info["parsed_action"]``, only that is kept.
+    would exceed the observation space; a line then gives the number of omitted turns. A reply longer than a quarter of
+    the space is cut. If ``info["parsed_action"]`` gives the used part of a reply, only that is kept.
 
     Args:
         env: A text environment.

@@ -92,10 +92,7 @@ class Pool:
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox for the block; see `envkit.protocols.SandboxPool.lease`.
-
-        Leaving the block waits until it is fully removed.
-        """
+        """Lease a sandbox for the block, and remove it; see `envkit.protocols.SandboxPool.lease`."""
         instance = await self._scheduler.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
         try:
             yield _lease_of(instance)
@@ -331,10 +328,7 @@ class Pool:
             self._tasks.start_soon(reattach.end_others, self._ledger.id, {node.name: node}, self._known)
 
     async def _known(self) -> Collection[str]:
-        """Return the ids of all sandboxes on current nodes, including those that are starting.
-
-        Sandboxes of a removed node are not included: if they still run, they are orphans.
-        """
+        """Return the ids of all sandboxes on current nodes, after their start; those on removed nodes are orphans."""
         for instance in list(self._scheduler.instances.values()):
             await instance.settled.wait()
         ours = (

@@ -144,10 +144,7 @@ class Scheduler:
                 request.woken.set()
 
     def missing(self) -> list[ResourceRequest]:
-        """Return the demand that more nodes could serve: waiting requests first, then the missing warm sandboxes.
-
-        Requests beyond a tenant's limit, and stocks too large for any node, are left out.
-        """
+        """Return the demand that more nodes could serve: waiting requests within limits, then missing warm ones."""
         held = dict(self._held)
         found = []
         for request in self.queue.all():

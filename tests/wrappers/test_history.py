@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_left_out_with_a_note() -> None:
     assert "[2 earlier turns are not shown]" in told
     assert "[1,835,008 more characters are cut]" in told
     wordy = History(Echo(), lambda past: "x" * (1 << 21))
-    with pytest.raises(UsageError, match="style: wrote 2,097,152 characters about one turn"):
+    with pytest.raises(UsageError, match="style: returned 2,097,152 characters for one turn"):
         wordy.reset()
 
 
