@@ -22,10 +22,7 @@ from tests.sandbox.containers import docker
 
 NAME = "killed-episodes"
 STALE_AFTER = ("envkit/fleet", "envkit/http", "sandbox", "tests/e2e/campaign.py")
-TWIN = (
-    "tests/e2e/fleet/test_episodes.py::"
-    "test_every_episode_ends_once_when_each_tenth_sandbox_is_killed"
-)
+TWIN = "tests/e2e/fleet/test_episodes.py::test_every_episode_ends_once_when_each_tenth_sandbox_is_killed"
 KILL_CHANCE = 0.05
 BACKENDS = ("local", "docker")
 

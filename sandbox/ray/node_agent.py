@@ -193,9 +193,7 @@ class NodeActor:
                 else:
                     name, _, run = snapshot.rpartition("@")
                     if run != self._run:
-                        raise SandboxRefusedError(
-                            f"#{request_id}", f"there is no snapshot {snapshot!r} on this node"
-                        )
+                        raise SandboxRefusedError(f"#{request_id}", f"there is no snapshot {snapshot!r} on this node")
                     sandbox = await self._backend.restore(name, seen)
             finally:
                 del self._starting[request_id]

@@ -253,7 +253,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
         (["run", "--step", "2"], "run: train step 2 is not recorded; recorded are 1, 5, 10, 15, 20, 25, ..., 40, 45, "),
         (["evaluation", "--step", "1"], "evaluation/episodes.jsonl: has no train steps, so --step 1 does not apply; "),
         (["run", "--episode", "2"], "--episode 2: the last episode of run/trajectories/step-65.jsonl is 1"),
-        (["run", "--task", "7"], "--task 7: run/trajectories/step-65.jsonl has no episode of this task; its tasks are 0"),
+        (["run", "--task", "7"], "--task 7: run/trajectories/step-65.jsonl has no episode of this task; its tasks are"),
         (["evaluation", "--prompts"], "--prompts: evaluation/episodes.jsonl has no prompts, since no model"),
         (["empty.jsonl"], "empty.jsonl: is empty; it should have one JSON object for each episode"),
         (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),

@@ -108,7 +108,7 @@ def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, t
         gateway.process.kill()
         await gateway.exit_code()
         assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *server)}
 
     async def come_back(gateway: Gateway) -> None:
         sandbox_ids = await gateway.boxes(are_env_boxes=True)

@@ -392,7 +392,7 @@ def test_a_blocking_sandbox_can_be_remote() -> None:
                 with pytest.raises(UnsupportedError):
                     _ = sandbox.unenforced
             with pytest.raises(SandboxLostError):
-                box.read("one")
+                sandbox.read("one")
             with pytest.raises(UsageError, match="leave backend out"):
                 envkit.open_sandbox("local", url=address)
             with pytest.raises(UsageError, match="need the address of a server"):

@@ -187,8 +187,9 @@ def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> No
     rooms = tmp_path / "rooms.txt"
     rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
     (problem,) = checks.check(run_of(env={"id": "Sokoban-v0", "options": {"level_file": str(rooms)}}))
-    assert problem.startswith("env.options.level_file: cannot be set by reset, only by make or register(..., options=...)")
-    world = "envkit.environments.sokoban:Sokoban"
+    wanted = "env.options.level_file: cannot be set by reset, only by make or register(..., options=...)"
+    assert problem.startswith(wanted)
+    sokoban = "envkit.environments.sokoban:Sokoban"
     own = register(
         "Rooms-v0",
         sokoban,
