@@ -190,7 +190,7 @@ class ArithmeticExpert:
         value = None if found is None else _value(_products(found[1]))
         return () if value is None else (str(value),)
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         return False
 
     def answer(self, move: str) -> str:

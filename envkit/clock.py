@@ -183,7 +183,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(events)
 
 
-def forgiven(answered_at: float, late_s: float, *, now: float) -> float:
+def compensate_loop_lag(answered_at: float, late_s: float, *, now: float) -> float:
     """Return the time of a peer's last answer, moved forward by the lag of our own event loop.
 
     Args:

@@ -63,7 +63,7 @@ class FrozenLakeExpert:
         around = (here << width, here >> width, here << 1, here >> 1)
         return [move for move, cell in zip(MOVES, around, strict=True) if cell & layers[-1]]
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         """Return whether some move straight towards the goal falls into a hole."""
         board = self._read(observation)
         here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1

@@ -58,7 +58,7 @@ class SokobanExpert:
             steps = [after for after in room.after(state) if depths.get(after, depth) == depth - 1]
         return [room.move_between(state, after) for after in steps]
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         """Return whether some push makes a solvable level unsolvable.
 
         In rooms with many states, only pushes onto a dead cell count: one from which a box can reach no target.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 
 from envkit import clock
-from envkit.clock import forgiven
+from envkit.clock import compensate_loop_lag
 from envkit.errors import EnvkitError
 from envkit.fleet.env_worker import EnvWorker, WorkerClient
 from envkit.types import Cause, CauseKind
@@ -70,8 +70,8 @@ async def _await_loss(worker: EnvWorker, probing: HeartbeatTimes) -> Cause:
         due = min(lost_at, hung_at, now + probing.interval_s / 4)
         await anyio.sleep(max(0.0, due - now))
         now = clock.now()
-        worker.answered_at = forgiven(worker.answered_at, now - due, now=now)
-        worker.process_seen_at = forgiven(worker.process_seen_at, now - due, now=now)
+        worker.answered_at = compensate_loop_lag(worker.answered_at, now - due, now=now)
+        worker.process_seen_at = compensate_loop_lag(worker.process_seen_at, now - due, now=now)
 
 
 async def _poll_health(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:

@@ -136,7 +136,7 @@ class Expert(Protocol):
         """Return all moves on a shortest path to success, best first; empty if there is no path."""
         ...
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         """Return whether a careless player goes wrong here, so that the state is worth a lesson."""
         ...
 

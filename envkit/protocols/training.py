@@ -64,8 +64,8 @@ class Renderer(Protocol):
         """
         ...
 
-    def action(self, said: Sequence[int]) -> str:
-        """Return the text that the environment gets for the completion `said`."""
+    def action(self, token_ids: Sequence[int]) -> str:
+        """Return the text that the environment gets for the completion `token_ids`."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:

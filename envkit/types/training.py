@@ -93,11 +93,11 @@ class Exchange:
 
     Attributes:
         observation: The observation.
-        said: Tokens of the completion [N].
+        completion_ids: Tokens of the completion [N].
     """
 
     observation: Observation
-    said: tuple[int, ...]
+    completion_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

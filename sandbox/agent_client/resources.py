@@ -30,7 +30,7 @@ class HostResources:
 
     cause: Callable[[Survived], Awaitable[Cause]]
     kill: Callable[[], Awaitable[None]]
-    let_go: Callable[[], None] | None = None
+    release_resources: Callable[[], None] | None = None
     sockets: Path | None = None
     snapshot: Callable[[], Awaitable[str]] | None = None
     unenforced: tuple[str, ...] = ()

@@ -285,9 +285,9 @@ class AgentSandbox:
         """Whether reading from it is paused because a caller does not read its reply."""
         return self._channel.is_stalled
 
-    async def look(self) -> str:
+    async def diagnose(self) -> str:
         """Return why it is blocked, such as ``"paused"``; empty if no reason is known."""
-        return "" if self._resources.look is None else await self._resources.look()
+        return "" if self._resources.diagnose is None else await self._resources.diagnose()
 
     async def wait(self) -> Cause:
         """Wait until it is gone and return the cause."""

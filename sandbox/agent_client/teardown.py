@@ -98,8 +98,8 @@ class Teardown:
             with anyio.move_on_after(_KILL_S) as limit:
                 if not self.is_released:
                     await self._resources.kill()
-                elif self._resources.let_go is not None:
-                    self._resources.let_go()
+                elif self._resources.release_resources is not None:
+                    self._resources.release_resources()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
         except Exception as error:  # a caller waits for the end in any case

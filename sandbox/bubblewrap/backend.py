@@ -82,7 +82,7 @@ class LocalBackend:
         self._ranges = uid_ranges.UidRanges()
 
     @property
-    def tells_memory_limit(self) -> bool:
+    def distinguishes_memory_limit(self) -> bool:
         """Whether `by_agent` distinguishes a sandbox's own memory limit from this machine's memory."""
         return True
 
@@ -123,7 +123,7 @@ class LocalBackend:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
         await clock.to_thread(store.remove, self._sandboxes.folder / "snapshots", snapshot)
 
-    async def staying(self, ledger: str | None = None) -> list[str]:
+    async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the sorted ids of detached sandboxes here, optionally of one ledger; "" means without a ledger."""
         return await clock.to_thread(detached.ids, ledger)
 
@@ -277,7 +277,7 @@ class LocalBackend:
         resources = HostResources(
             cause=supervised.cause,
             kill=partial(self._end, supervised, spec.detached),
-            let_go=supervised.release,
+            release_resources=supervised.release,
             sockets=sockets,
             snapshot=partial(self._keep, sandbox_id, channel, store.Extent(disk_mib, _files_uid())),
             unenforced=tuple(name for name, holds in is_unenforced.items() if holds),

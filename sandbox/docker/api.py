@@ -71,7 +71,7 @@ class Daemon:
         return isinstance(self._address, str)
 
     @property
-    def tells_memory_limit(self) -> bool:
+    def distinguishes_memory_limit(self) -> bool:
         """Whether it distinguishes a container's memory limit from the host's memory: only with cgroups version 1."""
         return str(self.info.get("CgroupVersion") or "1") == "1"
 

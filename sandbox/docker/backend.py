@@ -95,9 +95,9 @@ class DockerBackend:
         self._is_leaving = False
 
     @property
-    def tells_memory_limit(self) -> bool:
+    def distinguishes_memory_limit(self) -> bool:
         """Whether `by_agent` distinguishes a sandbox's own memory limit from the memory of the daemon's machine."""
-        return self._daemon.tells_memory_limit
+        return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:
         """Return what is enforced in the strict profile with no network or an allow-list of hosts."""
@@ -156,7 +156,7 @@ class DockerBackend:
             await self._daemon.remove_image(snapshot)
         await clock.to_thread(store.remove, self._sandboxes.folder / _SNAPSHOTS, snapshot)
 
-    async def staying(self, ledger: str | None = None) -> list[str]:
+    async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the sorted ids of detached sandboxes here, optionally of one ledger; "" means without a ledger."""
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][SANDBOX_LABEL] for one in await self._daemon.containers(label))
@@ -367,7 +367,7 @@ class DockerBackend:
         resources = HostResources(
             cause=attached.cause,
             kill=partial(self._end, attached, detached=spec.detached),
-            let_go=attached.stream.close,
+            release_resources=attached.stream.close,
             sockets=sockets,
             snapshot=partial(self._snapshot, sandbox_id, spec, attached, channel),
             unenforced=unenforced,

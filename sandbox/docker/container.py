@@ -174,7 +174,9 @@ class AttachedContainer:
 
     async def _cause(self, last_line: str, survived: Survived) -> Cause | None:
         found = await self._daemon.inspect(self.id)
-        out_of_memory = Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=self._daemon.tells_memory_limit)
+        out_of_memory = Cause(
+            CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=self._daemon.distinguishes_memory_limit
+        )
         why: Cause | None = Cause(CauseKind.BACKEND_LOST, "removed")
         if found is not None:
             assumed = None if survived.oom_kills else out_of_memory

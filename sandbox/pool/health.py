@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import anyio
 
 from envkit import clock
-from envkit.clock import forgiven
+from envkit.clock import compensate_loop_lag
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.types import JSON, Cause, CauseKind, SandboxState
 
@@ -95,7 +95,7 @@ def liveness(silent_s: float, watch: LivenessTimes) -> Liveness:
 class Diagnosable(Protocol):
     """A sandbox that can be diagnosed from outside."""
 
-    async def look(self) -> str:
+    async def diagnose(self) -> str:
         """Return in one line why it does not answer, such as ``"paused"``; empty if unknown."""
         ...
 
@@ -140,7 +140,7 @@ async def monitor(instance: Instance, watch: LivenessTimes, alert: Alert) -> Non
 def check(instance: Instance, watch: LivenessTimes, *, now: float, late_s: float) -> Liveness:
     """Return the liveness of a running sandbox, less our own lag of `late_s` seconds; apply the current interval."""
     instance.interval_s = watch.interval_s
-    instance.answered_at = forgiven(instance.answered_at, late_s, now=now)
+    instance.answered_at = compensate_loop_lag(instance.answered_at, late_s, now=now)
     found = liveness(now - instance.answered_at, watch)
     if found is Liveness.WELL:
         return found
@@ -171,7 +171,7 @@ async def declare_lost(instance: Instance, watch: LivenessTimes) -> None:
 
 async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> str:
     try:
-        return await sandbox.look()
+        return await sandbox.diagnose()
     except (EnvkitError, OSError):
         return ""
     except Exception as error:

@@ -26,14 +26,14 @@ class Capacity:
     """Capacity of a node: the totals over its sandboxes. None means unlimited.
 
     Attributes:
-        boxes: Number of sandboxes.
+        sandboxes: Number of sandboxes.
         cpus: Sum of their CPU limits.
         memory_mib: Sum of their memory limits in MiB.
         disk_mib: Sum of their disk limits in MiB.
         pids: Sum of their limits on processes and threads.
     """
 
-    boxes: int | None = None
+    sandboxes: int | None = None
     cpus: float | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
@@ -43,7 +43,7 @@ class Capacity:
 class ResourceRequest(NamedTuple):
     """Resources that one sandbox or several need; for the fields see `Capacity`."""
 
-    boxes: int = 0
+    sandboxes: int = 0
     cpus: float = 0.0
     memory_mib: int = 0
     disk_mib: int = 0
@@ -60,7 +60,7 @@ class ResourceRequest(NamedTuple):
 
     def with_other(self, other: ResourceRequest) -> ResourceRequest:
         return ResourceRequest(
-            self.boxes + other.boxes,
+            self.sandboxes + other.sandboxes,
             self.cpus + other.cpus,
             self.memory_mib + other.memory_mib,
             self.disk_mib + other.disk_mib,
@@ -69,7 +69,7 @@ class ResourceRequest(NamedTuple):
 
     def without(self, other: ResourceRequest) -> ResourceRequest:
         return ResourceRequest(
-            self.boxes - other.boxes,
+            self.sandboxes - other.sandboxes,
             self.cpus - other.cpus,
             self.memory_mib - other.memory_mib,
             self.disk_mib - other.disk_mib,
@@ -163,7 +163,7 @@ def usable(nodes: Collection[Node], demand: ResourceRequest, *, now: float) -> C
 def place(nodes: Iterable[Node], demand: ResourceRequest) -> Node | None:
     """Return the least loaded node with room for `demand`, or None; ties go to the one with fewest sandboxes."""
     fitting = (node for node in nodes if node.fits(demand))
-    return min(fitting, key=lambda node: (node.share(demand), node.used.boxes), default=None)
+    return min(fitting, key=lambda node: (node.share(demand), node.used.sandboxes), default=None)
 
 
 def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | None:

@@ -35,7 +35,7 @@ class Attaches(Protocol):
         """
         ...
 
-    async def staying(self, ledger: str) -> Sequence[str]:
+    async def list_detached(self, ledger: str) -> Sequence[str]:
         """Return the ids of the running sandboxes of one ledger."""
         ...
 
@@ -100,7 +100,7 @@ async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[],
     async def end_on(node: Node, backend: Attaches) -> None:
         try:
             with anyio.fail_after(_LIST_S):
-                running = await backend.staying(ledger)
+                running = await backend.list_detached(ledger)
         except Exception as error:
             why = str(error) or f"no answer within {_LIST_S:g} s"
             _log.warning("sandboxes of a previous process may be left on %s: %s", node.name, why)

@@ -344,7 +344,7 @@ class Scheduler:
             self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
         if instance.is_leased:
             self._held[instance.payer] = self._held[instance.payer].without(instance.demand)
-            if not self._held[instance.payer].boxes:
+            if not self._held[instance.payer].sandboxes:
                 del self._held[instance.payer]
         self._history.left(instance)
         instance.cleared.set()
@@ -357,7 +357,7 @@ class Scheduler:
         """Return the limit that the tenant, which holds `held`, has reached, as text; None if it may have one more."""
         if held is None or request.payer is None:
             return None
-        if self._most is not None and held.boxes >= self._most:
+        if self._most is not None and held.sandboxes >= self._most:
             return f"limit of {self._most} sandboxes"
         if self._share == 1 or not request.tenant:
             return None

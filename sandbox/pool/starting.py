@@ -36,7 +36,7 @@ class _KnowsMemoryLimit(Protocol):
     """A backend that may distinguish a sandbox's own memory limit from the memory of the host."""
 
     @property
-    def tells_memory_limit(self) -> bool:
+    def distinguishes_memory_limit(self) -> bool:
         """Whether `Cause.by_agent` makes that distinction for a sandbox that ran out of memory."""
         ...
 
@@ -147,5 +147,5 @@ def _had_too_little(node: Node, spec: SandboxSpec, cause: Cause, took_s: float) 
     """Return whether a start failed because the memory limit or the start timeout of `spec` is too small."""
     if cause.kind is CauseKind.OUT_OF_MEMORY:
         backend = node.backend
-        return cause.by_agent or not (isinstance(backend, _KnowsMemoryLimit) and backend.tells_memory_limit)
+        return cause.by_agent or not (isinstance(backend, _KnowsMemoryLimit) and backend.distinguishes_memory_limit)
     return spec.start_timeout_s < _LEAST_S and took_s >= spec.start_timeout_s - _ROUNDING_S

@@ -115,9 +115,9 @@ class RayNodeBackend:
             return await self._admitted(request_id, asked, SandboxSpec(detached=True))
         raise SandboxError(f"node {self.node.name} did not attach to {sandbox_id!r} within {_ATTACH_S:g} s")
 
-    async def staying(self, ledger: str) -> list[str]:
+    async def list_detached(self, ledger: str) -> list[str]:
         """Return the ids of the detached sandboxes of one ledger on this node's machine."""
-        return [str(sandbox_id) for sandbox_id in (await self._actor.ask("staying", ledger))["ids"]]
+        return [str(sandbox_id) for sandbox_id in (await self._actor.ask("list_detached", ledger))["ids"]]
 
     async def remove(self, sandbox_id: str) -> None:
         """End a detached sandbox; raises `SandboxError` as `attach`."""
@@ -299,7 +299,7 @@ class RayNodeBackend:
 
     async def _diagnose(self, request_id: int) -> str:
         with anyio.move_on_after(_DIAGNOSE_S):
-            return str((await self._actor.ask("look", request_id))["look"])
+            return str((await self._actor.ask("diagnose", request_id))["diagnose"])
         return ""
 
     async def _end_actor(self) -> None:

@@ -144,7 +144,7 @@ class NodeActor:
         """Attach to a detached sandbox of an earlier actor of this node; return as `start`."""
         return await _answer(self._attach(request_id, sandbox_id, orphan_ttl_s))
 
-    async def staying(self, ledger: str) -> Answer:
+    async def list_detached(self, ledger: str) -> Answer:
         """Return the ``ids`` of the detached sandboxes of one ledger on this machine."""
         return await _answer(self._staying(ledger))
 
@@ -160,8 +160,8 @@ class NodeActor:
         """Return the ``cause`` of a sandbox's end, None if it has not ended; waits for at hard_limit 1.5 s."""
         return await _answer(self._cause(request_id))
 
-    async def look(self, request_id: int) -> Answer:
-        """Return in ``look`` why a sandbox is unresponsive, see `AgentSandbox.look`."""
+    async def diagnose(self, request_id: int) -> Answer:
+        """Return in ``look`` why a sandbox is unresponsive, see `AgentSandbox.diagnose`."""
         return await _answer(self._look(request_id))
 
     async def snapshot(self, request_id: int) -> Answer:
@@ -206,7 +206,7 @@ class NodeActor:
         return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, is_detached=True, left_at=clock.now()))
 
     async def _staying(self, ledger: str) -> Answer:
-        return {"ids": await self._backend.staying(ledger)}
+        return {"ids": await self._backend.list_detached(ledger)}
 
     async def _remove(self, sandbox_id: str) -> Answer:
         await self._backend.remove(sandbox_id)
@@ -234,7 +234,7 @@ class NodeActor:
         return {"cause": None}
 
     async def _look(self, request_id: int) -> Answer:
-        return {"look": await self._find(request_id).sandbox.look()}
+        return {"diagnose": await self._find(request_id).sandbox.diagnose()}
 
     async def _snapshot(self, request_id: int) -> Answer:
         return {"name": f"{await self._find(request_id).sandbox.snapshot()}@{self._run}"}

@@ -263,11 +263,11 @@ def _fitting(node: ClusterNode) -> int:
 
 
 def _has_room(capacity: Capacity) -> bool:
-    return bool(capacity.boxes if capacity.boxes is not None else capacity.cpus)
+    return bool(capacity.sandboxes if capacity.sandboxes is not None else capacity.cpus)
 
 
 def _capacity(node: ClusterNode) -> Capacity:
     found = node.resources
     if SANDBOXES in found:
-        return Capacity(boxes=int(found[SANDBOXES]))
+        return Capacity(sandboxes=int(found[SANDBOXES]))
     return Capacity(cpus=found.get("CPU", 0.0), memory_mib=int(found.get("memory", 0.0)) >> 20)

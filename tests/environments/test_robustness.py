@@ -173,7 +173,7 @@ def test_an_expert_has_no_move_for_a_text_without_a_board(env_id: str) -> None:
     expert = open_expert(env_id)
     for text in HOSTILE:
         assert list(expert.moves(Observation(text))) == []
-        assert not expert.is_tricky(Observation(text))
+        assert not expert.is_hazardous(Observation(text))
 
 
 class Memory(NamedTuple):

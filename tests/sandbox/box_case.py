@@ -43,7 +43,9 @@ class Case:
         self.box = AgentSandbox(
             "case-1",
             self.channel,
-            HostResources(cause=self._cause, kill=self._kill, let_go=lambda: self.done.append("let go"), **hold),
+            HostResources(
+                cause=self._cause, kill=self._kill, release_resources=lambda: self.done.append("let go"), **hold
+            ),
             work="/workspace",
             forget=lambda box: self.done.append("forgotten"),
         )

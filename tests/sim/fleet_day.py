@@ -88,7 +88,7 @@ def live(hours: float, users: int, seed: int = 0) -> Day:
         backends = [FakeBackend(fate, seed=NODES * seed + number) for number in range(NODES)]
         for backend in backends:
             await backend.__aenter__()
-        nodes = [Node(f"node {at}", one, Capacity(boxes=BOXES_PER_NODE)) for at, one in enumerate(backends)]
+        nodes = [Node(f"node {at}", one, Capacity(sandboxes=BOXES_PER_NODE)) for at, one in enumerate(backends)]
         budget = RestartBudget(restarts=100_000, longest_delay_s=60)
         pool = Pool(nodes, stocks=[WarmSpec(SPEC, SPARES)], watch=WATCH, restarts=budget)
         async with anyio.create_task_group() as following, pool:

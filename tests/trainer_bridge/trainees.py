@@ -98,12 +98,12 @@ def draw_samples(seed: int, count: int, folder: Path, *, temperature: float = 1.
         prompt = [1, 3 + number % 16, *some(1, 5)]
         rewards = [rng.choice([0.0, 1.0, -0.1, 0.5]) for _ in turns]
         bare = sample(prompt, *turns, rewards=rewards, group=f"task-{number // 4}")
-        logprobs = [logp + rng.uniform(-0.5, 0.5) for logp in said_logps(model, bare, temperature=temperature)]
+        logprobs = [logp + rng.uniform(-0.5, 0.5) for logp in completion_logps(model, bare, temperature=temperature)]
         drawn.append(sample(prompt, *turns, rewards=rewards, logprobs=logprobs, group=bare.group))
     return drawn
 
 
-def said_logps(model: Any, one: Sample, *, temperature: float = 1.0) -> list[float]:
+def completion_logps(model: Any, one: Sample, *, temperature: float = 1.0) -> list[float]:
     """Log-probabilities of the tokens with mask 1, one prompt after another without a cache."""
     places = [place for place, own in enumerate(one.mask) if own]
     return [slow_logps(model, one.token_ids[:place], temperature)[one.token_ids[place]] for place in places]

@@ -41,7 +41,7 @@ class Critic(nn.Module):
         return value
 
 
-def turns_said(sample: Sample) -> list[int]:
+def policy_turns(sample: Sample) -> list[int]:
     """Return the numbers of the turns with a completion in the sample, in order."""
     return [sample.turn_ids[position + 1] for position in _turn_starts(sample)]
 

@@ -71,16 +71,16 @@ class ChatRenderer:
         kept = history if self._history is None else history[max(0, len(history) - self._history + 1) :]
         chat = list(self._system)
         for turn in kept:
-            chat += [_user(turn.observation.text), self._answer(self._words(turn.said))]
+            chat += [_user(turn.observation.text), self._answer(self._words(turn.completion_ids))]
         if self._history is None:
-            frame = self._frame(chat[:-1], history[-1].said, [_user(observation.text)])
+            frame = self._frame(chat[:-1], history[-1].completion_ids, [_user(observation.text)])
             if frame is not None:
                 return Prompt(frame)
         return Prompt(self._prompt([*chat, _user(observation.text)]), starts_sample=True)
 
-    def action(self, said: Sequence[int]) -> str:
+    def action(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion without special tokens and thoughts; see `without_thoughts`."""
-        return without_thoughts(self._words(said), is_thinking=self._opens_thought)
+        return without_thoughts(self._words(token_ids), is_thinking=self._opens_thought)
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -55,14 +55,14 @@ class PlainRenderer:
 
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
         if self._history is None:
-            return Prompt(self._closing(history[-1].said) + self._frame(observation))
+            return Prompt(self._closing(history[-1].completion_ids) + self._frame(observation))
         ids: tuple[int, ...] = self._begin
         for turn in history[max(0, len(history) - self._history + 1) :]:
-            ids += self._frame(turn.observation) + tuple(turn.said) + self._closing(turn.said)
+            ids += self._frame(turn.observation) + tuple(turn.completion_ids) + self._closing(turn.completion_ids)
         return Prompt(ids + self._frame(observation), starts_sample=True)
 
-    def action(self, said: Sequence[int]) -> str:
-        ids = tuple(said)
+    def action(self, token_ids: Sequence[int]) -> str:
+        ids = tuple(token_ids)
         if self._ends_closed(ids):
             ids = ids[: -len(self._close)]
         inner = self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -136,7 +136,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def said(sample: Sample, values: Sequence[Any]) -> list[Any]:
+def own_values(sample: Sample, values: Sequence[Any]) -> list[Any]:
     """Return those of `values` [L] that belong to the policy's tokens."""
     return [value for value, own in zip(values, sample.mask, strict=True) if own]
 

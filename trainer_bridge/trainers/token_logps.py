@@ -21,7 +21,7 @@ from torch.nn import functional
 from envkit.types import Sample
 
 from ..algorithms import losses
-from .batching import flat, lay_out, said
+from .batching import flat, lay_out, own_values
 
 _TOKENS_BLOCK = 1024
 _VOCABULARY_BLOCK = 8192
@@ -88,7 +88,7 @@ class TokenScorer:
             entropy_has_gradient: Whether the entropy is part of the loss.
         """
         samples = [sample for row in rows for sample in row]
-        token_N = flat([said(sample, sample.token_ids) for sample in samples], self._model.device, torch.long)
+        token_N = flat([own_values(sample, sample.token_ids) for sample in samples], self._model.device, torch.long)
         with self.autocast():
             if self._logit_scale is None:
                 logp_NV = token_logps(self._model, samples, temperature=self._temperature)

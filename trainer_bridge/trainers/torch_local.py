@@ -23,11 +23,11 @@ from envkit.types import Sample, Weights
 from ..algorithms import advantages, losses
 from ..algorithms.advantages import AdvantageBatch
 from ..algorithms.catalogue import Algorithm
-from ..algorithms.critic import Critic, turns_said
+from ..algorithms.critic import Critic, policy_turns
 from ..run_folder.writing import share_weights, writing
 from ..threads import torch_threads
 from . import checkpoint
-from .batching import flat, passes, row_passes, said
+from .batching import flat, own_values, passes, row_passes
 from .memory import checkpoint_layers, peak_memory_mib
 from .optimizer import adamw, rate_factor, set_rate
 from .settings import TrainerSettings
@@ -237,7 +237,7 @@ class TorchTrainer:
     def _learn(self, rows: _TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
         """Make one optimiser update from the rows at `indices`; add its metrics to `sums`."""
         tokens = sum(sum(rows.samples[row].mask) for row in indices)
-        turns = sum(len(turns_said(rows.samples[row])) for row in indices)
+        turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
         learned = [row for row in indices if self._has_gradient(rows, row)]
         for part in self._passes(rows.samples, learned):
@@ -268,7 +268,7 @@ class TorchTrainer:
         algorithm, sample = self._algorithm, rows.samples[row]
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
-        return any(rows.advantages[row][turn] != 0.0 for turn in turns_said(sample))
+        return any(rows.advantages[row][turn] != 0.0 for turn in policy_turns(sample))
 
     def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
         """Split samples into passes of rows; a row is a list of sample numbers."""
@@ -307,9 +307,9 @@ class TorchTrainer:
             entropy_has_gradient=algorithm.entropy_coefficient > 0,
         )
         logp_N, entropy_N = scored
-        old_N = flat([said(sample, sample.logprobs) for sample in samples], device)
+        old_N = flat([own_values(sample, sample.logprobs) for sample in samples], device)
         share = [
-            [rows.advantages[row][turn] for turn in said(rows.samples[row], rows.samples[row].turn_ids)]
+            [rows.advantages[row][turn] for turn in own_values(rows.samples[row], rows.samples[row].turn_ids)]
             for row in chosen
         ]
         advantage_N = flat(share, device)
@@ -332,7 +332,7 @@ class TorchTrainer:
         samples = [rows.samples[row] for row in chosen]
         with self._scorer.autocast():
             value_N = self._critic(samples)
-        target = [[rows.returns[row][turn] for turn in turns_said(rows.samples[row])] for row in chosen]
+        target = [[rows.returns[row][turn] for turn in policy_turns(rows.samples[row])] for row in chosen]
         loss = losses.value_loss(value_N, flat(target, value_N.device)).sum()
         sums["value_loss"] += float(loss.detach())
         return loss
@@ -345,7 +345,7 @@ class TorchTrainer:
             with self._scorer.autocast():
                 values = iter(self._critic([samples[row] for row in part]).tolist())
             for row in part:
-                for turn in turns_said(samples[row]):
+                for turn in policy_turns(samples[row]):
                     value_ET[episodes[row], turn] = next(values)
 
     @torch.no_grad()

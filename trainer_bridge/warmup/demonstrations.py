@@ -25,14 +25,14 @@ class Lesson:
         continuation: Tokens of the state, as a later turn.
         good: Completions of the best moves.
         possible: Completions of all moves.
-        is_tricky: Whether the state is hazardous: a careless move loses.
+        is_hazardous: Whether the state is hazardous: a careless move loses.
     """
 
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
     good: tuple[tuple[int, ...], ...]
     possible: tuple[tuple[int, ...], ...]
-    is_tricky: bool
+    is_hazardous: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Teacher:
             continuation=self.renderer.extend([Exchange(observation, completions[0])], observation).ids,
             good=completions,
             possible=tuple(self.tokens(move) for move in observation.legal_moves),
-            is_tricky=self.expert.is_tricky(observation),
+            is_hazardous=self.expert.is_hazardous(observation),
         )
 
 

@@ -22,7 +22,7 @@ from envkit.types import Sample
 
 from ..stopping import Stop
 from ..threads import torch_threads
-from ..trainers.batching import flat, row_passes, said
+from ..trainers.batching import flat, own_values, row_passes
 from ..trainers.checkpoint import UNREADABLE
 from ..trainers.optimizer import adamw
 from ..trainers.token_logps import TokenScorer, token_logps
@@ -173,7 +173,7 @@ class Imitator:
             return self._scorer.score(rows).logp_N
         samples = [sample for row in rows for sample in row]
         logp_NV = token_logps(self._model, samples)
-        token_N = flat([said(sample, sample.token_ids) for sample in samples], logp_NV.device, torch.long)
+        token_N = flat([own_values(sample, sample.token_ids) for sample in samples], logp_NV.device, torch.long)
         return logp_NV.gather(1, token_N[:, None]).squeeze(1)
 
 
@@ -217,8 +217,8 @@ class LessonBook:
             states: Lessons per sample: unrelated states as turns of one sequence, each with its own answer. They teach
                 that the newest state counts.
         """
-        tricky = [lesson for lesson in self.lessons if lesson.is_tricky]
-        plain = [lesson for lesson in self.lessons if not lesson.is_tricky]
+        tricky = [lesson for lesson in self.lessons if lesson.is_hazardous]
+        plain = [lesson for lesson in self.lessons if not lesson.is_hazardous]
         tricky_count = 0 if not tricky else size if not plain else round(size * self.hazard_share)
 
         def batch(update: int) -> list[Sample]:
@@ -237,8 +237,8 @@ class LessonBook:
         turn_ids: tuple[int, ...] = ()
         for turn, lesson in enumerate(lessons):
             given = lesson.continuation if turn else lesson.prompt
-            said = rng.choice(lesson.possible if rng.random() < self.noise else lesson.good)
-            ids += given + said
-            mask += (0,) * len(given) + (1,) * len(said)
-            turn_ids += (turn,) * (len(given) + len(said))
+            answer = rng.choice(lesson.possible if rng.random() < self.noise else lesson.good)
+            ids += given + answer
+            mask += (0,) * len(given) + (1,) * len(answer)
+            turn_ids += (turn,) * (len(given) + len(answer))
         return unscored_sample(ids, mask, turn_ids)

@@ -227,7 +227,7 @@ def list_sandboxes(
         return
     from envkit.wiring.sandboxes import local_service
 
-    found = clock.run(partial(local_service.list_staying, with_servers=with_servers, warn=_warn))
+    found = clock.run(partial(local_service.list_detached_sandboxes, with_servers=with_servers, warn=_warn))
     if as_json:
         print_json({"id": one.id, **one.stats, "problem": one.problem, "owner": [*one.owner]} for one in found)
         return

@@ -68,7 +68,7 @@ def buffer_mib(machine: MachineCapacity) -> int:
 def describe(limits: Capacity) -> str:
     """Return the capacity as text, such as ``256 sandboxes, 18,000 MiB of memory``."""
     resources = (
-        (limits.boxes, "{:,} sandboxes"),
+        (limits.sandboxes, "{:,} sandboxes"),
         (limits.memory_mib, "{:,} MiB of memory"),
         (limits.disk_mib, "{:,} MiB of disk"),
         (limits.pids, "{:,} processes"),

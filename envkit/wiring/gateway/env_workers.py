@@ -126,7 +126,7 @@ async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetH
 
 def env_sandbox_spec(config: ServeConfig, fleet_nodes: FleetNodes, capacity: int) -> SandboxSpec:
     section = config.envs
-    spec = env_sandboxes.env_box(capacity, in_image=fleet_nodes.in_image, image=section.image)
+    spec = env_sandboxes.env_sandbox_spec(capacity, in_image=fleet_nodes.in_image, image=section.image)
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
 
 

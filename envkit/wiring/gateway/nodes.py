@@ -54,7 +54,7 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
         if isinstance(backend, DockerBackend):  # its daemon may run on another machine
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
-        limits = Capacity(boxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
+        limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
         node = Node(_HERE, backend, capacity.with_defaults(limits, found))
         isolates = backend.capabilities()["isolation"]
         what += why

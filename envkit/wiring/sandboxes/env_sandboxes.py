@@ -82,7 +82,7 @@ async def sandbox_host(
     async with (
         backend,
         FleetHost(
-            partial(backend.start, env_box(slots_per_sandbox, in_image=isinstance(backend, DockerBackend))),
+            partial(backend.start, env_sandbox_spec(slots_per_sandbox, in_image=isinstance(backend, DockerBackend))),
             partial(connect, call_timeout_s),
             boxes=boxes,
             slots_per_sandbox=slots_per_sandbox,
@@ -114,7 +114,7 @@ async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
     return ProcessBackend(), "plain child processes", f", because {why}"
 
 
-def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:
+def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:
     """Return the spec of a sandbox with an env server.
 
     Args:

@@ -142,7 +142,7 @@ def print_result(result: ExecResult, timeout_s: float) -> int:
     return _exit_code(result.exit_code)
 
 
-async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
+async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
     """Return the detached sandboxes of this machine, of every backend that works here.
 
     Args:
@@ -162,11 +162,11 @@ async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Se
 
 
 async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
-    owners = dict.fromkeys(await backend.staying(""), _NO_OWNER)
+    owners = dict.fromkeys(await backend.list_detached(""), _NO_OWNER)
     if with_servers:
         for note in running_servers.known():
-            owners |= dict.fromkeys(await backend.staying(note.ledger_id), _owner(note))
-        owners = dict.fromkeys(await backend.staying(), ("of an unknown server",)) | owners
+            owners |= dict.fromkeys(await backend.list_detached(note.ledger_id), _owner(note))
+        owners = dict.fromkeys(await backend.list_detached(), ("of an unknown server",)) | owners
     return [await _inspect(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
 
 

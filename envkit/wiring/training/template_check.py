@@ -148,7 +148,7 @@ class _Comparison:
                 if prompt is not None:
                     verdict = DialogueResult(dialogue.name, "new sample")
             else:
-                end = [token for token in history[-1].said[-1:] if token in renderer.stop]
+                end = [token for token in history[-1].completion_ids[-1:] if token in renderer.stop]
                 frames.append(renderer.text([*end, *prompt.ids]))
                 ids += prompt.ids
             whole = self._whole(chat)
@@ -158,7 +158,7 @@ class _Comparison:
                 if [*map(_before_answer, expected)] != [*map(_before_answer, frames)]:
                     return DialogueResult(dialogue.name, "differs", verdict.seen)
             history.append(Exchange(observation, renderer.demonstrate(answer)))
-            ids += history[-1].said
+            ids += history[-1].completion_ids
             chat.append({"role": "assistant", "content": answer})
         return verdict
 

@@ -18,7 +18,7 @@ from envkit.errors import SandboxError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
-from envkit.wiring.sandboxes.local_service import list_staying
+from envkit.wiring.sandboxes.local_service import list_detached_sandboxes
 from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
 
 LONELY_S = 1.0
@@ -90,7 +90,7 @@ def test_an_orphaned_detached_sandbox_ends_itself_and_leaves_nothing(lasting: Ki
         async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
                 with anyio.fail_after(10):
-                    while stay.sandbox_id in await backend.staying():  # noqa: ASYNC110 - the daemon takes a moment
+                    while stay.sandbox_id in await backend.list_detached():  # noqa: ASYNC110 - the daemon takes a moment
                         await anyio.sleep(0.05)
             with pytest.raises(SandboxError, match=f"there is no detached sandbox '{stay.sandbox_id}'"):
                 await backend.attach(stay.sandbox_id)
@@ -128,7 +128,7 @@ def test_inspecting_a_sandbox_does_not_restart_its_orphan_timeout(lasting: Kind,
         began = clock.now()
         looks, warnings = 0, list[str]()
         while sleepers(marker) and clock.now() - began < 4 * LONELY_S:
-            found = await list_staying(with_servers=True, warn=warnings.append)
+            found = await list_detached_sandboxes(with_servers=True, warn=warnings.append)
             looks += stay.sandbox_id in [one.id for one in found if not one.problem]
             await anyio.sleep(LONELY_S / 10)
         assert looks
@@ -141,7 +141,7 @@ def test_inspecting_a_sandbox_does_not_disconnect_its_client(lasting: Kind, stay
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         for _ in range(3):
-            await list_staying(with_servers=True, warn=list[str]().append)
+            await list_detached_sandboxes(with_servers=True, warn=list[str]().append)
         await anyio.sleep(LONELY_S + 0.5)
         assert len(sleepers(marker)) == 1
 
@@ -175,10 +175,10 @@ def test_detached_sandboxes_are_listed_by_their_ledger(lasting: Kind) -> None:
             written = await backend.start(lasting.spec(detached=True, orphan_ttl_s=60.0, ledger="a-ledger-of-two"))
             loose = await backend.start(lasting.spec(detached=True, orphan_ttl_s=60.0))
             try:
-                assert await backend.staying("a-ledger-of-two") == [written.id]
-                nobodys = await backend.staying("")
+                assert await backend.list_detached("a-ledger-of-two") == [written.id]
+                nobodys = await backend.list_detached("")
                 assert (loose.id in nobodys, written.id in nobodys) == (True, False)
-                assert {loose.id, written.id} <= set(await backend.staying())
+                assert {loose.id, written.id} <= set(await backend.list_detached())
             finally:
                 await loose.stop()
                 await written.stop()

@@ -13,7 +13,7 @@ from envkit.sandbox.agent_client.shell import AgentShell
 from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.pool.lease import Lease, WatchedShell
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell
-from tests.sandbox.fake.backend import FakeBox, FakeShell
+from tests.sandbox.fake.backend import FakeSandbox, FakeShell
 
 CALLS = ["exec", "shell", "read", "write", "upload", "download", "connect", "snapshot", "stop"]
 """Those that the blocking face has just so; it has no `wait`, and its `probe` a bound of its own."""
@@ -26,7 +26,7 @@ def arguments(written: type, call: str) -> list[tuple[str, object, object]]:
 
 
 @pytest.mark.parametrize("call", [*CALLS, "probe", "wait"])
-@pytest.mark.parametrize("written", [AgentSandbox, FakeBox, AgentlessSandbox, Lease, RemoteSandbox])
+@pytest.mark.parametrize("written", [AgentSandbox, FakeSandbox, AgentlessSandbox, Lease, RemoteSandbox])
 def test_a_call_of_a_sandbox_has_the_names_and_defaults_of_the_protocol(written: type, call: str) -> None:
     assert arguments(written, call) == arguments(Sandbox, call)
 

@@ -268,7 +268,7 @@ def test_the_expert_reaches_every_goal_by_a_shortest_way_through_the_environment
 @pytest.mark.parametrize("text", ["", "hello", "P", "__\nP_", "P#\n_G", "P_\n_X", "P_\nG", "√_\n__"])
 def test_the_expert_has_no_move_where_there_is_nothing_to_play(text: str) -> None:
     assert list(FrozenLakeExpert().moves(Observation(text))) == []
-    assert not FrozenLakeExpert().is_tricky(Observation(text))
+    assert not FrozenLakeExpert().is_hazardous(Observation(text))
 
 
 def test_the_expert_has_no_move_where_holes_close_every_way() -> None:
@@ -357,7 +357,7 @@ def test_next_to_a_hole_the_safe_way_is_away_from_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("board", "is_tricky"),
+    ("board", "is_hazardous"),
     [
         ("P_G\nO__\n___", False),  # the hole is not on the way
         ("PO_\n___\n__G", True),
@@ -368,10 +368,10 @@ def test_next_to_a_hole_the_safe_way_is_away_from_it() -> None:
         ("___\nG_P\nOOO", False),
     ],
 )
-def test_a_state_is_tricky_if_the_straight_path_has_a_hole(board: str, is_tricky: bool) -> None:
-    assert FrozenLakeExpert().is_tricky(Observation(f"Rules.\n\n{board}")) is is_tricky
+def test_a_state_is_tricky_if_the_straight_path_has_a_hole(board: str, is_hazardous: bool) -> None:
+    assert FrozenLakeExpert().is_hazardous(Observation(f"Rules.\n\n{board}")) is is_hazardous
     shown = board.translate(str.maketrans("_OGPX√", "OG_√PX"))  # the same signs with other meanings
-    assert FrozenLakeExpert(symbols="OG_√PX").is_tricky(Observation(f"Rules.\n\n{shown}")) is is_tricky
+    assert FrozenLakeExpert(symbols="OG_√PX").is_hazardous(Observation(f"Rules.\n\n{shown}")) is is_hazardous
 
 
 def _distances_to_goal(ice: str) -> dict[int, int]:

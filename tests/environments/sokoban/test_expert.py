@@ -44,7 +44,7 @@ def test_a_state_is_tricky_when_a_push_loses_the_level(size: int, boxes: int, le
     verdicts = []
     for seed in range(levels):
         board = draw_level(seed, size, boxes, (2, 10)).board
-        verdicts.append(expert.is_tricky(Observation(board)))
+        verdicts.append(expert.is_hazardous(Observation(board)))
         assert verdicts[-1] == (None in slow_costs_after(board).values())
     assert {*verdicts} == {True, False}
 
@@ -54,9 +54,9 @@ def test_a_push_against_a_wall_without_targets_is_tricky_and_then_hopeless() -> 
         safe = Observation("#####\n#P__#\n#_X_#\n#_O_#\n#####")
         before = Observation("#####\n#___#\n#PX_#\n#_O_#\n#####")
         lost = Observation("#####\n#___#\n#_PX#\n#_O_#\n#####")
-        assert (list(expert.moves(safe)), expert.is_tricky(safe)) == (["right"], False)
-        assert (list(expert.moves(before)), expert.is_tricky(before)) == (["up"], True)
-        assert (list(expert.moves(lost)), expert.is_tricky(lost)) == ([], False)
+        assert (list(expert.moves(safe)), expert.is_hazardous(safe)) == (["right"], False)
+        assert (list(expert.moves(before)), expert.is_hazardous(before)) == (["up"], True)
+        assert (list(expert.moves(lost)), expert.is_hazardous(lost)) == ([], False)
 
 
 def test_a_solution_beyond_the_search_limit_gives_no_move() -> None:
@@ -71,7 +71,7 @@ def test_the_expert_reads_the_symbols_of_its_episodes() -> None:
     assert shown == "WWWWWW\nWWW..W\nWW...W\nWAB..W\nW.GC.W\nWWWWWW"
     expert = SokobanExpert(symbols="W.GCBA@", size=6, split=None)
     assert list(expert.moves(Observation(shown))) == list(SokobanExpert().moves(Observation(board))) != []
-    assert expert.is_tricky(Observation(shown)) == SokobanExpert().is_tricky(Observation(board))
+    assert expert.is_hazardous(Observation(shown)) == SokobanExpert().is_hazardous(Observation(board))
     assert list(expert.moves(Observation(board))) == []
 
 
@@ -105,7 +105,7 @@ def test_the_expert_uses_the_answer_format() -> None:
 )
 def test_the_expert_has_no_move_where_there_is_nothing_to_play(text: str) -> None:
     assert list(SokobanExpert().moves(Observation(text))) == []
-    assert not SokobanExpert().is_tricky(Observation(text))
+    assert not SokobanExpert().is_hazardous(Observation(text))
 
 
 def test_an_unsolvable_room_has_no_move() -> None:

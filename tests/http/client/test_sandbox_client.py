@@ -34,7 +34,7 @@ from tests.http.boxes import Relay, by_client, scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
 from tests.sandbox.containers import image
-from tests.sandbox.fake.backend import FakeBackend, FakeBox
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
 
 SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)
 
@@ -189,7 +189,7 @@ class Full(FakeBackend):
         super().__init__()
         self.refusals = refusals
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         self.refusals -= 1
         if self.refusals >= 0:
             raise CapacityError("full")
@@ -239,7 +239,7 @@ def test_a_waiting_create_queues_and_counts_as_wanted() -> None:
         async with (
             scripted() as backend,
             slots() as host,
-            Pool([Node("here", backend, Capacity(boxes=1))]) as pool,
+            Pool([Node("here", backend, Capacity(sandboxes=1))]) as pool,
             serving(host, pool=pool) as address,
             SandboxClient(address) as client,
         ):
@@ -267,7 +267,7 @@ def test_a_waiting_create_does_not_delay_a_shutdown() -> None:
         async with (
             scripted() as backend,
             slots() as host,
-            Pool([Node("here", backend, Capacity(boxes=1))]) as pool,
+            Pool([Node("here", backend, Capacity(sandboxes=1))]) as pool,
             anyio.create_task_group() as tasks,
         ):
             async with serving(host, pool=pool, drain_s=40, slow_reset_s=60) as address:

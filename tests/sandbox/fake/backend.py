@@ -66,7 +66,7 @@ class FakeBackend:
         script: Says what becomes of box number 0, 1, 2..., with a generator of its own.
         seed: What the generators are seeded from.
         capabilities: What it says is enforced, by name; what is not named is.
-        kind: Class of the boxes; None for `FakeBox`.
+        kind: Class of the boxes; None for `FakeSandbox`.
 
     Attributes:
         boxes: All that became ready, in that order.
@@ -78,13 +78,13 @@ class FakeBackend:
         *,
         seed: int = 0,
         capabilities: Mapping[str, bool] | None = None,
-        kind: type[FakeBox] | None = None,
+        kind: type[FakeSandbox] | None = None,
     ) -> None:
-        self.boxes: list[FakeBox] = []
+        self.boxes: list[FakeSandbox] = []
         self._script = script
         self._seed = seed
         self._capabilities = {**dict.fromkeys(_ENFORCED, True), **(capabilities or {})}
-        self._kind = kind or FakeBox
+        self._kind = kind or FakeSandbox
         self._asked = 0
         self._snapshots: dict[str, dict[str, bytes]] = {}
         self._kept = 0
@@ -93,11 +93,11 @@ class FakeBackend:
     def capabilities(self) -> Mapping[str, bool]:
         return dict(self._capabilities)
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`."""
         return await self._start(spec, {})
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> FakeBox:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> FakeSandbox:
         """Start `spec` with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         files = self._snapshots.get(snapshot)
         return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
@@ -110,14 +110,14 @@ class FakeBackend:
         """Forget a snapshot; safe to repeat."""
         self._snapshots.pop(snapshot, None)
 
-    async def attach(self, sandbox_id: str) -> FakeBox:
+    async def attach(self, sandbox_id: str) -> FakeSandbox:
         """Return a box that stays, which was started before the backend was closed and opened again."""
         found = [box for box in self.boxes if box.id == sandbox_id and box.spec.detached and not box.is_gone]
         if not found:
             raise SandboxError(f"there is no detached sandbox {sandbox_id!r}")
         return found[0]
 
-    async def staying(self, ledger: str | None = None) -> list[str]:
+    async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the ids of the boxes that stay, or of those of one ledger."""
         there = [box for box in self.boxes if box.spec.detached and not box.is_gone]
         return [box.id for box in there if ledger in (None, box.spec.ledger)]
@@ -137,7 +137,9 @@ class FakeBackend:
         for box in (box for box in self.boxes if not box.spec.detached):
             box.die(_STOPPED)
 
-    async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
+    async def _start(
+        self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None
+    ) -> FakeSandbox:
         if not self._is_open:
             raise SandboxError("the backend is not open; use 'async with'")
         number = self._asked
@@ -163,7 +165,7 @@ class FakeBackend:
         return name
 
 
-class FakeBox:
+class FakeSandbox:
     """One scripted box; satisfies `envkit.protocols.Sandbox`. Made by `FakeBackend`.
 
     Attributes:
@@ -221,7 +223,7 @@ class FakeBox:
     def resume(self) -> None:
         self._runs.set()
 
-    async def look(self) -> str:
+    async def diagnose(self) -> str:
         return "" if self._runs.is_set() else "paused"
 
     async def exec(
@@ -354,7 +356,7 @@ class FakeBox:
 class FakeShell:
     """A shell of a scripted box; satisfies `envkit.protocols.Shell`."""
 
-    def __init__(self, box: FakeBox, name: str, user: SandboxUser) -> None:
+    def __init__(self, box: FakeSandbox, name: str, user: SandboxUser) -> None:
         self._box = box
         self._name = name
         self._user: SandboxUser = user

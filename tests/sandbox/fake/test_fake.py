@@ -24,12 +24,12 @@ from envkit.errors import (
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.types import ExecResult, SandboxSpec
 from tests.causes import cause
-from tests.sandbox.fake.backend import Command, FakeBackend, FakeBox, Fate
+from tests.sandbox.fake.backend import Command, FakeBackend, FakeSandbox, Fate
 
 T = TypeVar("T")
 
 
-def with_box(fate: Fate, use: Callable[[FakeBox], Awaitable[T]], spec: SandboxSpec | None = None) -> T:
+def with_box(fate: Fate, use: Callable[[FakeSandbox], Awaitable[T]], spec: SandboxSpec | None = None) -> T:
     """Use one box of this fate on virtual time."""
 
     async def main() -> T:
@@ -42,7 +42,7 @@ def with_box(fate: Fate, use: Callable[[FakeBox], Awaitable[T]], spec: SandboxSp
 def test_a_fake_is_a_sandbox_for_the_type_checker() -> None:
     backend: SandboxBackend = FakeBackend()
 
-    async def use(box: FakeBox) -> str:
+    async def use(box: FakeSandbox) -> str:
         sandbox: Sandbox = box
         return sandbox.id
 
@@ -51,21 +51,21 @@ def test_a_fake_is_a_sandbox_for_the_type_checker() -> None:
 
 
 def test_a_start_takes_as_long_as_the_script_says() -> None:
-    async def use(box: FakeBox) -> float:
+    async def use(box: FakeSandbox) -> float:
         return clock.now()
 
     assert with_box(Fate(start_s=12.5), use) == 12.5
 
 
 def test_a_sandbox_that_is_not_ready_in_time_has_failed() -> None:
-    async def use(box: FakeBox) -> None: ...
+    async def use(box: FakeSandbox) -> None: ...
 
     with pytest.raises(SandboxStartError, match="fake-0 did not start: not ready after 30 s"):
         with_box(Fate(start_s=31), use)
 
 
 def test_a_start_can_fail_for_a_reason() -> None:
-    async def use(box: FakeBox) -> None: ...
+    async def use(box: FakeSandbox) -> None: ...
 
     with pytest.raises(SandboxStartError, match="did not start: no such image"):
         with_box(Fate(start_failure="no such image"), use)
@@ -76,7 +76,7 @@ def test_commands_do_what_the_answer_says_and_take_its_time() -> None:
         command.files["/workspace/seen"] = command.stdin
         return ExecResult(3, " ".join(command.argv).encode(), duration_s=2)
 
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         result = await box.exec(["make", "test"], timeout_s=5, stdin=b"in")
         assert (result.exit_code, result.stdout, clock.now()) == (3, "make test", 2.0)
         assert await box.read("seen") == b"in"
@@ -86,7 +86,7 @@ def test_commands_do_what_the_answer_says_and_take_its_time() -> None:
 
 
 def test_a_command_that_takes_longer_than_it_may_is_stopped() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         result = await box.exec(["sleep", "9"], timeout_s=4)
         assert (result.exit_code, result.timed_out, result.duration_s, clock.now()) == (None, True, 4, 4.0)
 
@@ -94,7 +94,7 @@ def test_a_command_that_takes_longer_than_it_may_is_stopped() -> None:
 
 
 def test_the_end_of_a_long_output_is_kept() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         result = await box.exec(["yes"], timeout_s=4, max_output_bytes=3)
         assert (result.stdout_bytes, result.stderr_bytes, result.truncated_bytes) == (b"def", b"x", 3)
 
@@ -102,7 +102,7 @@ def test_the_end_of_a_long_output_is_kept() -> None:
 
 
 def test_commands_of_one_shell_wait_for_each_other() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         ends: list[tuple[str, float]] = []
 
         async def run(command: str) -> None:
@@ -119,7 +119,7 @@ def test_commands_of_one_shell_wait_for_each_other() -> None:
 
 
 def test_a_death_ends_what_runs_with_its_cause() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         with pytest.raises(SandboxLostError, match="fake-0 lost: out of memory"):
             await box.exec(["train"], timeout_s=100)
         assert clock.now() == 7.0
@@ -133,21 +133,21 @@ def test_a_death_ends_what_runs_with_its_cause() -> None:
 
 
 def test_a_wait_returns_at_the_death() -> None:
-    async def use(box: FakeBox) -> tuple[str, float]:
+    async def use(box: FakeSandbox) -> tuple[str, float]:
         return str(await box.wait()), clock.now()
 
     assert with_box(Fate(start_s=1, dies_after_s=7), use) == ("killed by signal 9 (SIGKILL)", 8.0)
 
 
 def test_a_time_to_live_is_kept() -> None:
-    async def use(box: FakeBox) -> tuple[str, float]:
+    async def use(box: FakeSandbox) -> tuple[str, float]:
         return str(await box.wait()), clock.now()
 
     assert with_box(Fate(dies_after_s=70), use, SandboxSpec(ttl_s=60)) == ("time to live exceeded", 60.0)
 
 
 def test_a_sandbox_that_hangs_does_not_answer_a_probe() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         assert await box.probe(2) == 0.0
         await anyio.sleep(5)
         with pytest.raises(DeadlineError, match="did not answer within 2 s"):
@@ -158,7 +158,7 @@ def test_a_sandbox_that_hangs_does_not_answer_a_probe() -> None:
 
 
 def test_a_call_during_which_the_sandbox_hangs_ends_it_ten_seconds_after_the_timeout() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         with pytest.raises(SandboxLostError, match="it does not answer"):
             await box.exec(["sleep", "8"], timeout_s=9)
         assert clock.now() == 19.0
@@ -168,7 +168,7 @@ def test_a_call_during_which_the_sandbox_hangs_ends_it_ten_seconds_after_the_tim
 
 
 def test_stopping_ends_what_runs() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def stop() -> None:
@@ -213,7 +213,7 @@ def test_folders_are_copied_in_and_out(tmp_path: Path) -> None:
     (tmp_path / "in" / "deep" / "a").write_bytes(b"A")
     (tmp_path / "in" / "b").write_bytes(b"B")
 
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         await box.upload(tmp_path / "in", "/data")
         await box.upload(tmp_path / "in" / "b", "c")
         assert box.files == {"/data/deep/a": b"A", "/data/b": b"B", "/workspace/c": b"B"}
@@ -233,7 +233,7 @@ def test_folders_are_copied_in_and_out(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_too_large_is_an_error() -> None:
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         await box.write("a", b"four")
         with pytest.raises(MissingFileError, match="b: there is no such file"):
             await box.read("b")
@@ -248,7 +248,7 @@ def test_a_connection_reaches_what_listens() -> None:
         theirs.send(b"hello")
         theirs.close()
 
-    async def use(box: FakeBox) -> None:
+    async def use(box: FakeSandbox) -> None:
         with await box.connect("env.sock") as ours:
             assert ours.recv(9) == b"hello"
         with pytest.raises(UnreachableError, match="nothing listens on 80"):

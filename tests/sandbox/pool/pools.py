@@ -62,7 +62,7 @@ async def opened(
         return fates[min(number, len(fates) - 1)] if fates else Fate()
 
     async with FakeBackend(fate) as backend:
-        node = Node("here", backend, Capacity(boxes=boxes))
+        node = Node("here", backend, Capacity(sandboxes=boxes))
         pool = Pool([node], stocks=stocks, most=most, share=share, watch=watch, restarts=restarts, ledger=ledger)
         async with pool:
             yield pool, backend

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envkit import clock
-from envkit.clock import forgiven
+from envkit.clock import compensate_loop_lag
 from envkit.errors import SandboxLostError
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Liveness, LivenessTimes, liveness
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
-from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
@@ -110,7 +110,7 @@ def test_a_spare_that_is_suspect_is_not_lent() -> None:
 
 
 def test_a_call_that_is_answered_is_a_sign_of_life() -> None:
-    class Deaf(FakeBox):
+    class Deaf(FakeSandbox):
         """Answers calls, and no probe."""
 
         async def probe(self, timeout_s: float) -> float:
@@ -148,7 +148,7 @@ def test_that_our_own_loop_was_held_up_is_nobodys_silence() -> None:
 
 
 def test_what_waits_for_us_to_take_its_output_is_not_silent() -> None:
-    class Unread(FakeBox):
+    class Unread(FakeSandbox):
         is_unread = True
 
     async def main() -> None:
@@ -165,7 +165,7 @@ def test_what_waits_for_us_to_take_its_output_is_not_silent() -> None:
 
 
 def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
-    class Greedy(FakeBox):
+    class Greedy(FakeSandbox):
         async def stats(self) -> Mapping[str, JSON]:
             return {"memory_bytes": 58 << 20}
 
@@ -182,7 +182,7 @@ def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
 
 
 def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
-    class Full(FakeBox):
+    class Full(FakeSandbox):
         async def stats(self) -> Mapping[str, JSON]:
             return {"disk_place": "/tmp", "disk_percent": 89 if self.id.endswith("0") else 90}
 
@@ -203,12 +203,12 @@ def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
 
 
 def test_what_nobody_foresaw_of_one_box_is_no_business_of_others(caplog: pytest.LogCaptureFixture) -> None:
-    class Odd(FakeBox):
+    class Odd(FakeSandbox):
         async def stop(self) -> None:
             await super().stop()
             raise RuntimeError("a daemon's answer that is none")
 
-        async def look(self) -> str:
+        async def diagnose(self) -> str:
             raise KeyError("State")
 
     async def main() -> None:
@@ -254,14 +254,14 @@ def test_a_silence_means_what_its_length_says(silent_s: float, found: Liveness) 
 
 
 def test_lateness_moves_the_beginning_of_a_silence_but_not_into_the_future() -> None:
-    assert forgiven(10.0, 3.0, now=15.0) == 13.0
-    assert forgiven(14.0, 3.0, now=15.0) == 15.0
-    assert forgiven(10.0, 0.25, now=15.0) == 10.0
+    assert compensate_loop_lag(10.0, 3.0, now=15.0) == 13.0
+    assert compensate_loop_lag(14.0, 3.0, now=15.0) == 15.0
+    assert compensate_loop_lag(10.0, 0.25, now=15.0) == 10.0
 
 
 @given(late_s=st.floats(0, 1000), heard_ago_s=st.floats(0, 1000))
 def test_no_lateness_makes_a_silence_longer(late_s: float, heard_ago_s: float) -> None:
-    assert 2000.0 - heard_ago_s <= forgiven(2000.0 - heard_ago_s, late_s, now=2000.0) <= 2000.0
+    assert 2000.0 - heard_ago_s <= compensate_loop_lag(2000.0 - heard_ago_s, late_s, now=2000.0) <= 2000.0
 
 
 def test_the_seconds_of_a_watch_must_be_in_order() -> None:

@@ -16,13 +16,13 @@ from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.causes import cause
-from tests.sandbox.fake.backend import FakeBackend, FakeBox
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
 from tests.sandbox.pool.pools import SPEC, Book, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 
 
-class Lasting(FakeBox):
+class Lasting(FakeSandbox):
     """A box whose server can be killed: nobody stops it then."""
 
     is_alone = False
@@ -155,12 +155,12 @@ def test_what_was_started_and_not_written_down_yet_is_ended_before_anything_else
 class Slow(FakeBackend):
     """One that answers only some time after it has done what it was asked for."""
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         box = await super().start(spec)
         await anyio.sleep(3)
         return box
 
-    async def attach(self, sandbox_id: str) -> FakeBox:
+    async def attach(self, sandbox_id: str) -> FakeSandbox:
         box = await super().attach(sandbox_id)
         await anyio.sleep(3)
         return box

@@ -11,7 +11,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.causes import cause
-from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, borrow, opened, run
 
 
@@ -57,7 +57,7 @@ class Dead(FakeBackend):
     is_hung = False
     tries = 0
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         self.tries += 1
         if self.is_hung:
             await anyio.sleep_forever()
@@ -67,7 +67,7 @@ class Dead(FakeBackend):
 def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there_starts_elsewhere() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Dead() as dead:
-            pool = Pool([Node("dead", dead, Capacity(boxes=50)), Node("well", backend, Capacity(boxes=50))])
+            pool = Pool([Node("dead", dead, Capacity(sandboxes=50)), Node("well", backend, Capacity(sandboxes=50))])
             async with pool:
                 for number in range(50):
                     await pool.create(f"{number}", SPEC)
@@ -87,7 +87,7 @@ def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there
 
 def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_that_starts() -> None:
     class Mended(Dead):
-        async def start(self, spec: SandboxSpec) -> FakeBox:
+        async def start(self, spec: SandboxSpec) -> FakeSandbox:
             if clock.now() < 5:
                 return await super().start(spec)
             self.tries += 1
@@ -96,7 +96,7 @@ def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_th
 
     async def main() -> None:
         async with FakeBackend() as backend, Mended() as mended:
-            pool = Pool([Node("mended", mended, Capacity(boxes=9)), Node("well", backend, Capacity(boxes=1))])
+            pool = Pool([Node("mended", mended, Capacity(sandboxes=9)), Node("well", backend, Capacity(sandboxes=1))])
             async with pool, anyio.create_task_group() as tasks, pool.lease(SPEC):
                 await anyio.sleep(10)
                 assert mended.tries == 1
@@ -123,7 +123,7 @@ def test_the_only_node_is_used_whatever_became_of_the_start_before() -> None:
 
 def test_a_start_that_a_backend_never_ends_is_given_up() -> None:
     async def main() -> None:
-        async with Dead() as dead, Pool([Node("here", dead, Capacity(boxes=1))]) as pool:
+        async with Dead() as dead, Pool([Node("here", dead, Capacity(sandboxes=1))]) as pool:
             dead.is_hung = True
             with pytest.raises(SandboxStartError, match="node here did not start the sandbox within 70 s"):
                 async with pool.lease(SandboxSpec(start_timeout_s=10), wait_s=5):
@@ -139,12 +139,12 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
         async with FakeBackend() as backend, Pool() as pool:
             with pytest.raises(CapacityError, match="the pool has no nodes"):
                 await pool.create("a", SPEC)
-            pool.add_node(Node("one", backend, Capacity(boxes=1)))
+            pool.add_node(Node("one", backend, Capacity(sandboxes=1)))
             with pytest.raises(ValueError, match="a node named 'one' already exists"):
                 pool.add_node(Node("one", backend))
             await pool.create("a", SPEC)
             box = pool.get("a")
-            pool.add_node(Node("two", backend, Capacity(boxes=1)))
+            pool.add_node(Node("two", backend, Capacity(sandboxes=1)))
             await pool.create("b", SPEC)
             pool.remove_node("one", cause("node one was shut down"))
             pool.remove_node("one", cause("again"))
@@ -186,7 +186,7 @@ def test_a_lease_waits_for_a_node_that_comes() -> None:
             async def add() -> None:
                 await anyio.sleep(5)
                 assert pool.wanted() == 1
-                pool.add_node(Node("one", backend, Capacity(boxes=3)))
+                pool.add_node(Node("one", backend, Capacity(sandboxes=3)))
 
             tasks.start_soon(add)
             async with pool.lease(SPEC):

@@ -14,7 +14,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
 from tests.causes import cause
-from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
@@ -60,13 +60,17 @@ def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_other
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Odd(FakeBackend):
-        async def start(self, spec: SandboxSpec) -> FakeBox:
+        async def start(self, spec: SandboxSpec) -> FakeSandbox:
             if spec.cpus:
                 raise OverflowError("cannot convert float infinity to integer")
             return await super().start(spec)
 
     async def main() -> None:
-        async with Odd() as backend, Pool([Node("here", backend, Capacity(boxes=2))]) as pool, pool.lease(SPEC) as box:
+        async with (
+            Odd() as backend,
+            Pool([Node("here", backend, Capacity(sandboxes=2))]) as pool,
+            pool.lease(SPEC) as box,
+        ):
             with pytest.raises(SandboxStartError, match="OverflowError: cannot convert"):
                 await pool.create("odd", SandboxSpec(cpus=1e308))
             assert (await box.exec(["true"], timeout_s=5)).exit_code == 0

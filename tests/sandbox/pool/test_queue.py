@@ -143,7 +143,7 @@ def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own()
 def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            nodes = [Node(name, backend, Capacity(boxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
+            nodes = [Node(name, backend, Capacity(sandboxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
             async with Pool(nodes, share=0.25) as pool:
                 await pool.create("large", SandboxSpec(memory_mib=500), tenant="ann")
                 why = (

@@ -95,7 +95,7 @@ class Play:
 
 
 def new_node(at: int, backend: FakeBackend) -> Node:
-    return Node(f"node {at}", backend, Capacity(boxes=BOXES, memory_mib=600))
+    return Node(f"node {at}", backend, Capacity(sandboxes=BOXES, memory_mib=600))
 
 
 def is_allowed(events: list[PoolEvent]) -> bool:

@@ -42,7 +42,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 async def opened(kind: Kind, stocks: Sequence[WarmSpec] = (), ledger: LedgerStore | None = None) -> AsyncIterator[Pool]:
     async with (
         kind.backend() as backend,
-        Pool([Node("here", backend, Capacity(boxes=8))], stocks=stocks, ledger=ledger) as pool,
+        Pool([Node("here", backend, Capacity(sandboxes=8))], stocks=stocks, ledger=ledger) as pool,
     ):
         yield pool
 
@@ -213,7 +213,7 @@ def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_ot
             nobodys = await backend.start(replace(spec, detached=True, orphan_ttl_s=60))
         async with kind.backend() as backend, Pool([Node("here", backend)], ledger=book) as pool:
             assert isinstance(backend, Attaches)
-            assert await backend.staying(book.id) == [known.id]
+            assert await backend.list_detached(book.id) == [known.id]
             assert await pool.get("a").probe(5) < 5
             assert pool.view("b").state is SandboxState.STOPPED
             with pytest.raises(EnvkitError):

@@ -14,7 +14,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
-from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run
 
 
@@ -26,7 +26,7 @@ class Choosy(FakeBackend):
         self.image = image
         self.tries = 0
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         self.tries += 1
         if spec.image not in (None, self.image):
             raise SandboxRefusedError("x", f"there is no image {spec.image!r} here")
@@ -36,13 +36,13 @@ class Choosy(FakeBackend):
 class TellsMemoryLimit(FakeBackend):
     """Tells a sandbox's own memory limit from the memory of its host."""
 
-    tells_memory_limit = True
+    distinguishes_memory_limit = True
 
 
 class Broken(Choosy):
     """Starts nothing."""
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         await super().start(spec)
         raise SandboxStartError("x", "its daemon does not answer")
 
@@ -51,7 +51,7 @@ class Broken(Choosy):
 async def choosy(*images: str, boxes: int = 9) -> AsyncIterator[tuple[Pool, list[Choosy]]]:
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(Choosy(image)) for image in images]
-        nodes = [Node(backend.image, backend, Capacity(boxes=boxes)) for backend in backends]
+        nodes = [Node(backend.image, backend, Capacity(sandboxes=boxes)) for backend in backends]
         yield await stack.enter_async_context(Pool(nodes)), backends
 
 
@@ -107,7 +107,7 @@ def test_a_node_that_failed_is_to_blame_and_not_the_one_that_refused_after_it() 
     async def main() -> None:
         async with Broken("dead") as dead, Choosy("a") as backend, Pool() as pool:
             for one in (dead, backend):
-                pool.add_node(Node(one.image, one, Capacity(boxes=9)))
+                pool.add_node(Node(one.image, one, Capacity(sandboxes=9)))
             with pytest.raises(SandboxStartError, match="its daemon does not answer") as caught:
                 await pool.create("box", SandboxSpec(image="dead"))
             assert not isinstance(caught.value, SandboxRefusedError)
@@ -118,7 +118,7 @@ def test_a_node_that_failed_is_to_blame_and_not_the_one_that_refused_after_it() 
 def test_a_refusal_ends_no_rest_of_a_node_on_which_nothing_starts() -> None:
     async def main() -> None:
         async with Broken("a") as backend:
-            node = Node("a", backend, Capacity(boxes=9))
+            node = Node("a", backend, Capacity(sandboxes=9))
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxStartError):
                     await pool.create("box", SPEC)
@@ -155,7 +155,7 @@ class Wild(FakeBackend):
 
     tries = 0
 
-    async def start(self, spec: SandboxSpec) -> FakeBox:
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
         self.tries += 1
         if spec.command:
             raise SandboxEndedError("x", "exited with code 1: no")
@@ -178,7 +178,7 @@ def test_what_ends_by_what_was_asked_for_is_tried_once_and_no_node_is_given_a_re
 ) -> None:
     async def main() -> None:
         async with Wild(after_2_s) as first, Wild(after_2_s) as second:
-            nodes = [Node("a", first, Capacity(boxes=9)), Node("b", second, Capacity(boxes=9))]
+            nodes = [Node("a", first, Capacity(sandboxes=9)), Node("b", second, Capacity(sandboxes=9))]
             async with Pool(nodes) as pool:
                 for number in range(20):
                     with pytest.raises(SandboxEndedError, match=f"wild{number} did not start: {cause}"):

@@ -152,7 +152,7 @@ def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
             assert await actor.cause(1) == {"cause": ended}
             await actor.start(2, SandboxSpec(), 30.0, None)
             assert await actor.cause(2) == {"cause": None}
-            assert await actor.look(2) == {"look": ""}
+            assert await actor.diagnose(2) == {"diagnose": ""}
             refused = from_problem((await actor.start(3, SandboxSpec(image="/nowhere"), 30.0, None))["problem"])
             assert isinstance(refused, SandboxRefusedError)
             assert "'/nowhere' is not a folder" in refused.cause.detail

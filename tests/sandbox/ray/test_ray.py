@@ -248,15 +248,15 @@ def test_a_detached_sandbox_is_found_again_on_its_node_and_ends_when_it_is_stopp
             assert backend.capabilities()["isolation"] is True
             sandbox = await backend.start(SandboxSpec(("sleep", marker), detached=True, orphan_ttl_s=30))
             await sandbox.write("kept", b"x")
-            assert await sandbox.look() == ""
+            assert await sandbox.diagnose() == ""
             with pytest.raises(SandboxRefusedError, match="'/nowhere' is not a folder"):
                 await backend.start(SandboxSpec(image="/nowhere"))
         assert len(sleepers(marker)) == 1
         async with found(cluster) as backends:
             other = await backends[name].start(SandboxSpec(detached=True, orphan_ttl_s=30, ledger="a-ledger"))
-            assert await backends[name].staying("a-ledger") == [other.id]
+            assert await backends[name].list_detached("a-ledger") == [other.id]
             await backends[name].remove(other.id)
-            assert await backends[name].staying("a-ledger") == []
+            assert await backends[name].list_detached("a-ledger") == []
             again = await backends[name].attach(sandbox.id)
             assert await again.read("kept") == b"x"
             await again.stop()

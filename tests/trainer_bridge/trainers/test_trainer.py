@@ -17,7 +17,7 @@ from envkit.trainer_bridge.trainers.batching import passes
 from envkit.types import Sample
 from tests.golden import slow
 from tests.trainer_bridge.models import sample
-from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples, said_logps
+from tests.trainer_bridge.trainees import KINDS, Trainee, completion_logps, draw_samples
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -66,7 +66,7 @@ def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[st
     tokens = sum(sum(one.mask) for one in samples)
     for one, worth in zip(samples, slow_advantages(trainee, samples), strict=True):
         logits_LV = trainee.model(input_ids=torch.tensor([one.token_ids]), use_cache=False).logits[0].double()
-        references = iter(said_logps(trainee.reference, one) if trainee.reference is not None else ())
+        references = iter(completion_logps(trainee.reference, one) if trainee.reference is not None else ())
         for place in [place for place, own in enumerate(one.mask) if own]:
             chance_V = torch.softmax(logits_LV[place - 1], dim=-1)
             logp, old = chance_V[one.token_ids[place]].log(), one.logprobs[place]
@@ -269,7 +269,7 @@ def test_what_went_well_becomes_likelier_and_what_did_not_less_likely(
     trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=1, learning_rate=1e-3)
 
     def logps() -> tuple[float, float]:
-        return said_logps(trainee.model, good)[0], said_logps(trainee.model, bad)[0]
+        return completion_logps(trainee.model, good)[0], completion_logps(trainee.model, bad)[0]
 
     before = logps()
     samples = [
@@ -317,7 +317,7 @@ def test_samples_of_another_temperature_are_learned_from_at_that_temperature(
             one.token_ids[:3],
             (one.token_ids[3:], ()),
             rewards=one.rewards,
-            logprobs=said_logps(trainee.model, one, temperature=temperature),
+            logprobs=completion_logps(trainee.model, one, temperature=temperature),
         )
         for one in bare
     ]

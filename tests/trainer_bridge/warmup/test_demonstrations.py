@@ -29,7 +29,7 @@ class SignExpert:
     def moves(self, observation: Observation) -> Sequence[str]:
         return [sign for sign in observation.text if sign in MOVES]
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         return observation.text.startswith("?")
 
     def answer(self, move: str) -> str:
@@ -77,7 +77,7 @@ def test_a_lesson_has_the_state_as_first_and_as_later_turn_and_all_answers() -> 
         continuation=letters("[?ul]"),
         good=(letters("<u>"), letters("<l>")),
         possible=(letters("<u>"), letters("<d>"), letters("<l>"), letters("<r>")),
-        is_tricky=True,
+        is_hazardous=True,
     )
 
 

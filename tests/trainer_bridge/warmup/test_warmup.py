@@ -25,18 +25,18 @@ from envkit.wiring.training import resolve
 from envkit.wiring.training.policy import Policy, load_policy, open_policy
 from envkit.wiring.training.warmup import warm_up
 from tests.trainer_bridge.models import open_model, sample
-from tests.trainer_bridge.trainees import said_logps
+from tests.trainer_bridge.trainees import completion_logps
 
 GOOD, OTHER = ((50,), (51,)), ((50,), (51,), (52,), (53,))
 
 
-def lesson(number: int, *, is_tricky: bool) -> Lesson:
+def lesson(number: int, *, is_hazardous: bool) -> Lesson:
     """A lesson whose prompt names it and whether it is tricky."""
-    kind = 1 if is_tricky else 0
-    return Lesson((kind, number, 7), (kind, number, 8), GOOD, OTHER, is_tricky)
+    kind = 1 if is_hazardous else 0
+    return Lesson((kind, number, 7), (kind, number, 8), GOOD, OTHER, is_hazardous)
 
 
-BOOK = [lesson(number, is_tricky=number % 10 == 0) for number in range(40)]
+BOOK = [lesson(number, is_hazardous=number % 10 == 0) for number in range(40)]
 
 
 def draw(share: float, *, lessons: Sequence[Lesson] = BOOK, size: int = 50, noise: float = 0.0) -> list[Sample]:
@@ -55,10 +55,12 @@ def test_the_tricky_share_of_every_update_is_exact_however_rare_they_are(share: 
         assert len(batch(update)) == 50
 
 
-@pytest.mark.parametrize("is_tricky", [True, False])
-def test_a_book_of_one_kind_gives_that_kind(is_tricky: bool) -> None:
-    book = [lesson(number, is_tricky=is_tricky) for number in range(5)]
-    assert {one.token_ids[:2] for one in draw(0.4, lessons=book)} == {(int(is_tricky), number) for number in range(5)}
+@pytest.mark.parametrize("is_hazardous", [True, False])
+def test_a_book_of_one_kind_gives_that_kind(is_hazardous: bool) -> None:
+    book = [lesson(number, is_hazardous=is_hazardous) for number in range(5)]
+    assert {one.token_ids[:2] for one in draw(0.4, lessons=book)} == {
+        (int(is_hazardous), number) for number in range(5)
+    }
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
@@ -136,14 +138,14 @@ def test_thirty_updates_learn_to_say_the_last_token_again(tiny_folder: Path) -> 
 
 def test_the_loss_is_in_nats_a_token_whatever_the_size_of_the_passes(tiny_folder: Path) -> None:
     model = open_model(tiny_folder)
-    logps = [logp for one in echo(0) for logp in said_logps(model, one)]
+    logps = [logp for one in echo(0) for logp in completion_logps(model, one)]
     for micro_tokens in (1, 30, 10**6):
         _, losses = imitate(tiny_folder, Stage(2, 32, 1e-3), micro_tokens=micro_tokens)
         assert losses[0] == pytest.approx(-math.fsum(logps) / len(logps), abs=1e-5)
 
 
 def test_the_loss_of_a_pretrained_policy_is_that_of_the_plain_way(chat_folder: Path) -> None:
-    logps = [logp for one in echo(0) for logp in said_logps(open_model(chat_folder), one)]
+    logps = [logp for one in echo(0) for logp in completion_logps(open_model(chat_folder), one)]
     imitator = Imitator(open_model(chat_folder), max_grad_norm=1.0, micro_tokens=30, is_pretrained=True)
     losses: list[float] = []
 

@@ -69,7 +69,7 @@ class WalkExpert:
     def moves(self, observation: Observation) -> Sequence[str]:
         return ["down"]
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         return False
 
     def answer(self, move: str) -> str:

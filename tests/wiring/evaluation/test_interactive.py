@@ -52,7 +52,7 @@ class EchoExpert:
     def moves(self, observation: Observation) -> Sequence[str]:
         return ["up"] if "level" in observation.text else []
 
-    def is_tricky(self, observation: Observation) -> bool:
+    def is_hazardous(self, observation: Observation) -> bool:
         return False
 
     def answer(self, move: str) -> str:

@@ -25,9 +25,9 @@ def write(file: Path, text: str) -> None:
 
 def test_unset_limits_follow_from_the_machine_and_set_ones_stay() -> None:
     large = MachineCapacity(memory_mib=24_000, pids=32_768)
-    open_ = Capacity(boxes=256)
-    assert capacity.with_defaults(open_, large) == Capacity(boxes=256, memory_mib=18_000, pids=16_384)
-    limits = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
+    open_ = Capacity(sandboxes=256)
+    assert capacity.with_defaults(open_, large) == Capacity(sandboxes=256, memory_mib=18_000, pids=16_384)
+    limits = Capacity(sandboxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
     assert capacity.with_defaults(limits, large) == limits
     assert capacity.with_defaults(open_, MachineCapacity(None, None)) == open_
     words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
@@ -63,7 +63,7 @@ def test_without_control_groups_the_physical_memory_applies(tmp_path: Path) -> N
 def test_environments_get_a_sandbox_per_processor_in_half_of_the_node(
     memory_mib: int, processors: int, count: int
 ) -> None:
-    node = Node("here", FakeBackend(), Capacity(boxes=256, memory_mib=memory_mib))
+    node = Node("here", FakeBackend(), Capacity(sandboxes=256, memory_mib=memory_mib))
     assert capacity.env_sandbox_count(node, ResourceRequest.of(SandboxSpec()), processors) == count
 
 
