@@ -65,7 +65,7 @@ ENDINGS = frozenset({".py", ".md", ".toml", ".yaml"})
 SOKOBAN = re.compile(r"sokoban|rooms?\b|push", re.IGNORECASE)
 """A line with one of these words may speak of a box, since Sokoban has boxes."""
 SOKOBAN_FILES = re.compile(
-    r"environments/(sokoban|boards)/|environments/board\.py|docs/(games|adr/0006[\w-]*)\.md|.*(sokoban|gym_sokoban|games|levels|solver|peers|parity|pictures)"
+    r"environments/(sokoban|boards)/|environments/board\.py|docs/(games|adr/0006[\w-]*)\.md|.*(sokoban|gym_sokoban|games|test_benchmarks|levels|solver|peers|parity|pictures)"
 )
 """Files about Sokoban and its boxes."""
 

@@ -53,7 +53,7 @@ def printed() -> Iterator[Printed]:
 
 
 def _commands(block: str) -> Iterator[str]:
-    lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+    lines = re.sub(r"\s*\\\n\s*", " ", block).splitlines()
     if any(line.startswith("$ ") for line in lines):  # the other lines are output
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     for line in lines:
