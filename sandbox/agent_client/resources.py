@@ -22,7 +22,7 @@ class HostResources:
         sockets: The folder of its sockets on the host; None if they are reached through the agent.
         snapshot: Saves its files and returns the name; None if unsupported.
         unenforced: Limits that this sandbox does not enforce but others of its kind do, such as ``"uid"``.
-        look: Returns why it is blocked, as far as the host can see; None if the host cannot inspect it.
+        diagnose: Returns why it is blocked, as far as the host can see; None if the host cannot inspect it.
         disk_percent: Returns the used share of its root's disk limit; None if there is no limit.
         grader_home: The folder, as seen inside, that only a grader may access.
         on_survived: Called when its agent reports an OOM kill that it survived; must not block. None for nothing.
@@ -34,7 +34,7 @@ class HostResources:
     sockets: Path | None = None
     snapshot: Callable[[], Awaitable[str]] | None = None
     unenforced: tuple[str, ...] = ()
-    look: Callable[[], Awaitable[str]] | None = None
+    diagnose: Callable[[], Awaitable[str]] | None = None
     disk_percent: Callable[[], int] | None = None
     grader_home: str = GRADER_HOME
     on_survived: Callable[[], None] | None = None

@@ -281,7 +281,7 @@ class LocalBackend:
             sockets=sockets,
             snapshot=partial(self._keep, sandbox_id, channel, store.Extent(disk_mib, _files_uid())),
             unenforced=tuple(name for name, holds in is_unenforced.items() if holds),
-            look=supervised.diagnose,
+            diagnose=supervised.diagnose,
             on_survived=supervised.group.survived,
         )
         sandbox = AgentSandbox(sandbox_id, channel, resources, work=WORK, forget=self._sandboxes.forget)

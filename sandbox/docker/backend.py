@@ -371,7 +371,7 @@ class DockerBackend:
             sockets=sockets,
             snapshot=partial(self._snapshot, sandbox_id, spec, attached, channel),
             unenforced=unenforced,
-            look=attached.diagnose,
+            diagnose=attached.diagnose,
             on_survived=None if attached.agent_group is None else attached.agent_group.forget_peaks,
             disk_percent=None if paths is None else lambda: use.percent,
         )

@@ -223,7 +223,7 @@ class RayNodeBackend:
             kill=partial(self._end, request_id, spec.detached),
             snapshot=partial(self._snapshot, request_id),
             unenforced=tuple(made["unenforced"]),
-            look=partial(self._diagnose, request_id),
+            diagnose=partial(self._diagnose, request_id),
         )
         sandbox = AgentSandbox(
             str(made["id"]), channel, resources, work=str(made["work"]), forget=self._sandboxes.forget

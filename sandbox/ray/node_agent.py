@@ -161,7 +161,7 @@ class NodeActor:
         return await _answer(self._cause(request_id))
 
     async def diagnose(self, request_id: int) -> Answer:
-        """Return in ``look`` why a sandbox is unresponsive, see `AgentSandbox.diagnose`."""
+        """Return in ``diagnose`` why a sandbox is unresponsive, see `AgentSandbox.diagnose`."""
         return await _answer(self._look(request_id))
 
     async def snapshot(self, request_id: int) -> Answer:

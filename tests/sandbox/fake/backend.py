@@ -46,7 +46,7 @@ from envkit.types import (
 )
 from tests.sandbox.fake.script import Answer, Command, Fate, Script, succeed
 
-__all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
+__all__ = ["Answer", "Command", "FakeBackend", "FakeSandbox", "FakeShell", "Fate", "Script", "succeed"]
 
 _STOPPED = Cause(CauseKind.STOPPED, "stopped")
 _EXPIRED = Cause(CauseKind.EXPIRED, "time to live exceeded")
