@@ -166,9 +166,9 @@ class _Stages:
         self._begin("lessons", stages)
         updates = 0
         for stage in stages:
-            states = section.multi_turn_states if stage.number else 1
+            turns = section.multi_turn_states if stage.number else 1
             validates = stage is stages[-1] and not section.episode_updates
-            batches = book.batches(stage.batch, states=states)
+            batches = book.batches(stage.batch, states=turns)
             updates += await imitator.run(stage, batches, after=self._after(stage, validates=validates))
         return updates
 

@@ -132,7 +132,7 @@ class Gateway:
             await clock.to_thread(self._copy_ledger, copy)
             async with Ledger(copy) as ledger:
                 found = ledger.seat(session_id)
-        return None if found is None else found.box
+        return None if found is None else found.sandbox_id
 
     def _copy_ledger(self, copy: Path) -> None:
         """Copy the ledger, which only the server may open, with its write-ahead log."""

@@ -43,7 +43,7 @@ class Play:
 
     async def do(self, deed: Deed) -> None:
         kind, number = deed
-        boxes = [box for backend in self.backends for box in backend.boxes if not box.is_gone]
+        boxes = [box for backend in self.backends for box in backend.sandboxes if not box.is_gone]
         if kind == "create":
             self.tasks.start_soon(self.create, number)
         elif kind == "lease":
@@ -89,7 +89,7 @@ class Play:
         held = Counter(view.tenant for view in alive if view.tenant)
         assert all(count <= MOST for count in held.values())
         for node in self.nodes:
-            assert 0 <= node.used.boxes <= BOXES
+            assert 0 <= node.used.sandboxes <= BOXES
             assert 0 <= node.used.memory_mib <= 600
         assert sum(self.pool.counts().states.values()) == len(alive)
 
@@ -131,7 +131,7 @@ def test_whatever_happens_the_books_are_right_and_nothing_is_left(deeds: list[De
                 play.check()
                 assert pool.counts().waiting == {}
             assert pool.counts().states == {}
-            assert all(box.is_gone for backend in backends for box in backend.boxes)
+            assert all(box.is_gone for backend in backends for box in backend.sandboxes)
             assert all(node.used == (0, 0.0, 0, 0, 0) for node in play.nodes)
 
     clock.run(main, virtual=True)
