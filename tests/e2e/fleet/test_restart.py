@@ -140,7 +140,7 @@ def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_serv
         async with SandboxClient(gateway.url) as client:
             await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
             said = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
-            assert "elsewhere.example is not among the hosts" in said.stdout
+            assert "elsewhere.example is not on the allowlist" in said.stdout
         await until(lambda: len(sleepers(marker)) == 1)
         gateway.process.kill()
         await gateway.exit_code()
