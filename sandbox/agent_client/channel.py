@@ -366,5 +366,5 @@ def _frame(header: Fields, body: bytes = b"") -> bytes:
     except TypeError:  # file names that are not UTF-8 contain lone surrogates, which only `json` escapes
         head = json.dumps(header).encode()
     if len(head) > MAX_HEADER_BYTES:
-        raise ValueError(f"arguments too large ({len(head)} bytes, limit {MAX_HEADER_BYTES}); send them as a file")
+        raise ValueError(f"arguments have more than {MAX_HEADER_BYTES} bytes; send large data as a file")
     return _HEAD.pack(len(head), len(body)) + head + body

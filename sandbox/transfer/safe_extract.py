@@ -134,7 +134,7 @@ class Unpacker:
 
     def _take_file(self, member: tarfile.TarInfo, folder: int, name: str) -> _Reader:
         if member.size > self._left:
-            raise TooLargeError(f"{_shown(member.name)}: contents exceed the limit of {self._max_bytes} bytes")
+            raise TooLargeError(f"{_shown(member.name)}: contents have more than {self._max_bytes} bytes")
         self._left -= member.size
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(name, flags, 0o600, dir_fd=folder)

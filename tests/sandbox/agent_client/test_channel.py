@@ -235,7 +235,7 @@ def test_arguments_that_are_too_large_are_refused_and_disturb_nobody() -> None:
         (frame({"id": 1, "ack": 1}), "an acknowledgement of bytes that were not sent"),
         (frame({"id": 1, "ack": True}), "an acknowledgement of bytes that were not sent"),
         (frame({"id": 1, "eof": True}) * 2, "an unknown header"),
-        (frame({"id": 1, "eof": True}) + frame({"id": 1, "of": "data"}, b"x"), "a piece of 'data', which nobody asked"),
+        (frame({"id": 1, "eof": True}) + frame({"id": 1, "of": "data"}, b"x"), "an unexpected piece of 'data'"),
         (frame(HELLO), "a reply to an unknown call"),
     ],
 )

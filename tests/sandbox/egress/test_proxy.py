@@ -67,15 +67,15 @@ def test_a_request_for_a_host_on_the_list_is_let_through(host: str) -> None:
 @pytest.mark.parametrize(
     ("request_line", "refusal"),
     [
-        (b"GET http://no.example/", b"403 no.example is not among the hosts"),
-        (b"GET http://below.example/", b"403 below.example is not among the hosts"),
-        (b"GET http://evilbelow.example/", b"403 evilbelow.example is not among the hosts"),
-        (b"GET http://ok.example.no.example/", b"403 ok.example.no.example is not among the hosts"),
-        (b"GET http://127.0.0.1/", b"403 127.0.0.1 is not among the hosts"),
+        (b"GET http://no.example/", b"403 no.example is not on the allowlist"),
+        (b"GET http://below.example/", b"403 below.example is not on the allowlist"),
+        (b"GET http://evilbelow.example/", b"403 evilbelow.example is not on the allowlist"),
+        (b"GET http://ok.example.no.example/", b"403 ok.example.no.example is not on the allowlist"),
+        (b"GET http://127.0.0.1/", b"403 127.0.0.1 is not on the allowlist"),
         (b"GET http://ok.example:8080/", b"403 port 8080 is refused"),
         (b"CONNECT ok.example:22", b"403 port 22 is refused"),
         (b"CONNECT ok.example:0", b"403 port 0 is refused"),
-        (b"CONNECT no.example:443", b"403 no.example is not among the hosts"),
+        (b"CONNECT no.example:443", b"403 no.example is not on the allowlist"),
         (b"GET http://ok.example@no.example/", b"400 not a request to a proxy"),
         (b"GET ftp://ok.example/", b"400 ftp://ok.example/ is refused"),
         (b"GET /etc/passwd", b"400 not a request to a proxy"),
@@ -197,7 +197,7 @@ def test_what_is_no_name_of_a_host_is_never_looked_up(host: str) -> None:
         raise AssertionError(host)
 
     async def main() -> int:
-        with pytest.raises(RefusedError, match="is not among the hosts") as refusal:
+        with pytest.raises(RefusedError, match="is not on the allowlist") as refusal:
             await Allowlist(HOSTS, resolve).connect(host, 80)
         return refusal.value.status
 
