@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import envkit
 from envkit.errors import UsageError
-from envkit.wrappers import History, PastTurn, ToolUse, chat, observations, transcript
+from envkit.wrappers import EpisodeHistory, History, ToolUse, chat, observations, transcript
 from envkit.wrappers.history import Style
 from tests.wrappers.worlds import Adder, Echo
 
@@ -66,12 +66,12 @@ def test_a_limit_keeps_the_rules_and_the_newest_turns_and_says_what_is_missing()
     ("style", "told"),
     [
         (chat, r"such as chat\(render\), got <class"),
-        (PastTurn, "such as transcript, got <class"),
+        (EpisodeHistory, "such as transcript, got <class"),
         ("chat", "got 'chat'"),
     ],
 )
 def test_what_is_no_style_is_refused_at_once(style: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=f"style: must be a function of a PastTurn, .*{told}"):
+    with pytest.raises(UsageError, match=f"style: must be a function of an EpisodeHistory, .*{told}"):
         History(Echo(), style)
 
 
@@ -83,7 +83,7 @@ def test_a_style_that_writes_tokens_is_refused() -> None:
 
 
 def test_a_style_of_ones_own_is_a_function() -> None:
-    def last_reply(past: PastTurn) -> str:
+    def last_reply(past: EpisodeHistory) -> str:
         return past.turns[-1][0] if past.turns else past.first
 
     assert play(last_reply, ["a", "b"]) == ["the rules", "a", "b"]
