@@ -265,7 +265,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
 
 
 def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
-    """Return ``FILE:LINE`` of the innermost frame of the environment's own code; empty if there is none.
+    """Return ``FILE:LINE`` of the innermost frame of the environment's own code; empty if none is found.
 
     Its own code is its package and all files that are not installed; libraries do not count.
     """

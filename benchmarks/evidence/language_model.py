@@ -71,11 +71,11 @@ def main() -> None:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--only", choices=PARTS, help="measure one of the three")
     arguments.add_argument("--python", type=Path, default=ROOT / ".venv/trl/bin/python", help="which has TRL")
-    told = arguments.parse_args()
-    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=told.folder, fresh=told.fresh)
+    options = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=options.folder, fresh=options.fresh)
     for name, measure in PARTS.items():
-        if told.only in (None, name):
-            measure(evidence, told.python)
+        if options.only in (None, name):
+            measure(evidence, options.python)
 
 
 def memory(evidence: Evidence, _: Path) -> None:
@@ -136,7 +136,7 @@ def lake(evidence: Evidence, _: Path) -> None:
 
 
 def longer(factor: float) -> list[str]:
-    """Return the changes that make the lake's imitation so many times as long."""
+    """Return the changes that make the lake's imitation that many times as long."""
     content = yaml.safe_load((ROOT / "examples" / "llm-lake.yaml").read_text())["warmup"]
     return [f"warmup.{key}={round(value * factor)}" for key, value in content.items() if key.endswith("_updates")]
 

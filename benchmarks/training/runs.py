@@ -72,5 +72,5 @@ def reached(curve: Sequence[Figures], success: float) -> float | None:
 
 
 def success_within(curve: Sequence[Figures], seconds: float) -> float:
-    """Return the last sampled success that was measured within so many seconds of training."""
+    """Return the last sampled success measured within `seconds` of training."""
     return [point["sampled"] for point in curve if point["training_s"] <= seconds][-1]

@@ -5,15 +5,15 @@ They do not repeat Gymnasium's own (``TimeLimit``, ``TransformObservation``, ``T
 """
 
 from envkit.wrappers.answers import FormatPenalty, StrictAnswer
-from envkit.wrappers.history import History, PastTurn, chat, observations, transcript
+from envkit.wrappers.history import EpisodeHistory, History, chat, observations, transcript
 from envkit.wrappers.statistics import EpisodeStatistics
 from envkit.wrappers.tools import Tool, ToolResult, ToolUse
 
 __all__ = [
+    "EpisodeHistory",
     "EpisodeStatistics",
     "FormatPenalty",
     "History",
-    "PastTurn",
     "StrictAnswer",
     "Tool",
     "ToolResult",

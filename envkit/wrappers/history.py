@@ -17,7 +17,7 @@ PARSED_ACTION = "parsed_action"
 _LONGEST = 1 << 20
 
 
-class PastTurn(NamedTuple):
+class EpisodeHistory(NamedTuple):
     """An episode so far.
 
     Attributes:
@@ -31,16 +31,16 @@ class PastTurn(NamedTuple):
     turns: Sequence[tuple[str, str]]
 
 
-Style = Callable[[PastTurn], str]
+Style = Callable[[EpisodeHistory], str]
 Message = dict[str, str]
 
 
-def observations(past: PastTurn) -> str:
+def observations(past: EpisodeHistory) -> str:
     """Return all observations, separated by empty lines."""
     return "\n\n".join([_opening(past), *(observation for _, observation in past.turns)])
 
 
-def transcript(past: PastTurn) -> str:
+def transcript(past: EpisodeHistory) -> str:
     """Return all observations and replies, separated by empty lines."""
     return "\n\n".join([_opening(past), *(text for turn in past.turns for text in turn)])
 
@@ -56,7 +56,7 @@ class chat:  # noqa: N801 - a style like the others, which are functions
     def __init__(self, render: Callable[[list[Message]], str]) -> None:
         self._render = render
 
-    def __call__(self, past: PastTurn) -> str:
+    def __call__(self, past: EpisodeHistory) -> str:
         messages = [{"role": "user", "content": _opening(past)}]
         for reply, observation in past.turns:
             messages.append({"role": "assistant", "content": reply})
@@ -73,7 +73,7 @@ class History(TextWrapper):
 
     Args:
         env: A text environment.
-        style: `observations`, `transcript`, `chat`, or any function of a `PastTurn`.
+        style: `observations`, `transcript`, `chat`, or any function of an `EpisodeHistory`.
         limit: Number of turns to show, at least 1; None for all.
 
     Raises:
@@ -86,7 +86,7 @@ class History(TextWrapper):
         given: object = style
         if isinstance(given, type) or not callable(given):
             hint = "chat(render)" if given is chat else "transcript"
-            raise UsageError(f"style: must be a function of a PastTurn, such as {hint}, got {style!r}")
+            raise UsageError(f"style: must be a function of an EpisodeHistory, such as {hint}, got {style!r}")
         if limit is not None and limit < 1:
             raise UsageError(f"limit: must be at least 1, got {limit}")
         self._style = style
@@ -114,7 +114,7 @@ class History(TextWrapper):
 
     def _write(self) -> str:
         while True:
-            text: object = self._style(PastTurn(self._first, self._count - len(self._turns), tuple(self._turns)))
+            text: object = self._style(EpisodeHistory(self._first, self._count - len(self._turns), tuple(self._turns)))
             if not isinstance(text, str):
                 raise UsageError(f"style: must return text, got {reprlib.repr(text)}")
             if len(text) <= self._longest:
@@ -124,7 +124,7 @@ class History(TextWrapper):
             self._turns.popleft()
 
 
-def _opening(past: PastTurn) -> str:
+def _opening(past: EpisodeHistory) -> str:
     if not past.omitted:
         return past.first
     turns = "1 earlier turn is" if past.omitted == 1 else f"{past.omitted} earlier turns are"

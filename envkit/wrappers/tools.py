@@ -41,7 +41,7 @@ class Tool(Protocol):
     instructions: str
 
     def run(self, reply: str) -> ToolResult | None:
-        """Run the call in `reply`; None if there is none. The tool must set its own timeouts."""
+        """Run the call in `reply`; None if it has no call. The tool must set its own timeouts."""
         ...
 
 

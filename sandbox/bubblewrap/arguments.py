@@ -114,7 +114,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
 
 
 def python_in(options: BwrapOptions) -> str | None:
-    """Return the path of a Python that is visible in the sandbox; None if there is none."""
+    """Return the path of a Python that is visible in the sandbox; None if it has no Python."""
     if options.image is not None:
         return next((f"/{name}" for name in _PYTHONS if os.path.lexists(options.image / name)), None)
     ours = Path(sys.executable).resolve()

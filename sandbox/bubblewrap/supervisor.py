@@ -156,7 +156,7 @@ class Supervisor:
             self._first.close()
         if self._info is not None:
             os.close(self._info)
-            self._told = None
+            self._info = None
         if self._score_line is not None:
             self._score_line.close()
         if self._uids is not None:

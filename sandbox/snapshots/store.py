@@ -54,13 +54,13 @@ class Extent:
 
 
 def find(parent: Path, name: str) -> Path | None:
-    """Return the file of snapshot `name` in `parent`; None if there is none."""
+    """Return the file of snapshot `name` in `parent`; None if it does not exist."""
     file = parent / name
     return file if _NAME.fullmatch(name) and file.is_file() else None
 
 
 def size(parent: Path, name: str) -> int:
-    """Return the bytes of snapshot `name` in `parent`; 0 if there is none."""
+    """Return the bytes of snapshot `name` in `parent`; 0 if it does not exist."""
     file = find(parent, name)
     return 0 if file is None else file.stat().st_size
 

@@ -19,7 +19,7 @@ from envkit.http.server.server import serve
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
-from envkit.vector import SlotHost, World
+from envkit.vector import SlotHost
 
 
 class Count(gymnasium.Env[str, str]):
@@ -62,7 +62,7 @@ class Sleeper(AsyncEnv):
         pass
 
 
-def open_env(env_id: str) -> World:
+def open_env(env_id: str) -> Count | Sleeper:
     envs: Mapping[str, type[Count] | type[Sleeper]] = {"Count-v0": Count, "Sleeper-v0": Sleeper}
     if env_id not in envs:
         raise UnknownEnvError(env_id, envs)

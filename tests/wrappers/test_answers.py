@@ -9,7 +9,7 @@ from envkit.clock import stopwatch
 from envkit.errors import StepOrderError, UsageError
 from envkit.wrappers import EpisodeStatistics, FormatPenalty, StrictAnswer
 from envkit.wrappers.answers import strict_answer
-from tests.wrappers.worlds import Echo
+from tests.wrappers.envs import Echo
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_with_thoughts_they_come_first_and_the_answer_alone_counts(reply: str, a
     assert strict_answer(reply, think=True) == answer
 
 
-def test_the_world_sees_a_reply_of_another_form_as_empty() -> None:
+def test_the_environment_gets_an_empty_action_for_a_reply_of_another_form() -> None:
     env = StrictAnswer(envkit.make("FrozenLake-v0"))
     env.reset(seed=0)
     *_, info = env.step("I think <answer>up</answer>")

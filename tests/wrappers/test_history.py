@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import envkit
 from envkit.errors import UsageError
-from envkit.wrappers import History, PastTurn, ToolUse, chat, observations, transcript
+from envkit.wrappers import EpisodeHistory, History, ToolUse, chat, observations, transcript
 from envkit.wrappers.history import Style
-from tests.wrappers.worlds import Adder, Echo
+from tests.wrappers.envs import Adder, Echo
 
 
 def play(style: Style, replies: list[str], limit: int | None = None) -> list[str]:
@@ -31,10 +31,10 @@ def test_a_transcript_has_the_replies_between_them() -> None:
     assert play(transcript, ["a", "b"])[-1] == "the rules\n\na\n\n1: a\n\nb\n\n2: b"
 
 
-def test_a_chat_is_a_list_of_messages_for_whoever_renders_it() -> None:
-    told = play(chat(lambda messages: " ".join(f"{one['role'][0]}({one['content']})" for one in messages)), ["a", "b"])
-    assert told[0] == "u(the rules)"
-    assert told[-1] == "u(the rules) a(a) u(1: a) a(b) u(2: b)"
+def test_the_chat_style_passes_a_list_of_messages_to_its_renderer() -> None:
+    texts = play(chat(lambda messages: " ".join(f"{one['role'][0]}({one['content']})" for one in messages)), ["a", "b"])
+    assert texts[0] == "u(the rules)"
+    assert texts[-1] == "u(the rules) a(a) u(1: a) a(b) u(2: b)"
 
 
 def test_a_tokenizer_of_transformers_renders_the_chat(tmp_path: Path) -> None:
@@ -54,24 +54,24 @@ def test_a_tokenizer_of_transformers_renders_the_chat(tmp_path: Path) -> None:
 
 
 def test_a_limit_keeps_the_rules_and_the_newest_turns_and_says_what_is_missing() -> None:
-    told = play(observations, ["a", "b", "c", "d"], limit=2)
-    assert told[2] == "the rules\n\n1: a\n\n2: b"
-    assert told[3] == "the rules\n\n[1 earlier turn is not shown]\n\n2: b\n\n3: c"
-    assert told[4] == "the rules\n\n[2 earlier turns are not shown]\n\n3: c\n\n4: d"
+    texts = play(observations, ["a", "b", "c", "d"], limit=2)
+    assert texts[2] == "the rules\n\n1: a\n\n2: b"
+    assert texts[3] == "the rules\n\n[1 earlier turn is not shown]\n\n2: b\n\n3: c"
+    assert texts[4] == "the rules\n\n[2 earlier turns are not shown]\n\n3: c\n\n4: d"
     with pytest.raises(UsageError, match="limit: must be at least 1, got 0"):
         History(Echo(), limit=0)
 
 
 @pytest.mark.parametrize(
-    ("style", "told"),
+    ("style", "message"),
     [
         (chat, r"such as chat\(render\), got <class"),
-        (PastTurn, "such as transcript, got <class"),
+        (EpisodeHistory, "such as transcript, got <class"),
         ("chat", "got 'chat'"),
     ],
 )
-def test_what_is_no_style_is_refused_at_once(style: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=f"style: must be a function of a PastTurn, .*{told}"):
+def test_an_invalid_style_is_refused_at_once(style: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"style: must be a function of an EpisodeHistory, .*{message}"):
         History(Echo(), style)
 
 
@@ -82,8 +82,8 @@ def test_a_style_that_writes_tokens_is_refused() -> None:
         env.reset()
 
 
-def test_a_style_of_ones_own_is_a_function() -> None:
-    def last_reply(past: PastTurn) -> str:
+def test_a_style_may_be_any_function_of_the_episode_history() -> None:
+    def last_reply(past: EpisodeHistory) -> str:
         return past.turns[-1][0] if past.turns else past.first
 
     assert play(last_reply, ["a", "b"]) == ["the rules", "a", "b"]
@@ -91,21 +91,21 @@ def test_a_style_of_ones_own_is_a_function() -> None:
 
 @given(st.lists(st.text(max_size=20), max_size=12), st.integers(1, 4))
 def test_the_newest_observation_is_always_there(replies: list[str], limit: int) -> None:
-    for count, told in enumerate(play(transcript, replies, limit=limit)[1:], 1):
-        assert told.startswith("the rules")
-        assert told.endswith(f"{count}: {replies[count - 1]}")
+    for count, text in enumerate(play(transcript, replies, limit=limit)[1:], 1):
+        assert text.startswith("the rules")
+        assert text.endswith(f"{count}: {replies[count - 1]}")
 
 
-def test_what_does_not_fit_is_left_out_with_a_note() -> None:
+def test_turns_that_do_not_fit_are_left_out_with_a_note() -> None:
     env = History(Echo(), transcript)
     env.reset()
     for _ in range(5):
-        told, *_ = env.step("x" * 250_000)
-        assert env.observation_space.contains(told)
-    assert "[1 earlier turn is not shown]" in told
-    told, *_ = env.step("x" * (1 << 21))
-    assert "[2 earlier turns are not shown]" in told
-    assert "[1,835,008 more characters are cut]" in told
+        text, *_ = env.step("x" * 250_000)
+        assert env.observation_space.contains(text)
+    assert "[1 earlier turn is not shown]" in text
+    text, *_ = env.step("x" * (1 << 21))
+    assert "[2 earlier turns are not shown]" in text
+    assert "[1,835,008 more characters are cut]" in text
     wordy = History(Echo(), lambda past: "x" * (1 << 21))
     with pytest.raises(UsageError, match="style: returned 2,097,152 characters for one turn"):
         wordy.reset()
@@ -131,6 +131,6 @@ def test_copies_with_histories_step_together() -> None:
 
     vector = gymnasium.vector.SyncVectorEnv([make, make])
     starts, _ = vector.reset(seed=0)
-    told = vector.step(("nothing", "nothing"))[0]
-    assert list(told) == [f"{start}\n\n{start}" for start in starts]
+    texts = vector.step(("nothing", "nothing"))[0]
+    assert list(texts) == [f"{start}\n\n{start}" for start in starts]
     vector.close()

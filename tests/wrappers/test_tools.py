@@ -1,4 +1,4 @@
-"""Tools: turns in which the world does not move."""
+"""Tools: turns that do not step the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from envkit.errors import StepOrderError, UsageError
 from envkit.wrappers import EpisodeStatistics, ToolResult, ToolUse
-from tests.wrappers.worlds import Adder, Echo
+from tests.wrappers.envs import Adder, Echo
 
 
 class Broken:
@@ -21,7 +21,7 @@ class Broken:
         return None
 
 
-def test_a_call_is_a_turn_of_its_own_and_any_other_reply_goes_to_the_world() -> None:
+def test_a_call_is_a_turn_of_its_own_and_any_other_reply_goes_to_the_environment() -> None:
     env = ToolUse(Echo(), [Adder()], max_uses=2, reward=0.25, instructions=False)
     assert env.reset()[0] == "the rules"
     observation, reward, terminated, truncated, info = env.step("I add 2 3! and then")
@@ -37,7 +37,7 @@ def test_a_call_is_a_turn_of_its_own_and_any_other_reply_goes_to_the_world() -> 
     assert env.step("hello")[0] == "1: hello"
 
 
-def test_a_spent_budget_sends_calls_to_the_world_until_the_next_episode() -> None:
+def test_a_spent_budget_sends_calls_to_the_environment_until_the_next_episode() -> None:
     env = ToolUse(Echo(), [Adder()], max_uses=1)
     env.reset()
     assert env.step("add 1 1!")[0] == "2\n[0 of 1 tool uses left]"
@@ -48,9 +48,9 @@ def test_a_spent_budget_sends_calls_to_the_world_until_the_next_episode() -> Non
     assert env.step("add 1 1!")[0] == "2\n[0 of 1 tool uses left]"
 
 
-def test_the_first_observation_ends_with_what_the_tools_say() -> None:
-    told, info = ToolUse(Echo(), [Adder(), Broken()], max_uses=3).reset()
-    assert told == ("the rules\n\nSay add 2 3! to add two numbers.\nDo not touch.\nYou can use them 3 times in all.")
+def test_the_first_observation_ends_with_the_instructions_of_the_tools() -> None:
+    text, info = ToolUse(Echo(), [Adder(), Broken()], max_uses=3).reset()
+    assert text == ("the rules\n\nSay add 2 3! to add two numbers.\nDo not touch.\nYou can use them 3 times in all.")
     assert info["tool_uses"] == 0
 
 
@@ -119,10 +119,10 @@ def test_a_tool_that_returns_something_else_is_a_mistake_of_its_maker(result: An
 
 
 @pytest.mark.parametrize(
-    ("tool", "told"), [(Adder, r"Adder'>; make one: Adder\(\)"), ("adder", "'adder'"), (len, "len")]
+    ("tool", "message"), [(Adder, r"Adder'>; make one: Adder\(\)"), ("adder", "'adder'"), (len, "len")]
 )
-def test_what_is_no_tool_is_refused(tool: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=f"tools: a tool needs name, instructions and run, got .*{told}"):
+def test_an_invalid_tool_is_refused(tool: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"tools: a tool needs name, instructions and run, got .*{message}"):
         ToolUse(Echo(), [tool])
 
 

@@ -17,7 +17,7 @@ from envkit.env import GymEpisode
 from envkit.metrics import pass_at, pass_at_group
 from envkit.types import Task
 from envkit.wrappers import EpisodeStatistics, FormatPenalty, History, StrictAnswer, ToolUse, transcript
-from tests.wrappers.worlds import Adder, Echo
+from tests.wrappers.envs import Adder, Echo
 
 NONSENSE = ["", "\x00", "\ud800", "x" * 2**20, "<answer>" * 1000, "<think>" * 1000, "\N{SNOWMAN}"]
 ALL: dict[str, Callable[[Any], gymnasium.Env[str, str]]] = {
@@ -65,7 +65,7 @@ def test_metrics_that_are_named_are_reported(wrap: Callable[[Any], gymnasium.Env
     assert set(env.metadata["metrics"]) <= set(info)
 
 
-def test_the_rollout_sees_the_metrics_of_a_wrapped_world() -> None:
+def test_the_rollout_sees_the_metrics_of_a_wrapped_environment() -> None:
     import anyio
 
     async def main() -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_a_time_limit_goes_inside_too() -> None:
     assert info["episode"]["letters"] == 8.0
 
 
-def test_gymnasium_makes_a_wrapped_world_again_from_its_spec() -> None:
+def test_gymnasium_makes_a_wrapped_environment_again_from_its_spec() -> None:
     env = FormatPenalty(gymnasium.make("envkit/FrozenLake-v0"), 0.5)
     assert env.spec is not None
     again = gymnasium.make(env.spec)
@@ -104,8 +104,8 @@ def test_gymnasium_makes_a_wrapped_world_again_from_its_spec() -> None:
 
 
 @EVERY
-def test_worlds_that_are_not_text_are_refused(wrap: Callable[[Any], gymnasium.Env[str, str]]) -> None:
-    with pytest.raises(TypeError, match=r"needs a text environment; this one has the observation space Box\("):
+def test_environments_that_are_not_text_are_refused(wrap: Callable[[Any], gymnasium.Env[str, str]]) -> None:
+    with pytest.raises(TypeError, match=r"needs a text environment; this one has the observation space [B]ox\("):
         wrap(envkit.make("FrozenLake-v0", observation="grid"))
     with pytest.raises(TypeError, match=r"needs a text environment; this one has the action space Discrete\(4\)"):
         wrap(envkit.make("FrozenLake-v0", action="index"))

@@ -121,9 +121,9 @@ def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
                 sees_BLL[row, new.start : new.stop, new.start : new.stop] |= (
                     torch.ones(len(new), len(new)).tril().bool()
                 )
-            before_said = [path[place - 1] for place, is_said in enumerate(sample.mask) if is_said]
-            row_N += [row] * len(before_said)
-            place_N += before_said
+            before_own = [path[place - 1] for place, is_own in enumerate(sample.mask) if is_own]
+            row_N += [row] * len(before_own)
+            place_N += before_own
     row_index_N, place_index_N = torch.tensor(row_N, device=device), torch.tensor(place_N, device=device)
     if sees_BLL is None:
         return Layout(ids_BL.to(device), None, None, row_index_N, place_index_N)

@@ -1,4 +1,4 @@
-"""A world of text and a tool, small enough to know by heart."""
+"""A small text environment and a tool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envkit.wrappers import ToolResult
 
 
 class Echo(gymnasium.Env[str, str]):
-    """Says what was said, after its number. ``win`` ends it with reward 1; whatever holds no letter is unreadable."""
+    """Echoes each action after its number. ``win`` ends it with reward 1; an action without a letter is invalid."""
 
     metadata = {"metrics": {"action_is_valid": "mean", "success": "last", "letters": "sum"}}  # noqa: RUF012
 
