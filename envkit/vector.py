@@ -14,8 +14,8 @@ from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode
 from envkit.protocols import Episode
 from envkit.types import Task
 
-World: TypeAlias = "gymnasium.Env[str, str] | AsyncEnv"
-OpenEnv: TypeAlias = Callable[[str], World]
+AnyEnv: TypeAlias = "gymnasium.Env[str, str] | AsyncEnv"
+OpenEnv: TypeAlias = Callable[[str], AnyEnv]
 
 
 class SlotHost:
@@ -32,7 +32,7 @@ class SlotHost:
         self._open_env = open_env
         self._capacity = capacity
         self._slots = anyio.Semaphore(capacity, max_value=capacity, fast_acquire=True)
-        self._idle: dict[str, list[World]] = {}
+        self._idle: dict[str, list[AnyEnv]] = {}
 
     @property
     def capacity(self) -> int:

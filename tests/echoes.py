@@ -109,7 +109,7 @@ def fleet_of(*boxes: Box, at_once: int = 1, slots_per_sandbox: int = 1, is_repla
     return FleetHost(
         start,
         connect,
-        boxes=at_once,
+        workers=at_once,
         slots_per_sandbox=slots_per_sandbox,
         restarts=PLENTY,
         replayable=lambda env_id: is_replayable and env_id == TASK.env_id,

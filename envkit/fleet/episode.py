@@ -68,7 +68,7 @@ class FleetEpisode:
     and a loss is then not attributed to it.
 
     Args:
-        seat: Assigns a slot, and a new one after each loss.
+        open_slot: Assigns a slot, and a new one after each loss.
         rebuilds: Limit on rebuilds; 0 if the environment cannot be rebuilt.
         tally: Counts rebuilt and void episodes.
         turns: Queue of suspect calls; None if each worker plays one episode.
@@ -80,7 +80,7 @@ class FleetEpisode:
 
     def __init__(
         self,
-        seat: OpenSlot,
+        open_slot: OpenSlot,
         *,
         rebuilds: int,
         tally: EpisodeTally,
@@ -88,7 +88,7 @@ class FleetEpisode:
         goes_on: bool = False,
     ) -> None:
         self.state = EpisodeState.PLAYING
-        self._seat = seat
+        self._open_slot = open_slot
         self._keeps_log = rebuilds > 0
         self._rebuilds_left = rebuilds
         self._unresponsive_left = _UNRESPONSIVE
@@ -281,7 +281,7 @@ class FleetEpisode:
 
     async def _take_slot(self) -> None:
         async with AsyncExitStack() as stack:
-            lease = await stack.enter_async_context(self._seat())
+            lease = await stack.enter_async_context(self._open_slot())
             if self._start is None:
                 self._episode = await self._in_turn("reset", lease.__aenter__)
             else:

@@ -39,9 +39,9 @@ class FleetHost:
     Entering waits until each worker has started or failed once; leaving stops them all.
 
     Args:
-        start_box: Starts a sandbox with an env server in it.
+        start_sandbox: Starts a sandbox with an env server in it.
         connect: Opens a client of the server in a sandbox; may raise `UnreachableError` until the server listens.
-        boxes: Number of workers.
+        workers: Number of workers.
         slots_per_sandbox: Concurrent episodes per worker.
         restarts: Restart budget of each worker, or with `unenforced` of all workers together. Waiting for capacity to
             start a worker does not count.
@@ -66,10 +66,10 @@ class FleetHost:
 
     def __init__(
         self,
-        start_box: StartSandbox,
+        start_sandbox: StartSandbox,
         connect: ConnectSandbox,
         *,
-        boxes: int,
+        workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
         unenforced: bool = False,
@@ -82,9 +82,9 @@ class FleetHost:
         episodes_per_sandbox: int | None = None,
         seats: SessionStore | None = None,
     ) -> None:
-        if boxes < 1 or slots_per_sandbox < 1:
-            raise ValueError(f"boxes and slots_per_sandbox must be at least 1, got {boxes} and {slots_per_sandbox}")
-        self._start_sandbox = start_box
+        if workers < 1 or slots_per_sandbox < 1:
+            raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
+        self._start_sandbox = start_sandbox
         self._connect = connect
         self._slots_per_worker = slots_per_sandbox
         self._budget = restarts or RestartBudget()
@@ -97,7 +97,7 @@ class FleetHost:
         self._rebuilds = rebuilds
         self._episodes_per_worker = episodes_per_sandbox
         self._seats = seats
-        self._worker_count = boxes
+        self._worker_count = workers
         self._kept_workers = 0
         self._untried: set[int] = set()
         self._all_tried = anyio.Event()
@@ -143,36 +143,35 @@ class FleetHost:
 
     def resumable_task(self, key: str) -> Task | None:
         """Return the task of a previous server's episode that a worker still has; else None."""
-        found = None if self._seats is None else self._seats.seat(key)
+        found = None if self._seats is None else self._seats.get(key)
         return None if found is None or self._worker_of(found) is None else found.task
 
     def resumable_keys(self) -> Sequence[str]:
         """Return the keys of a previous server's episodes that current workers still have."""
-        return (
-            () if self._seats is None else [key for key in self._seats.seated() if self.resumable_task(key) is not None]
-        )
+        keys = () if self._seats is None else self._seats.keys()
+        return [key for key in keys if self.resumable_task(key) is not None]
 
     def _episode(self, task: Task, key: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
         is_resumed = bool(key) and self.resumable_task(key) == task
         return FleetEpisode(
-            partial(self._seat, task, key),
+            partial(self._open_slot, task, key),
             rebuilds=rebuilds,
             tally=self.episodes,
             turns=self._suspects,
             goes_on=is_resumed,
         )
 
-    def _worker_of(self, seat: SessionRecord) -> EnvWorker | None:
+    def _worker_of(self, record: SessionRecord) -> EnvWorker | None:
         return next(
-            (worker for worker in self._ready if worker.sandbox.id == seat.sandbox_id and not worker.gone.is_set()),
+            (worker for worker in self._ready if worker.sandbox.id == record.sandbox_id and not worker.gone.is_set()),
             None,
         )
 
     @asynccontextmanager
-    async def _seat(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
+    async def _open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
         """Hold a slot in a worker during the block; yield the lease to enter."""
-        found = self._seats.seat(key) if self._seats is not None and key else None
+        found = self._seats.get(key) if self._seats is not None and key else None
         worker = self._worker_of(found) if found is not None and found.task == task else None
         if worker is None or found is None:
             worker, id = await self._take_slot(), uuid.uuid4().hex
@@ -182,12 +181,12 @@ class FleetHost:
             worker.served += 1
         try:
             if self._seats is not None and key:
-                await self._seats.sit(key, SessionRecord(worker.sandbox.id, id, task))
+                await self._seats.record(key, SessionRecord(worker.sandbox.id, id, task))
             yield WorkerLease(worker, task, id)
         finally:
             try:
                 if self._seats is not None and key:
-                    await self._seats.leave(key)
+                    await self._seats.forget(key)
             finally:
                 worker.load -= 1
                 if worker.load == 0 and self._has_served(worker):

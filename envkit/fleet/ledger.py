@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ class _WriteBatch:
     """Records that are written in one transaction, and the result."""
 
     views: dict[str, SandboxView] = field(default_factory=dict)
-    seats: dict[str, SessionRecord | None] = field(default_factory=dict)
+    records: dict[str, SessionRecord | None] = field(default_factory=dict)
     is_begun: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
     is_written: bool = False
@@ -70,7 +70,7 @@ class Ledger:
         self._path = path
         self._id: str
         self._connection: sqlite3.Connection
-        self._seats: dict[str, SessionRecord] = {}
+        self._records: dict[str, SessionRecord] = {}
         self._next = _WriteBatch()
         self._last = _WriteBatch()
         """The batch that is being written, or was written last."""
@@ -85,33 +85,29 @@ class Ledger:
         """Record a sandbox; an ended one is deleted. The newest record of an id wins.
 
         Raises:
-            LeaseNotPersistedError: The write failed; see the log. Also raised by `sit`, `leave` and `forget`.
+            LeaseNotPersistedError: The write failed; see the log. Also raised by `record` and `forget`.
         """
         self._next.views[view.id] = view
         await self._flush()
 
-    def seated(self) -> Sequence[str]:
+    def keys(self) -> Sequence[str]:
         """Return the keys of all recorded episodes."""
-        return list(self._seats)
+        return list(self._records)
 
-    def seat(self, key: str) -> SessionRecord | None:
+    def get(self, key: str) -> SessionRecord | None:
         """Return the location of the episode of this key; see `envkit.fleet.session_store.SessionStore`."""
-        return self._seats.get(key)
+        return self._records.get(key)
 
-    async def sit(self, key: str, seat: SessionRecord) -> None:
+    async def record(self, key: str, record: SessionRecord) -> None:
         """Record the location of an episode."""
-        self._seats[key] = self._next.seats[key] = seat
+        self._records[key] = self._next.records[key] = record
         await self._flush()
 
-    async def leave(self, key: str) -> None:
-        """Forget an episode; shielded from cancellation."""
-        await self.forget([key])
-
-    async def forget(self, keys: Iterable[str]) -> None:
+    async def forget(self, *keys: str) -> None:
         """Forget episodes; shielded from cancellation."""
         for key in keys:
-            self._seats.pop(key, None)
-            self._next.seats[key] = None
+            self._records.pop(key, None)
+            self._next.records[key] = None
         with anyio.CancelScope(shield=True):
             await self._flush()
 
@@ -126,7 +122,7 @@ class Ledger:
                 await self._last.done.wait()
                 self._last, self._next = batch, _WriteBatch()
                 try:
-                    await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.seats)
+                    await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.records)
                     batch.is_written = True
                 except sqlite3.Error as error:
                     _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
@@ -167,7 +163,7 @@ class Ledger:
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
                 for key, sandbox_id, session, env_id, seed, options in rows:
-                    self._seats[key] = SessionRecord(
+                    self._records[key] = SessionRecord(
                         sandbox_id, session, Task(env_id, int(seed), msgspec.json.decode(options))
                     )
         except BaseException:
@@ -238,7 +234,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _put(
-    connection: sqlite3.Connection, views: Sequence[SandboxView], seats: Mapping[str, SessionRecord | None]
+    connection: sqlite3.Connection, views: Sequence[SandboxView], records: Mapping[str, SessionRecord | None]
 ) -> None:
     over = [(view.id,) for view in views if view.state in _OVER]
     rows = [_row(view) for view in views if view.state not in _OVER]
@@ -247,11 +243,11 @@ def _put(
         try:
             cursor.executemany("delete from sandboxes where id = ?", over)
             cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
-            gone = [(key,) for key, seat in seats.items() if seat is None]
+            gone = [(key,) for key, record in records.items() if record is None]
             cursor.executemany("delete from seats where key = ?", gone)
             cursor.executemany(
                 "insert or replace into seats values (?, ?, ?, ?, ?, ?)",
-                [(key, *_columns(seat)) for key, seat in seats.items() if seat is not None],
+                [(key, *_columns(record)) for key, record in records.items() if record is not None],
             )
             cursor.execute("commit")
         except BaseException:
@@ -266,7 +262,13 @@ def _row(view: SandboxView) -> tuple[Any, ...]:
     return view.id, view.backend_id, view.node, view.tenant, spec, phases, view.expires_at_s
 
 
-def _columns(seat: SessionRecord) -> tuple[str, ...]:
+def _columns(record: SessionRecord) -> tuple[str, ...]:
     # A seed may have more bits than an SQLite integer.
-    task = seat.task
-    return seat.sandbox_id, seat.session, task.env_id, str(task.seed), msgspec.json.encode(dict(task.options)).decode()
+    task = record.task
+    return (
+        record.sandbox_id,
+        record.session,
+        task.env_id,
+        str(task.seed),
+        msgspec.json.encode(dict(task.options)).decode(),
+    )

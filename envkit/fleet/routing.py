@@ -17,12 +17,12 @@ class RoutedHosts:
     Attributes:
         shared: Host whose workers play many episodes each.
         own: Host whose workers play one episode each.
-        shares: Returns whether an environment id belongs to `shared`.
+        is_shareable: Returns whether an environment id belongs to `shared`.
     """
 
     shared: ResumableHost
     own: ResumableHost
-    shares: Callable[[str], bool]
+    is_shareable: Callable[[str], bool]
 
     @property
     def capacity(self) -> int:
@@ -46,4 +46,4 @@ class RoutedHosts:
         return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
     def _host_of(self, task: Task) -> ResumableHost:
-        return self.shared if self.shares(task.env_id) else self.own
+        return self.shared if self.is_shareable(task.env_id) else self.own

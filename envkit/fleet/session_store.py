@@ -27,16 +27,18 @@ class SessionRecord:
 class SessionStore(Protocol):
     """Persists the location of each episode across server restarts."""
 
-    def seated(self) -> Sequence[str]:
+    def keys(self) -> Sequence[str]:
         """Return the keys of all recorded episodes."""
         ...
 
-    def seat(self, key: str) -> SessionRecord | None: ...
+    def get(self, key: str) -> SessionRecord | None:
+        """Return the location of the episode of this key; None if it is not recorded."""
+        ...
 
-    async def sit(self, key: str, seat: SessionRecord) -> None:
+    async def record(self, key: str, record: SessionRecord) -> None:
         """Record an episode's location; returns once it is persisted."""
         ...
 
-    async def leave(self, key: str) -> None:
-        """Forget an episode; shielded from cancellation."""
+    async def forget(self, *keys: str) -> None:
+        """Forget episodes; shielded from cancellation."""
         ...

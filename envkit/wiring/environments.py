@@ -20,7 +20,7 @@ from envkit.installation import explain
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
-from envkit.vector import SlotHost, World
+from envkit.vector import AnyEnv, SlotHost
 from envkit.wiring.catalogue import load_catalogue
 
 VectorMode = Literal["native", "sync", "async"]
@@ -216,7 +216,7 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
         raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
 
 
-def open_env(env_id: str, /, **options: JSON) -> World:
+def open_env(env_id: str, /, **options: JSON) -> AnyEnv:
     """Create the environment itself, without an adapter.
 
     Raises:
@@ -226,7 +226,7 @@ def open_env(env_id: str, /, **options: JSON) -> World:
     spec = find(env_id)
     entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
     try:
-        env: World = entry_point(**chosen)
+        env: AnyEnv = entry_point(**chosen)
     except TypeError:
         _check_known(chosen, entry_point)
         raise
@@ -264,7 +264,7 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
             accept some options only at creation.
     """
 
-    def open_attributed(env_id: str) -> World:
+    def open_attributed(env_id: str) -> AnyEnv:
         with attributed(env_id, "__init__"):
             return open_env(env_id, **(options or {}))
 

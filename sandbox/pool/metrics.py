@@ -15,7 +15,7 @@ class PoolCounts:
 
     Attributes:
         states: Live sandboxes by state.
-        spares: Warm sandboxes that are ready and not leased.
+        warm: Warm sandboxes that are ready and not leased.
         starts: Starts begun.
         failed_starts: Failed starts, without those caused by the request itself.
         finished: Sandboxes of callers that ended because their command exited.
@@ -27,7 +27,7 @@ class PoolCounts:
     """
 
     states: Mapping[SandboxState, int]
-    spares: int
+    warm: int
     starts: int
     failed_starts: int
     finished: int

@@ -235,7 +235,7 @@ class Pool:
         tally = self._history.tally
         return PoolCounts(
             states=Counter(instance.state for instance in alive),
-            spares=sum(instance.state is SandboxState.READY for instance in alive),
+            warm=sum(instance.state is SandboxState.READY for instance in alive),
             starts=tally.starts,
             failed_starts=tally.failed_starts,
             finished=tally.finished,
@@ -380,7 +380,7 @@ class Pool:
             raise LeaseNotPersistedError
 
     def _pending(self, id: str) -> anyio.Event | None:
-        """Return the event that ends a pending creation or removal of `id`; None if there is none."""
+        """Return the event that ends a pending creation or removal of `id`, or None."""
         instance = self._scheduler.instances.get(id)
         if instance is not None and instance.is_forgotten:
             return instance.cleared

@@ -137,7 +137,7 @@ class Yard:
         return FleetHost(
             self.start,
             connect,
-            boxes=boxes,
+            workers=boxes,
             slots_per_sandbox=slots_per_sandbox,
             restarts=restarts or RestartBudget(),
             unenforced=unenforced,

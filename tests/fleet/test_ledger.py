@@ -98,11 +98,11 @@ def test_who_sits_where_is_remembered_until_they_leave(tmp_path: Path) -> None:
     async def main() -> None:
         async with Ledger(path) as ledger:
             for key, seat in seats.items():
-                await ledger.sit(key, seat)
-            await ledger.leave("b")
-            await ledger.sit("c", seats["a"])
+                await ledger.record(key, seat)
+            await ledger.forget("b")
+            await ledger.record("c", seats["a"])
         async with Ledger(path) as ledger:
-            assert [ledger.seat(key) for key in "abcd"] == [seats["a"], None, seats["a"], None]
+            assert [ledger.get(key) for key in "abcd"] == [seats["a"], None, seats["a"], None]
 
     clock.run(main)
 
@@ -129,7 +129,7 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
 
             async def sit(key: str) -> None:
                 try:
-                    await ledger.sit(key, SEAT)
+                    await ledger.record(key, SEAT)
                     said[key] = "written"
                 except LeaseNotPersistedError as error:
                     said[key] = str(error)
@@ -145,7 +145,7 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
                     await ledger.save(leased("bad"))
                 await ledger.save(leased("good"))
         async with Ledger(faulty) as ledger:
-            assert set(ledger.seated()) == {"first", "later"}
+            assert set(ledger.keys()) == {"first", "later"}
 
     clock.run(main)
     failure = "cannot persist leases (disk full?); retry later"
@@ -179,10 +179,10 @@ def test_leaving_it_during_a_write_waits_for_that_and_returns(tmp_path: Path) ->
     async def main() -> None:
         async with anyio.create_task_group() as tasks, Ledger(path) as ledger:
             for key in "abc":
-                tasks.start_soon(ledger.sit, key, SEAT)
+                tasks.start_soon(ledger.record, key, SEAT)
                 await anyio.lowlevel.checkpoint()
         async with Ledger(path) as ledger:
-            assert set(ledger.seated()) == {*"abc"}
+            assert set(ledger.keys()) == {*"abc"}
 
     clock.run(main)
 
@@ -236,7 +236,7 @@ def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, 
     async def main() -> None:
         async with Ledger(path) as ledger:
             await ledger.save(leased("a"))
-            await ledger.sit("key", SessionRecord("a", "1", Task("Game-v0", 7)))
+            await ledger.record("key", SessionRecord("a", "1", Task("Game-v0", 7)))
 
     clock.run(main)
     spoil(path, statement)

@@ -243,7 +243,7 @@ def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_cou
         played_in: list[object] = []
         none = RestartBudget(restarts=0)
         async with FleetHost(
-            start, connect, boxes=2, slots_per_sandbox=1, restarts=none, episodes_per_sandbox=1
+            start, connect, workers=2, slots_per_sandbox=1, restarts=none, episodes_per_sandbox=1
         ) as fleet:
             async with anyio.create_task_group() as tasks:
                 for _ in range(6):

@@ -25,19 +25,20 @@ class Book:
         self.seats = seats
         self.is_full = False
 
-    def seated(self) -> Sequence[str]:
+    def keys(self) -> Sequence[str]:
         return list(self.seats)
 
-    def seat(self, key: str) -> SessionRecord | None:
+    def get(self, key: str) -> SessionRecord | None:
         return self.seats.get(key)
 
-    async def sit(self, key: str, seat: SessionRecord) -> None:
+    async def record(self, key: str, record: SessionRecord) -> None:
         self._write()
-        self.seats[key] = seat
+        self.seats[key] = record
 
-    async def leave(self, key: str) -> None:
+    async def forget(self, *keys: str) -> None:
         self._write()
-        self.seats.pop(key, None)
+        for key in keys:
+            self.seats.pop(key, None)
 
     def _write(self) -> None:
         if self.is_full:
@@ -50,7 +51,7 @@ def with_seats(
     return FleetHost(
         yard.start,
         connect,
-        boxes=1,
+        workers=1,
         slots_per_sandbox=slots_per_sandbox,
         episodes_per_sandbox=episodes_per_sandbox,
         seats=seats,

@@ -99,7 +99,7 @@ def env_host(
     return FleetHost(
         EnvSandboxStarter(pool, spec, kind, count).start,
         partial(env_sandboxes.connect, longest_s),
-        boxes=count,
+        workers=count,
         slots_per_sandbox=1 if kind == "own" else math.ceil(config.envs.capacity / count),
         episodes_per_sandbox=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
@@ -119,7 +119,7 @@ async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetH
         return
     alive = {key for host in hosts for key in host.resumable_keys()}
     try:
-        await ledger.forget([key for key in ledger.seated() if key not in alive])
+        await ledger.forget(*(set(ledger.keys()) - alive))
     except EnvkitError as error:
         pool.alert("ledger", str(error))
 

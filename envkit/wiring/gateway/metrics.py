@@ -25,7 +25,7 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     for tenant, count in sorted(counts.waiting.items()):
         waiting.add_metric([tenant], count)
     yield waiting
-    yield GaugeMetricFamily("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.spares)
+    yield GaugeMetricFamily("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
     yield GaugeMetricFamily("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
     slowest = max(counts.probe_s.values(), default=0.0)
     yield GaugeMetricFamily("envkit_probe_seconds_max", "Slowest of the last probes of all sandboxes.", slowest)

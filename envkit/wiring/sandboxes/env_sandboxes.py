@@ -47,7 +47,7 @@ _PACKAGE_HINT = (
 async def sandbox_host(
     kind: SandboxKind = "auto",
     *,
-    boxes: int,
+    sandboxes: int,
     slots_per_sandbox: int,
     health: HealthSection | None = None,
     restarts: RestartSection | None = None,
@@ -59,7 +59,7 @@ async def sandbox_host(
     Args:
         kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
             process; ``"auto"`` is bubblewrap if it works, otherwise a plain child process.
-        boxes: Number of sandboxes.
+        sandboxes: Number of sandboxes.
         slots_per_sandbox: Episodes at once in each sandbox.
         health: When a sandbox counts as lost.
         restarts: How often lost sandboxes are replaced.
@@ -72,19 +72,19 @@ async def sandbox_host(
     """
     announce = announce or _ignore
     if kind == "none":
-        announce(f"sandbox: none, {boxes * slots_per_sandbox} episodes at once in this process")
-        async with environments.slots(boxes * slots_per_sandbox) as host:
+        announce(f"sandbox: none, {sandboxes * slots_per_sandbox} episodes at once in this process")
+        async with environments.slots(sandboxes * slots_per_sandbox) as host:
             yield host
         return
     backend, what, why = await choose(kind)
-    announce(f"sandbox: {what}, {boxes} {'sandbox' if boxes == 1 else 'sandboxes'}{why}")
+    announce(f"sandbox: {what}, {sandboxes} {'sandbox' if sandboxes == 1 else 'sandboxes'}{why}")
     health, restarts = health or HealthSection(), restarts or RestartSection()
     async with (
         backend,
         FleetHost(
             partial(backend.start, env_sandbox_spec(slots_per_sandbox, in_image=isinstance(backend, DockerBackend))),
             partial(connect, call_timeout_s),
-            boxes=boxes,
+            workers=sandboxes,
             slots_per_sandbox=slots_per_sandbox,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
             unenforced=True,

@@ -204,7 +204,7 @@ class _Run:
         slots = -(-self._run.env.num_envs // section.count)
         async with sandbox_host(
             section.kind,
-            boxes=section.count,
+            sandboxes=section.count,
             slots_per_sandbox=slots,
             health=section.health,
             restarts=section.restarts,

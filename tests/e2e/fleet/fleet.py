@@ -131,7 +131,7 @@ class Gateway:
             copy = Path(folder) / self.ledger.name
             await clock.to_thread(self._copy_ledger, copy)
             async with Ledger(copy) as ledger:
-                found = ledger.seat(session_id)
+                found = ledger.get(session_id)
         return None if found is None else found.sandbox_id
 
     def _copy_ledger(self, copy: Path) -> None:

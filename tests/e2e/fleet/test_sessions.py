@@ -64,7 +64,7 @@ def seated(path: Path) -> Sequence[str]:
 
     async def main() -> Sequence[str]:
         async with Ledger(path) as ledger:
-            return ledger.seated()
+            return ledger.keys()
 
     return clock.run(main)
 

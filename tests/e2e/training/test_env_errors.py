@@ -65,7 +65,7 @@ from envkit.types import Task
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
-    async with sandbox_host(sys.argv[1], boxes=1, slots_per_sandbox=1) as host:
+    async with sandbox_host(sys.argv[1], sandboxes=1, slots_per_sandbox=1) as host:
         try:
             async with host.lease(Task(sys.argv[2], 5)) as episode:
                 await episode.reset()

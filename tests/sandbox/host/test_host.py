@@ -75,7 +75,7 @@ def test_an_episode_in_a_sandbox_is_the_same_as_in_this_process(kind: Kind, env_
         tasks = [Task(env_id, seed) for seed in range(3)]
         async with environments.slots(1) as here:
             expected = [await play(here, task) for task in tasks]
-        async with sandbox_host(kind, boxes=1, slots_per_sandbox=2) as host:
+        async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=2) as host:
             assert [await play(host, task) for task in tasks] == expected
 
     run(main)
@@ -103,7 +103,7 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_ha
             else:
                 ends["finished"] += 1
 
-        async with sandbox_host(kind, boxes=2, slots_per_sandbox=5) as host:
+        async with sandbox_host(kind, sandboxes=2, slots_per_sandbox=5) as host:
             assert isinstance(host, FleetHost)
             async with anyio.create_task_group() as tasks:
                 for seed in range(20):
@@ -124,7 +124,7 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_ha
 def test_a_sandbox_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
     async def main() -> None:
         health = HealthSection(interval_s=0.5, timeout_s=1.0, misses=2)
-        async with sandbox_host(kind, boxes=1, slots_per_sandbox=1, health=health) as host:
+        async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=1, health=health) as host:
             assert isinstance(host, FleetHost)
             async with host.lease(Task("FrozenLake-v0", 1)) as episode:
                 await episode.reset()
@@ -150,7 +150,7 @@ def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind:
                 played.set()
 
         with anyio.CancelScope() as scope:
-            async with sandbox_host(kind, boxes=2, slots_per_sandbox=2) as host, anyio.create_task_group() as tasks:
+            async with sandbox_host(kind, sandboxes=2, slots_per_sandbox=2) as host, anyio.create_task_group() as tasks:
                 for seed in range(6):
                     tasks.start_soon(keep_playing, host, seed)
                 await played.wait()
@@ -163,7 +163,7 @@ def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind:
 
 def test_an_unknown_environment_is_named_as_such(kind: Kind) -> None:
     async def main() -> None:
-        async with sandbox_host(kind, boxes=1, slots_per_sandbox=1) as host:
+        async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=1) as host:
             with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
                 await play(host, Task("FrozenLakes-v0", 1))
 
@@ -173,7 +173,7 @@ def test_an_unknown_environment_is_named_as_such(kind: Kind) -> None:
 def test_without_sandsandboxes_episodes_are_played_in_this_process() -> None:
     async def main() -> None:
         reported: list[str] = []
-        async with sandbox_host("none", boxes=2, slots_per_sandbox=3, announce=reported.append) as host:
+        async with sandbox_host("none", sandboxes=2, slots_per_sandbox=3, announce=reported.append) as host:
             assert host.capacity == 6
             assert len(await play(host, Task("FrozenLake-v0", 1))) > 1
             assert sandboxes() == []
@@ -191,7 +191,7 @@ from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
     try:
-        async with sandbox_host(sys.argv[1], boxes=2, slots_per_sandbox=1, announce=print) as host:
+        async with sandbox_host(sys.argv[1], sandboxes=2, slots_per_sandbox=1, announce=print) as host:
             async with host.lease(Task(sys.argv[2], 5)) as episode:
                 print((await episode.reset()).observation.text)
     except EnvkitError as error:

@@ -107,7 +107,7 @@ def test_spares_are_found_again_and_those_that_no_stock_wants_are_stopped() -> N
         async with opened(backend, book, stocks=[WarmSpec(SPEC, 3)], is_killed=True) as pool:
             await anyio.sleep(1)
         async with opened(backend, book, stocks=[WarmSpec(SPEC, 2)]) as pool:
-            assert pool.counts().spares == 2
+            assert pool.counts().warm == 2
             await anyio.sleep(1)
             async with pool.lease(SPEC) as box:
                 assert box.id == "pool-1"

@@ -165,7 +165,7 @@ def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afte
         seconds: list[float] = []
         async with opened(kind, [WarmSpec(spec, 2, boot)]) as pool:
             for _ in range(10):
-                await until(lambda: pool.counts().spares == 2)
+                await until(lambda: pool.counts().warm == 2)
                 began = clock.now()
                 async with pool.lease(spec) as box:
                     seconds.append(clock.now() - began)
@@ -181,10 +181,10 @@ def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> 
     async def main() -> None:
         spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
         async with opened(kind, [WarmSpec(spec, 1)]) as pool:
-            await until(lambda: pool.counts().spares == 1 and bool(sleepers(marker)))
+            await until(lambda: pool.counts().warm == 1 and bool(sleepers(marker)))
             began = clock.now()
             os.kill(agent_above(sleepers(marker)[0]), signal.SIGKILL)
-            await until(lambda: pool.counts().losses == {"killed": 1} and pool.counts().spares == 1)
+            await until(lambda: pool.counts().losses == {"killed": 1} and pool.counts().warm == 1)
             assert clock.now() - began < 3
 
     run(main)

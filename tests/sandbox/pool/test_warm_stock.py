@@ -25,14 +25,14 @@ def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
     async def main() -> None:
         async with opened(Fate(start_s=3), stocks=[WarmSpec(SPEC, 2)]) as (pool, backend):
             await anyio.sleep(5)
-            assert pool.counts().spares == 2
+            assert pool.counts().warm == 2
             began = clock.now()
             async with pool.lease(SPEC, tenant="ann") as box:
                 assert clock.now() == began
                 assert pool.view(box.id).tenant == "ann"
                 assert states(pool.view(box.id)) == [STARTING, READY, LEASED]
                 await anyio.sleep(3.1)
-                assert pool.counts().spares == 2
+                assert pool.counts().warm == 2
                 assert len(backend.boxes) == 3
             view = await pool.create("a", SPEC, ttl_s=9)
             assert clock.now() == began + 3.1
@@ -48,7 +48,7 @@ def test_one_that_asks_for_anything_else_gets_no_spare() -> None:
             await anyio.sleep(1)
             async with pool.lease(SandboxSpec(memory_mib=77)) as box:
                 assert pool.view(box.id).backend_id == "fake-1"
-            assert pool.counts().spares == 1
+            assert pool.counts().warm == 1
 
     run(main)
 
@@ -154,12 +154,12 @@ def test_spares_make_room_for_who_asks_for_something_else() -> None:
             await pool.create("c", OTHER)
             with pytest.raises(CapacityError):
                 await pool.create("d", OTHER)
-            assert pool.counts().spares == 0
+            assert pool.counts().warm == 0
             assert pool.wanted() == 2
             await pool.stop("a")
             await pool.stop("b")
             await anyio.sleep(1)
-            assert pool.counts().spares == 2
+            assert pool.counts().warm == 2
             assert sum(not box.is_gone for box in backend.boxes) == 3
 
     run(main)
@@ -176,7 +176,7 @@ def test_as_few_spares_as_possible_are_given_up() -> None:
                 await anyio.sleep(1)
                 await pool.create("a", SandboxSpec(memory_mib=900))
                 await anyio.sleep(1)
-                assert pool.counts().spares == 100
+                assert pool.counts().warm == 100
 
     run(main)
 
