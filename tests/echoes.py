@@ -1,4 +1,4 @@
-"""Boxes whose worlds repeat all that was said to them, so that one can be told from another and from itself rebuilt."""
+"""Workers whose environments echo all actions, so that tests can identify an episode and check its rebuild."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TASK = Task("Echo-v0", 3)
 PLENTY = RestartBudget(restarts=10**6, first_delay_s=0.1, longest_delay_s=1.0)
 
 
-class Box:
-    """A sandbox, its server and the server's client in one; its worlds repeat all that was said to them."""
+class Worker:
+    """A sandbox, its server and the server's client in one; its environments echo all actions."""
 
     capacity = 99
 
@@ -61,7 +61,7 @@ class Box:
         yield Echo(self, task)
 
     async def answer(self) -> None:
-        """Take a moment, or die of the call."""
+        """Sleep for a moment, or die during the call."""
         await anyio.sleep(0.01)
         if self.calls == self.dies_after:
             self.die("killed by signal 9")
@@ -74,36 +74,38 @@ class Box:
 
 
 class Echo:
+    """An episode that answers with its seed and all actions so far."""
+
     turn = 0
 
-    def __init__(self, box: Box, task: Task) -> None:
-        self.box = box
-        self.said = [str(task.seed)]
+    def __init__(self, worker: Worker, task: Task) -> None:
+        self.worker = worker
+        self.words = [str(task.seed)]
 
     async def reset(self) -> Reset:
-        await self.box.answer()
-        return Reset(Observation(" ".join(self.said)), {})
+        await self.worker.answer()
+        return Reset(Observation(" ".join(self.words)), {})
 
     async def step(self, action: str) -> Step:
-        await self.box.answer()
-        self.said.append(action + self.box.accent)
-        reward = float("nan") if action == "nothing" else float(len(self.said))
-        return Step(Observation(" ".join(self.said)), reward, len(self.said) > 8, False, {"box": self.box.id})
+        await self.worker.answer()
+        self.words.append(action + self.worker.accent)
+        reward = float("nan") if action == "nothing" else float(len(self.words))
+        return Step(Observation(" ".join(self.words)), reward, len(self.words) > 8, False, {"worker": self.worker.id})
 
     async def repeat_step(self, action: str) -> Step:
         raise NotImplementedError
 
 
 @asynccontextmanager
-async def connect(box: object) -> AsyncIterator[Box]:
-    assert isinstance(box, Box)
-    yield box
+async def connect(worker: object) -> AsyncIterator[Worker]:
+    assert isinstance(worker, Worker)
+    yield worker
 
 
-def fleet_of(*boxes: Box, at_once: int = 1, slots_per_sandbox: int = 1, is_replayable: bool = True) -> FleetHost:
-    queue = list(boxes)
+def fleet_of(*workers: Worker, at_once: int = 1, slots_per_sandbox: int = 1, is_replayable: bool = True) -> FleetHost:
+    queue = list(workers)
 
-    async def start() -> Box:
+    async def start() -> Worker:
         return queue.pop(0)
 
     return FleetHost(

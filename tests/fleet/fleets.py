@@ -1,4 +1,4 @@
-"""What the tests of fleets share: scripted boxes on virtual time, and players."""
+"""Shared by the tests of fleets: scripted workers on virtual time, and players."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TASK = Task("Game-v0", 7)
 
 
 @dataclass(eq=False)
-class Box:
-    """A sandbox that dies when told to, with a server that answers when it is told to; also its client and episode."""
+class Worker:
+    """A sandbox that dies on `die`, with a server that answers while `answers`; also its client and episode."""
 
     id: str
     answers: bool = True
@@ -98,35 +98,32 @@ class Box:
 
 
 @asynccontextmanager
-async def connect(box: object) -> AsyncIterator[Box]:
-    assert isinstance(box, Box)
-    yield box
+async def connect(worker: object) -> AsyncIterator[Worker]:
+    assert isinstance(worker, Worker)
+    yield worker
 
 
-class Yard:
-    """Makes boxes by a script: an entry a box, the last one again and again.
+class WorkerStarter:
+    """Starts workers by a script: each entry starts one worker or is the error to raise; the last entry repeats."""
 
-    An entry is a box's maker, or an error to be raised instead.
-    """
-
-    def __init__(self, *script: Callable[[str], Box] | Exception, start_s: float = 0.5) -> None:
-        self.script = script or (Box,)
+    def __init__(self, *script: Callable[[str], Worker] | Exception, start_s: float = 0.5) -> None:
+        self.script = script or (Worker,)
         self.start_s = start_s
-        self.boxes: list[Box] = []
+        self.workers: list[Worker] = []
         self.starts: list[float] = []
 
-    async def start(self) -> Box:
+    async def start(self) -> Worker:
         self.starts.append(clock.now())
         entry = self.script[min(len(self.starts), len(self.script)) - 1]
         await anyio.sleep(self.start_s)
         if isinstance(entry, Exception):
             raise entry
-        self.boxes.append(entry(f"box-{len(self.boxes)}"))
-        return self.boxes[-1]
+        self.workers.append(entry(f"worker-{len(self.workers)}"))
+        return self.workers[-1]
 
     def fleet(
         self,
-        boxes: int,
+        workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
         probing: HeartbeatTimes | None = None,
@@ -137,7 +134,7 @@ class Yard:
         return FleetHost(
             self.start,
             connect,
-            workers=boxes,
+            workers=workers,
             slots_per_sandbox=slots_per_sandbox,
             restarts=restarts or RestartBudget(),
             unenforced=unenforced,
@@ -152,12 +149,12 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     clock.run(main, virtual=True)
 
 
-def silent(name: str) -> Box:
-    return Box(name, answers=False)
+def silent(name: str) -> Worker:
+    return Worker(name, answers=False)
 
 
 async def play(host: FleetHost, seconds: float, ends: list[str], task: Task = TASK) -> None:
-    """Play for a while; write down where it was played or how it ended."""
+    """Play for a while; append the worker or the error to `ends`."""
     try:
         async with host.lease(task) as episode:
             start = await episode.reset()

@@ -1,4 +1,4 @@
-"""Alerts and autoscaling: who is told what."""
+"""Alerts and autoscaling: which events reach the webhook and the user's program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.contract.boxes import arguments
 
 
 class Site:
-    """An application without a life of its own."""
+    """An application without startup and shutdown."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -56,17 +56,17 @@ async def serving(app: ASGIApp) -> AsyncIterator[str]:
         tasks.cancel_scope.cancel()
 
 
-async def happen(*events: PoolEvent) -> AsyncIterator[PoolEvent]:
+async def stream(*events: PoolEvent) -> AsyncIterator[PoolEvent]:
     for event in events:
         yield event
 
 
 def event(number: int, kind: str) -> PoolEvent:
-    return PoolEvent(number, 1.5, kind, "box-1", "team", f"text {number}")
+    return PoolEvent(number, 1.5, kind, "sandbox-1", "team", f"text {number}")
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-def test_alerts_are_sent_in_order_and_again_when_the_address_fails(failures: int) -> None:
+def test_alerts_are_sent_in_order_and_retried_after_a_failure(failures: int) -> None:
     got: list[dict[str, object]] = []
     statuses = [500] * failures
 
@@ -79,8 +79,8 @@ def test_alerts_are_sent_in_order_and_again_when_the_address_fails(failures: int
 
     async def main() -> None:
         async with serving(hook) as address:
-            state = PoolEvent(2, 1.5, "state", "box-1", "team", "lost", SandboxState.LOST)
-            await send_alerts(happen(event(1, "memory"), state, event(3, "probe")), f"{address}/hook")
+            state = PoolEvent(2, 1.5, "state", "sandbox-1", "team", "lost", SandboxState.LOST)
+            await send_alerts(stream(event(1, "memory"), state, event(3, "probe")), f"{address}/hook")
 
     clock.run(main)
     assert [(one["number"], one["kind"], one["text"]) for one in got] == [
@@ -91,37 +91,37 @@ def test_alerts_are_sent_in_order_and_again_when_the_address_fails(failures: int
         "number": 1,
         "at_s": 1.5,
         "kind": "memory",
-        "sandbox_id": "box-1",
+        "sandbox_id": "sandbox-1",
         "tenant": "team",
         "text": "text 1",
         "state": None,
     }
 
 
-def test_an_alert_that_nobody_takes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alert_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        clock.run(send_alerts, happen(event(1, "memory")), "http://127.0.0.1:9/hook")
+        clock.run(send_alerts, stream(event(1, "memory")), "http://127.0.0.1:9/hook")
     assert [record.message[:54] for record in caplog.records] == [
         "cannot send alert to http://127.0.0.1:9/hook (ConnectE"
     ]
 
 
-def test_an_address_that_does_not_answer_is_warned_about_without_its_secret_path() -> None:
-    said: list[str] = []
-    clock.run(warn_if_unreachable, "http://127.0.0.1:9/secret", said.append)
-    assert said == ["alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed"]
+def test_the_warning_about_an_unreachable_webhook_leaves_out_its_secret_path() -> None:
+    warnings: list[str] = []
+    clock.run(warn_if_unreachable, "http://127.0.0.1:9/secret", warnings.append)
+    assert warnings == ["alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed"]
 
 
 @pytest.mark.parametrize("status", [200, 405])
-def test_an_address_that_answers_anything_is_not_warned_about(status: int) -> None:
+def test_any_answer_of_the_webhook_avoids_the_warning(status: int) -> None:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await respond(send, b"", status=status)
 
     async def main() -> list[str]:
-        said: list[str] = []
+        warnings: list[str] = []
         async with serving(answer) as address:
-            await warn_if_unreachable(f"{address}/hook", said.append)
-        return said
+            await warn_if_unreachable(f"{address}/hook", warnings.append)
+        return warnings
 
     assert clock.run(main) == []
 
@@ -129,13 +129,13 @@ def test_an_address_that_answers_anything_is_not_warned_about(status: int) -> No
 @pytest.mark.parametrize(
     ("before", "now", "both"), [(3, 5, 3), (5, 3, 3), (0, 5, 0), (-2, 5, 0), (-2, -5, -2), (-5, -2, -2), (-1, 0, 0)]
 )
-def test_a_wish_counts_when_it_was_there_at_both_looks(before: int, now: int, both: int) -> None:
+def test_a_demand_counts_when_both_samples_have_it(before: int, now: int, both: int) -> None:
     assert steadily(before, now) == both
 
 
-def test_what_is_wanted_for_long_enough_is_acted_upon() -> None:
+def test_a_steady_demand_scales_the_cluster() -> None:
     async def main() -> None:
-        wishes = [0, 4, 6, -1, -3, -3]
+        demands = [0, 4, 6, -1, -3, -3]
         told: list[tuple[float, int]] = []
 
         async def act(count: int) -> None:
@@ -143,13 +143,13 @@ def test_what_is_wanted_for_long_enough_is_acted_upon() -> None:
 
         began = clock.now()
         with anyio.move_on_after(61):
-            await autoscale(lambda: wishes.pop(0), act, 10)
+            await autoscale(lambda: demands.pop(0), act, 10)
         assert told == [(30, 4), (50, -1), (60, -3)]
 
     clock.run(main, virtual=True)
 
 
-def test_who_cannot_be_told_what_is_wanted_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scaling_call_that_fails_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         told: list[int] = []
 
@@ -165,23 +165,25 @@ def test_who_cannot_be_told_what_is_wanted_is_told_again(caplog: pytest.LogCaptu
     assert caplog.text.count("RuntimeError: the cluster's head is gone") == 2
 
 
-def test_a_users_program_is_told_how_many_more_are_wanted(tmp_path: Path) -> None:
-    program = f"import sys; open({str(tmp_path / 'said')!r}, 'w').write(' '.join(sys.argv[1:]))"
+def test_a_users_program_receives_the_number_of_wanted_sandboxes(tmp_path: Path) -> None:
+    program = f"import sys; open({str(tmp_path / 'arguments')!r}, 'w').write(' '.join(sys.argv[1:]))"
     clock.run(run_command, [sys.executable, "-c", program, "--by"], -7)
-    assert (tmp_path / "said").read_text() == "--by -7"
+    assert (tmp_path / "arguments").read_text() == "--by -7"
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ([sys.executable, "-c", "print('no quota'); raise SystemExit(3)"], "2 exited with code 3: no quota"),
         (["/nowhere/scale"], "/nowhere/scale cannot be run: No such file or directory"),
     ],
 )
-def test_a_users_program_that_fails_is_logged(command: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_users_program_that_fails_is_logged(
+    command: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         clock.run(run_command, command, 2)
-    assert [record.message.endswith(said) for record in caplog.records] == [True]
+    assert [record.message.endswith(message) for record in caplog.records] == [True]
 
 
 def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,7 +192,7 @@ def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.
     assert [record.message for record in caplog.records] == ["sleep did not end within 0.2 s and was stopped"]
 
 
-def test_a_users_program_that_is_stopped_leaves_nothing_that_it_has_started(tmp_path: Path) -> None:
+def test_stopping_a_users_program_stops_its_child_processes(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"
 
@@ -207,7 +209,7 @@ def test_a_users_program_that_is_stopped_leaves_nothing_that_it_has_started(tmp_
     clock.run(main)
 
 
-def test_disks_that_are_near_what_must_be_free_are_told_in_one_alert_at_each_look() -> None:
+def test_disks_that_are_almost_full_are_reported_in_one_alert_at_each_check() -> None:
     told: list[tuple[float, str, str]] = []
     free = {"the disk of /tmp": (1023, 512), "Docker's disk": (2047, 1024), "another": (2048, 1024)}
 

@@ -1,4 +1,4 @@
-"""The fleet, with scripted boxes on virtual time: nothing hangs, whatever dies."""
+"""The fleet, with scripted workers on virtual time: nothing hangs when workers die."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
 from envkit.types import SandboxState
-from tests.fleet.fleets import TASK, Box, Yard, play, run, silent
+from tests.fleet.fleets import TASK, Worker, WorkerStarter, play, run, silent
 
 
-def test_an_episode_goes_to_the_box_with_the_fewest() -> None:
+def test_an_episode_goes_to_the_worker_with_the_fewest_episodes() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(boxes=3, slots_per_sandbox=4) as host, anyio.create_task_group() as tasks:
+        starter = WorkerStarter()
+        async with starter.fleet(workers=3, slots_per_sandbox=4) as host, anyio.create_task_group() as tasks:
             ends: list[str] = []
             for _ in range(7):
                 tasks.start_soon(play, host, 5, ends)
             await anyio.sleep(2)
-            assert sorted(box.playing for box in yard.boxes) == [2, 2, 3]
-        assert sorted(ends) == ["box-0"] * 3 + ["box-1"] * 2 + ["box-2"] * 2
+            assert sorted(worker.playing for worker in starter.workers) == [2, 2, 3]
+        assert sorted(ends) == ["worker-0"] * 3 + ["worker-1"] * 2 + ["worker-2"] * 2
 
     run(main)
 
 
-def test_a_lease_waits_for_its_turn_while_all_places_are_taken() -> None:
+def test_a_lease_waits_while_all_slots_are_taken() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(boxes=2, slots_per_sandbox=2) as host:
+        starter = WorkerStarter()
+        async with starter.fleet(workers=2, slots_per_sandbox=2) as host:
             assert host.capacity == 4
             ends: list[str] = []
             async with anyio.create_task_group() as tasks:
@@ -45,56 +45,56 @@ def test_a_lease_waits_for_its_turn_while_all_places_are_taken() -> None:
                     tasks.start_soon(play, host, 100, ends)
             assert clock.now() == pytest.approx(0.5 + 2 * 100)
         assert len(ends) == 8
-        assert [box.most_playing for box in yard.boxes] == [2, 2]
+        assert [worker.most_playing for worker in starter.workers] == [2, 2]
 
     run(main)
 
 
-def test_a_lease_that_gives_up_waiting_leaves_its_place_to_the_next() -> None:
+def test_a_lease_that_stops_waiting_leaves_its_slot_to_the_next() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
+        starter = WorkerStarter()
+        async with starter.fleet(workers=1, slots_per_sandbox=1) as host:
             ends: list[str] = []
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play, host, 10, ends)
                 await anyio.sleep(1)
                 with anyio.move_on_after(5):
                     async with host.lease(TASK):
-                        pytest.fail("there is no place")
+                        pytest.fail("there is no free slot")
                 tasks.start_soon(play, host, 10, ends)
-            assert ends == ["box-0", "box-0"]
+            assert ends == ["worker-0", "worker-0"]
 
     run(main)
 
 
-def test_every_episode_of_a_box_that_dies_raises_at_once_and_the_others_play_on() -> None:
+def test_every_episode_of_a_worker_that_dies_raises_at_once_and_the_others_continue() -> None:
     async def main() -> None:
-        yard = Yard(lambda name: Box(name, step_s=50))
+        starter = WorkerStarter(lambda name: Worker(name, step_s=50))
         ends: list[str] = []
-        async with yard.fleet(boxes=2, slots_per_sandbox=3) as host, anyio.create_task_group() as tasks:
+        async with starter.fleet(workers=2, slots_per_sandbox=3) as host, anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(play, host, 100, ends)
             await anyio.sleep(10)
-            yard.boxes[0].die("killed by signal 9")
+            starter.workers[0].die("killed by signal 9")
             await anyio.sleep(1)
-            assert ends == ["10.5 sandbox box-0 lost: killed by signal 9"] * 3
+            assert ends == ["10.5 sandbox worker-0 lost: killed by signal 9"] * 3
             assert host.lost == 1
-        assert ends[3:] == ["box-1"] * 3
+        assert ends[3:] == ["worker-1"] * 3
 
     run(main)
 
 
-def test_a_call_that_does_not_get_through_raises_what_the_sandbox_died_of() -> None:
+def test_a_call_that_cannot_be_sent_raises_the_cause_of_the_loss() -> None:
     async def main() -> None:
-        yard = Yard()
+        starter = WorkerStarter()
 
-        async def die_later(box: Box) -> None:
-            box.knows_its_cause = False  # the connection breaks before the sandbox is seen to end
-            box.die("")
+        async def die_later(worker: Worker) -> None:
+            worker.knows_its_cause = False  # the connection breaks before the sandbox is seen to end
+            worker.die("")
 
-        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host, host.lease(TASK) as episode:
-            await die_later(yard.boxes[0])
-            with pytest.raises(SandboxLostError, match="box-0 lost: unreachable: connection refused"):
+        async with starter.fleet(workers=1, slots_per_sandbox=1) as host, host.lease(TASK) as episode:
+            await die_later(starter.workers[0])
+            with pytest.raises(SandboxLostError, match="worker-0 lost: unreachable: connection refused"):
                 await episode.reset()
             assert clock.now() == pytest.approx(0.5 + 1.0)
             with pytest.raises(SandboxLostError, match="cannot be reached"):
@@ -103,35 +103,35 @@ def test_a_call_that_does_not_get_through_raises_what_the_sandbox_died_of() -> N
     run(main)
 
 
-def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> None:
+def test_a_worker_that_stops_answering_is_detected_by_its_heartbeats_and_replaced() -> None:
     async def main() -> None:
-        yard = Yard()
+        starter = WorkerStarter()
         ends: list[str] = []
         probing = HeartbeatTimes(interval_s=5, timeout_s=2, misses=3)
-        async with yard.fleet(boxes=1, slots_per_sandbox=1, probing=probing) as host:
+        async with starter.fleet(workers=1, slots_per_sandbox=1, probing=probing) as host:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play, host, 100, ends)
-                await anyio.sleep(5.1)  # just after a probe, the worst moment
-                yard.boxes[0].answers = False
-            assert ends == ["22.5 sandbox box-0 lost: env server did not answer for 17 s"]
+                await anyio.sleep(5.1)  # just after a heartbeat, the worst moment
+                starter.workers[0].answers = False
+            assert ends == ["22.5 sandbox worker-0 lost: env server did not answer for 17 s"]
             await play(host, 1, ends)
-            assert ends[1:] == ["box-1"]
+            assert ends[1:] == ["worker-1"]
             assert (host.lost, host.restarts) == (1, 1)
 
     run(main)
 
 
-def test_a_late_answer_is_an_answer() -> None:
+def test_a_late_heartbeat_does_not_count_as_missed() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(
-            boxes=1, slots_per_sandbox=1, probing=HeartbeatTimes(interval_s=5, timeout_s=2, misses=2)
+        starter = WorkerStarter()
+        async with starter.fleet(
+            workers=1, slots_per_sandbox=1, probing=HeartbeatTimes(interval_s=5, timeout_s=2, misses=2)
         ) as host:
             for _ in range(4):
                 await anyio.sleep(4.9)
-                yard.boxes[0].answers = False
+                starter.workers[0].answers = False
                 await anyio.sleep(2.2)
-                yard.boxes[0].answers = True
+                starter.workers[0].answers = True
                 await anyio.sleep(2.9)
             assert host.lost == 0
 
@@ -140,23 +140,23 @@ def test_a_late_answer_is_an_answer() -> None:
 
 def test_leases_wait_for_the_replacement() -> None:
     async def main() -> None:
-        yard = Yard(start_s=3)
+        starter = WorkerStarter(start_s=3)
         ends: list[str] = []
-        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
-            yard.boxes[0].die("oom-killed")
+        async with starter.fleet(workers=1, slots_per_sandbox=1) as host:
+            starter.workers[0].die("oom-killed")
             await anyio.sleep(0.01)
             await play(host, 1, ends)
-            assert ends == ["box-1"]
+            assert ends == ["worker-1"]
             assert clock.now() == pytest.approx(3 + 0.1 + 3 + 1)
-            assert yard.boxes[0].stopped_at == 3
+            assert starter.workers[0].stopped_at == 3
 
     run(main)
 
 
-def test_a_server_is_ready_only_while_a_box_of_environments_is_healthy() -> None:
+def test_a_server_is_ready_only_while_a_shared_worker_is_healthy() -> None:
     async def main() -> None:
-        yard = Yard(start_s=3)
-        async with yard.fleet(boxes=2, slots_per_sandbox=1) as host, SessionTable(host) as table:
+        starter = WorkerStarter(start_s=3)
+        async with starter.fleet(workers=2, slots_per_sandbox=1) as host, SessionTable(host) as table:
             calls = Operations(table, tuple)
 
             async def ready() -> tuple[bool, str]:
@@ -164,96 +164,99 @@ def test_a_server_is_ready_only_while_a_box_of_environments_is_healthy() -> None
                 return answer.ready, answer.why
 
             assert await ready() == (True, "")
-            yard.boxes[0].die("killed")
+            starter.workers[0].die("killed")
             await anyio.sleep(0.01)
             assert await ready() == (True, "")
-            yard.boxes[1].die("killed")
+            starter.workers[1].die("killed")
             await anyio.sleep(2)
             assert await ready() == (False, "no environment sandbox has been healthy for 2 s")
-            await anyio.sleep(2)  # nobody asks for an episode, and yet the boxes are replaced
+            await anyio.sleep(2)  # the workers are replaced although there is no lease
             assert await ready() == (True, "")
 
     run(main)
 
 
-def test_worlds_with_boxes_of_their_own_do_not_make_a_server_ready() -> None:
+def test_single_episode_workers_do_not_make_a_server_ready() -> None:
     async def main() -> None:
-        shared, own = Yard(start_s=3), Yard()
-        async with shared.fleet(boxes=1, slots_per_sandbox=1) as many, own.fleet(boxes=1, slots_per_sandbox=1) as one:
-            homes = RoutedHosts(many, one, lambda env_id: True)
-            assert homes.why_unready == ""
-            own.boxes[0].die("it has served its episodes")
+        shared, own = WorkerStarter(start_s=3), WorkerStarter()
+        async with (
+            shared.fleet(workers=1, slots_per_sandbox=1) as many,
+            own.fleet(workers=1, slots_per_sandbox=1) as one,
+        ):
+            routed = RoutedHosts(many, one, lambda env_id: True)
+            assert routed.why_unready == ""
+            own.workers[0].die("it has served its episodes")
             await anyio.sleep(0.01)
-            assert homes.why_unready == ""
-            shared.boxes[0].die("killed")
+            assert routed.why_unready == ""
+            shared.workers[0].die("killed")
             await anyio.sleep(1)
-            assert homes.why_unready == "no environment sandbox has been healthy for 1 s"
+            assert routed.why_unready == "no environment sandbox has been healthy for 1 s"
 
     run(main)
 
 
-def test_replacements_wait_longer_each_time_until_the_budget_is_spent() -> None:
+def test_restarts_back_off_until_the_budget_is_spent() -> None:
     async def main() -> None:
-        yard = Yard(start_s=0)
+        starter = WorkerStarter(start_s=0)
         budget = RestartBudget(restarts=4, window_s=100, first_delay_s=1, longest_delay_s=3)
-        async with yard.fleet(boxes=1, slots_per_sandbox=2, restarts=budget, unenforced=True) as host:
+        async with starter.fleet(workers=1, slots_per_sandbox=2, restarts=budget, unenforced=True) as host:
             for _ in range(5):
-                yard.boxes[-1].die("killed by signal 9")
+                starter.workers[-1].die("killed by signal 9")
                 await anyio.sleep(10)
-            assert yard.starts == [0, 1, 12, 23, 33]
+            assert starter.starts == [0, 1, 12, 23, 33]
             assert (host.lost, host.restarts, host.capacity) == (5, 4, 0)
-            with pytest.raises(SandboxStartError, match=r"restart budget spent \(4 in 100 s\).* box-4 lost: killed"):
+            with pytest.raises(SandboxStartError, match=r"restart budget spent \(4 in 100 s\).* worker-4 lost: killed"):
                 async with host.lease(TASK):
-                    pytest.fail("no box is left")
+                    pytest.fail("no worker is left")
 
     run(main)
 
 
-def test_who_waits_is_told_when_the_last_box_is_gone_for_good() -> None:
+def test_waiting_leases_raise_when_the_last_worker_is_gone_for_good() -> None:
     async def main() -> None:
-        yard = Yard()
+        starter = WorkerStarter()
         ends: list[str] = []
         budget = RestartBudget(restarts=1)
-        async with yard.fleet(1, 1, budget, unenforced=True) as host, anyio.create_task_group() as tasks:
+        async with starter.fleet(1, 1, budget, unenforced=True) as host, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(play, host, 1000, ends)
             await anyio.sleep(5)
-            yard.boxes[0].die("out of memory")
+            starter.workers[0].die("out of memory")
             await anyio.sleep(5)
-            yard.boxes[1].die("out of memory")
-        lost = ["5.5 sandbox box-0 lost: out of memory", "10.5 sandbox box-1 lost: out of memory"]
+            starter.workers[1].die("out of memory")
+        lost = ["5.5 sandbox worker-0 lost: out of memory", "10.5 sandbox worker-1 lost: out of memory"]
         assert ends[:2] == lost
         assert ends[2].startswith("10.5 sandbox fleet did not start: no worker left; restart budget spent (1 in 600 s)")
 
     run(main)
 
 
-def test_a_fleet_goes_on_with_the_boxes_that_are_left() -> None:
+def test_a_fleet_continues_with_the_remaining_workers() -> None:
     async def main() -> None:
-        yard = Yard()
+        starter = WorkerStarter()
         ends: list[str] = []
-        async with yard.fleet(2, 1, RestartBudget(restarts=1), unenforced=True) as host:
-            for box in (0, 1):
-                yard.boxes[box].die("killed")
+        async with starter.fleet(2, 1, RestartBudget(restarts=1), unenforced=True) as host:
+            for number in (0, 1):
+                starter.workers[number].die("killed")
             await anyio.sleep(5)
             assert host.capacity == 1
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
                     tasks.start_soon(play, host, 1, ends)
-        assert ends == ["box-2", "box-2"]
+        assert ends == ["worker-2", "worker-2"]
 
     run(main)
 
 
-def test_leases_do_not_wait_for_ever_for_a_box_that_never_answers() -> None:
+def test_a_lease_times_out_when_no_worker_answers() -> None:
     async def main() -> None:
-        yard = Yard(Box, silent)
-        async with yard.fleet(boxes=1, slots_per_sandbox=1, restarts=RestartBudget(restarts=100)) as host:
-            yard.boxes[0].die("killed")
+        starter = WorkerStarter(Worker, silent)
+        async with starter.fleet(workers=1, slots_per_sandbox=1, restarts=RestartBudget(restarts=100)) as host:
+            starter.workers[0].die("killed")
             await anyio.sleep(1)
-            with pytest.raises(SandboxStartError, match=r"for 30 s; last: sandbox box-\d did not .* within 10 s"):
+            with pytest.raises(SandboxStartError, match=r"for 30 s; last: sandbox worker-\d did not .* within 10 s"):
                 async with host.lease(TASK):
-                    pytest.fail("no box is healthy")
+                    pytest.fail("no worker is healthy")
             assert clock.now() == pytest.approx(0.5 + 30)
 
     run(main)
@@ -262,137 +265,139 @@ def test_leases_do_not_wait_for_ever_for_a_box_that_never_answers() -> None:
 @pytest.mark.parametrize(
     ("entry", "cause"),
     [
-        (SandboxStartError("box-x", "no such program"), "box-x did not start: no such program"),
-        (silent, r"box-\d did not start: env server did not answer within 10 s"),
+        (SandboxStartError("worker-x", "no such program"), "worker-x did not start: no such program"),
+        (silent, r"worker-\d did not start: env server did not answer within 10 s"),
     ],
 )
-def test_a_fleet_of_which_no_box_comes_up_says_why_at_once(entry: Callable[[str], Box] | Exception, cause: str) -> None:
+def test_a_fleet_without_a_worker_that_starts_reports_the_cause_at_once(
+    entry: Callable[[str], Worker] | Exception, cause: str
+) -> None:
     async def main() -> None:
-        yard = Yard(entry)
+        starter = WorkerStarter(entry)
         with pytest.raises(SandboxStartError, match=cause):
-            async with yard.fleet(boxes=2, slots_per_sandbox=1):
-                pytest.fail("there is no box")
-        assert len(yard.starts) == 2
-        assert all(box.stopped_at is not None for box in yard.boxes)
+            async with starter.fleet(workers=2, slots_per_sandbox=1):
+                pytest.fail("there is no worker")
+        assert len(starter.starts) == 2
+        assert all(worker.stopped_at is not None for worker in starter.workers)
 
     run(main)
 
 
-def test_a_box_that_dies_before_its_server_answers_did_not_start() -> None:
+def test_a_worker_that_dies_before_its_server_answers_counts_as_a_failed_start() -> None:
     async def main() -> None:
-        def stillborn(name: str) -> Box:
-            box = Box(name)
-            box.die("exited with code 1: ImportError: no gymnasium")
-            return box
+        def fails_at_start(name: str) -> Worker:
+            worker = Worker(name)
+            worker.die("exited with code 1: ImportError: no gymnasium")
+            return worker
 
-        yard = Yard(Box, stillborn, Box)
-        async with yard.fleet(boxes=2, slots_per_sandbox=1) as host:
+        starter = WorkerStarter(Worker, fails_at_start, Worker)
+        async with starter.fleet(workers=2, slots_per_sandbox=1) as host:
             await anyio.sleep(5)
             assert (host.lost, host.failed_starts, host.restarts) == (0, 1, 1)
-            assert [box.id for box in yard.boxes if not box.died.is_set()] == ["box-0", "box-2"]
+            assert [worker.id for worker in starter.workers if not worker.died.is_set()] == ["worker-0", "worker-2"]
 
     run(main)
 
 
-def test_what_was_lost_and_what_did_not_start_are_together_all_boxes_that_are_not_there() -> None:
+def test_each_missing_worker_counts_as_lost_or_as_a_failed_start() -> None:
     async def main() -> None:
-        yard = Yard(Box, SandboxStartError("box-x", "no such program"), silent, Box)
-        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
-            yard.boxes[0].die("killed")
+        starter = WorkerStarter(Worker, SandboxStartError("worker-x", "no such program"), silent, Worker)
+        async with starter.fleet(workers=1, slots_per_sandbox=1) as host:
+            starter.workers[0].die("killed")
             await anyio.sleep(60)
-            assert (len(yard.starts), host.lost, host.failed_starts) == (4, 1, 2)
+            assert (len(starter.starts), host.lost, host.failed_starts) == (4, 1, 2)
         assert (host.lost, host.failed_starts) == (1, 2)  # the last one was only closed
 
     run(main)
 
 
-def test_a_server_that_refuses_the_client_counts_as_failed_not_as_slow() -> None:
+def test_a_server_that_rejects_the_client_counts_as_a_failed_start() -> None:
     async def main() -> None:
-        class Foreign(Box):
+        class Foreign(Worker):
             async def health(self) -> None:
                 raise RequestError("no such protocol")
 
         with pytest.raises(SandboxStartError, match="env server error: no such protocol"):
-            async with Yard(Foreign).fleet(boxes=1, slots_per_sandbox=1):
-                pytest.fail("there is no box")
+            async with WorkerStarter(Foreign).fleet(workers=1, slots_per_sandbox=1):
+                pytest.fail("there is no worker")
         assert clock.now() == 0.5
 
     run(main)
 
 
-def test_leaving_the_fleet_stops_the_boxes_and_ends_what_plays_there() -> None:
+def test_leaving_the_fleet_stops_the_workers_and_ends_their_episodes() -> None:
     async def main() -> None:
-        yard = Yard()
+        starter = WorkerStarter()
         ends: list[str] = []
-        async with anyio.create_task_group() as tasks, yard.fleet(boxes=2, slots_per_sandbox=1) as host:
+        async with anyio.create_task_group() as tasks, starter.fleet(workers=2, slots_per_sandbox=1) as host:
             for _ in range(3):
                 tasks.start_soon(play, host, 100, ends)
             await anyio.sleep(9.5)
         assert sorted(ends) == [
-            "10 sandbox box-0 lost: the fleet was closed",
-            "10 sandbox box-1 lost: the fleet was closed",
+            "10 sandbox worker-0 lost: the fleet was closed",
+            "10 sandbox worker-1 lost: the fleet was closed",
             "10 sandbox fleet did not start: the fleet is closed",
         ]
-        assert [box.stopped_at for box in yard.boxes] == [10, 10]
+        assert [worker.stopped_at for worker in starter.workers] == [10, 10]
         assert (host.lost, host.capacity) == (0, 0)
 
     run(main)
 
 
-def test_an_error_in_the_block_leaves_the_fleet_as_it_is() -> None:
+def test_an_error_in_the_block_is_raised_unchanged() -> None:
     async def main() -> None:
-        yard = Yard()
+        starter = WorkerStarter()
         with pytest.raises(ZeroDivisionError):
-            async with yard.fleet(boxes=1, slots_per_sandbox=1):
+            async with starter.fleet(workers=1, slots_per_sandbox=1):
                 raise ZeroDivisionError
-        assert yard.boxes[0].stopped_at == 0.5
+        assert starter.workers[0].stopped_at == 0.5
 
     run(main)
 
 
-def test_a_cancelled_fleet_stops_its_boxes_also_while_they_start() -> None:
+def test_a_cancelled_fleet_stops_its_workers_also_while_they_start() -> None:
     async def main() -> None:
-        yard = Yard(Box, silent)
+        starter = WorkerStarter(Worker, silent)
         with anyio.move_on_after(3):
-            async with yard.fleet(boxes=2, slots_per_sandbox=1):
-                pytest.fail("the second box never answers")
-        assert [box.stopped_at for box in yard.boxes] == [3, 3]
+            async with starter.fleet(workers=2, slots_per_sandbox=1):
+                pytest.fail("the second worker never answers")
+        assert [worker.stopped_at for worker in starter.workers] == [3, 3]
 
     run(main)
 
 
-def test_an_episode_that_was_finished_when_its_box_died_stays_finished() -> None:
+def test_the_loss_of_a_worker_does_not_change_a_finished_episode() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
+        starter = WorkerStarter()
+        async with starter.fleet(workers=1, slots_per_sandbox=1) as host:
             async with host.lease(TASK) as episode:
                 await episode.reset()
                 step = await episode.step("go")
-                yard.boxes[0].die("killed")
-            assert step.observation.text == "box-0 go"
+                starter.workers[0].die("killed")
+            assert step.observation.text == "worker-0 go"
 
     run(main)
 
 
-def test_a_lease_has_its_place_until_it_ends_and_the_callers_error_comes_out() -> None:
+def test_a_lease_holds_its_slot_until_it_ends_and_raises_the_callers_error() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
+        starter = WorkerStarter()
+        async with starter.fleet(workers=1, slots_per_sandbox=1) as host:
             for _ in range(3):
                 with pytest.raises(ZeroDivisionError):
                     async with host.lease(TASK):
                         raise ZeroDivisionError
-            assert (yard.boxes[0].playing, yard.boxes[0].most_playing) == (0, 1)
+            assert (starter.workers[0].playing, starter.workers[0].most_playing) == (0, 1)
 
     run(main)
 
 
-def test_only_a_box_that_was_ready_can_be_lost() -> None:
+def test_only_a_worker_that_was_ready_can_be_lost() -> None:
     assert after(SandboxState.STARTING, WorkerEvent.GONE) is SandboxState.STOPPED
     assert after(SandboxState.READY, WorkerEvent.GONE) is SandboxState.LOST
     assert after(SandboxState.LOST, WorkerEvent.CLOSED) is SandboxState.LOST
 
 
-def test_a_box_that_is_gone_does_not_come_back() -> None:
+def test_a_lost_worker_does_not_become_ready_again() -> None:
     with pytest.raises(ValueError, match="invalid event answered for a worker that is lost"):
         after(SandboxState.LOST, WorkerEvent.ANSWERED)

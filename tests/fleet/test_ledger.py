@@ -1,4 +1,4 @@
-"""The ledger: what was recorded is there for the next server, however this one ended."""
+"""The ledger: the next server reads what was recorded, also after a kill."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ clock.run(main)
 """
 
 
-SEAT = SessionRecord("box", "session", Task("Game-v0", 1))
+RECORD = SessionRecord("sandbox", "session", Task("Game-v0", 1))
 
 
 def leased(id: str, state: SandboxState = SandboxState.LEASED, at_s: float = 2.0) -> SandboxView:
     spec = SandboxSpec(("sh", "-c", "x"), env={"A": "ö"}, cpus=0.5, network=("a.example", "b.example"), detached=True)
     phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, at_s, "asked for"))
-    return SandboxView(id, f"box-{id}", "here", "team", spec, phases, expires_at_s=7.5)
+    return SandboxView(id, f"sandbox-{id}", "here", "team", spec, phases, expires_at_s=7.5)
 
 
 def kept_in(path: Path) -> Sequence[SandboxView]:
@@ -76,14 +76,14 @@ def test_a_sandbox_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_newest_record_counts_and_what_is_over_is_forgotten(tmp_path: Path) -> None:
+def test_the_newest_record_counts_and_ended_sandboxes_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     save(path, *(leased("a", at_s=float(second)) for second in range(2, 200)), leased("b"), leased("c"))
     save(path, leased("b", SandboxState.LOST), leased("c", SandboxState.STOPPED))
     assert kept_in(path) == [leased("a", at_s=199.0)]
 
 
-def test_what_was_saved_survives_a_killed_server(tmp_path: Path) -> None:
+def test_saved_records_survive_a_killed_server(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", _KILLED, path, Path(__file__).parent], env=environment, check=False)
@@ -91,25 +91,27 @@ def test_what_was_saved_survives_a_killed_server(tmp_path: Path) -> None:
     assert kept_in(path) == [leased("a")]
 
 
-def test_who_sits_where_is_remembered_until_they_leave(tmp_path: Path) -> None:
+def test_the_location_of_an_episode_is_recorded_until_it_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
-    seats = {name: SessionRecord("box-1", f"session-{name}", Task("Game-v0", 2**80, {"size": 6})) for name in "abc"}
+    records = {
+        name: SessionRecord("sandbox-1", f"session-{name}", Task("Game-v0", 2**80, {"size": 6})) for name in "abc"
+    }
 
     async def main() -> None:
         async with Ledger(path) as ledger:
-            for key, seat in seats.items():
-                await ledger.record(key, seat)
+            for key, record in records.items():
+                await ledger.record(key, record)
             await ledger.forget("b")
-            await ledger.record("c", seats["a"])
+            await ledger.record("c", records["a"])
         async with Ledger(path) as ledger:
-            assert [ledger.get(key) for key in "abcd"] == [seats["a"], None, seats["a"], None]
+            assert [ledger.get(key) for key in "abcd"] == [records["a"], None, records["a"], None]
 
     clock.run(main)
 
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Path:
-    """A ledger that cannot write down what is called "bad"."""
+    """A ledger that cannot write records with the key "bad"."""
     path = tmp_path / "fleet.sqlite"
     save(path)
     with closing(sqlite3.connect(path)) as connection:
@@ -119,28 +121,28 @@ def faulty(tmp_path: Path) -> Path:
     return path
 
 
-def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later_ones_are_written(
+def test_a_failed_write_raises_for_all_its_callers_and_later_writes_succeed(
     faulty: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
 
     async def main() -> None:
         async with Ledger(faulty) as ledger:
 
-            async def sit(key: str) -> None:
+            async def record(key: str) -> None:
                 try:
-                    await ledger.record(key, SEAT)
-                    said[key] = "written"
+                    await ledger.record(key, RECORD)
+                    outcomes[key] = "written"
                 except LeaseNotPersistedError as error:
-                    said[key] = str(error)
+                    outcomes[key] = str(error)
 
             with anyio.fail_after(30):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(sit, "first")
+                    tasks.start_soon(record, "first")
                     await anyio.lowlevel.checkpoint()  # it is being written
                     for key in ("bad", "with it"):
-                        tasks.start_soon(sit, key)
-                await sit("later")
+                        tasks.start_soon(record, key)
+                await record("later")
                 with pytest.raises(LeaseNotPersistedError):
                     await ledger.save(leased("bad"))
                 await ledger.save(leased("good"))
@@ -152,11 +154,11 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
     assert {record.getMessage() for record in caplog.records} == {
         f"cannot persist leases, write to {faulty} failed: database or disk is full"
     }
-    assert said == {"first": "written", "bad": failure, "with it": failure, "later": "written"}
+    assert outcomes == {"first": "written", "bad": failure, "with it": failure, "later": "written"}
     assert kept_in(faulty) == [leased("good")]
 
 
-def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
+def test_a_pool_continues_when_its_ledger_cannot_write(faulty: Path) -> None:
     async def main() -> None:
         async with (
             Ledger(faulty) as ledger,
@@ -173,13 +175,13 @@ def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
     clock.run(main)
 
 
-def test_leaving_it_during_a_write_waits_for_that_and_returns(tmp_path: Path) -> None:
+def test_leaving_the_ledger_waits_for_its_write(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks, Ledger(path) as ledger:
             for key in "abc":
-                tasks.start_soon(ledger.record, key, SEAT)
+                tasks.start_soon(ledger.record, key, RECORD)
                 await anyio.lowlevel.checkpoint()
         async with Ledger(path) as ledger:
             assert set(ledger.keys()) == {*"abc"}
@@ -187,7 +189,7 @@ def test_leaving_it_during_a_write_waits_for_that_and_returns(tmp_path: Path) ->
     clock.run(main)
 
 
-def test_a_second_server_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+def test_a_second_server_is_rejected_while_the_first_one_runs(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
 
     async def main() -> None:
@@ -204,7 +206,7 @@ def test_a_second_server_is_refused_while_the_first_one_lives(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", [b"no database at all, and long enough to be looked at" * 9, b"SQLite format 3\0junk"]
 )
-def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_ledger_is_rejected_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "fleet.sqlite"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"is not an envkit ledger|cannot use"):
@@ -230,7 +232,7 @@ def spoil(path: Path, *statements: str) -> None:
         "drop table sandboxes",
     ],
 )
-def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, tmp_path: Path) -> None:
+def test_the_error_about_a_damaged_ledger_names_the_file_and_the_remedy(statement: str, tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
 
     async def main() -> None:
@@ -241,13 +243,13 @@ def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, 
     clock.run(main)
     spoil(path, statement)
     if statement.startswith("drop"):
-        assert kept_in(path) == []  # it is made anew
+        assert kept_in(path) == []  # the table is created again
         return
     with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away\. "):
         kept_in(path)
 
 
-def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
+def test_an_overwritten_page_is_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
 
     async def main() -> None:
@@ -262,7 +264,7 @@ def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
         kept_in(path)
 
 
-def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+def test_a_file_of_another_version_and_an_unwritable_folder_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "pragma user_version = 9")
     with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 3\); start that version"):
@@ -272,14 +274,14 @@ def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_p
             kept_in(place)
 
 
-def test_a_file_with_tables_and_no_number_is_older_and_refused(tmp_path: Path) -> None:
+def test_a_file_with_tables_but_without_a_format_number_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "create table sandboxes (id text)")
     with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 3\); start that version"):
         kept_in(path)
 
 
-def test_a_ledger_is_known_by_a_name_of_its_own_whenever_it_is_opened(tmp_path: Path) -> None:
+def test_the_id_of_a_ledger_is_unique_and_stable(tmp_path: Path) -> None:
     async def name(path: Path) -> str:
         async with Ledger(path) as ledger:
             return ledger.id

@@ -1,4 +1,4 @@
-"""Episodes that lose their box: rebuilt where that can be, void where it cannot, on virtual time."""
+"""Episodes that lose their worker are rebuilt if their environment can be replayed, and otherwise void."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from envkit.fleet import FleetHost, RoutedHosts
 from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task
-from tests.echoes import TASK, Box, Echo, connect, fleet_of
+from tests.echoes import TASK, Echo, Worker, connect, fleet_of
 from tests.fleet.fleets import run
 
 
-def test_an_episode_goes_on_in_another_box_as_if_nothing_had_been() -> None:
+def test_an_episode_continues_in_another_worker() -> None:
     async def main() -> None:
-        async with fleet_of(Box("a", dies_after=3), Box("b")) as fleet, fleet.lease(TASK) as episode:
+        async with fleet_of(Worker("a", dies_after=3), Worker("b")) as fleet, fleet.lease(TASK) as episode:
             assert await episode.reset() == Reset(Observation("3"), {})
             steps = [await episode.step(word) for word in ("one", "nothing", "two", "three")]
         assert [step.observation.text for step in steps] == [
@@ -32,28 +32,28 @@ def test_an_episode_goes_on_in_another_box_as_if_nothing_had_been() -> None:
             "3 one nothing two three",
         ]
         assert [step.info for step in steps] == [
-            {"box": "a"},
-            {"box": "a"},
-            {"box": "b", "rebuilt": "killed by signal 9"},
-            {"box": "b"},
+            {"worker": "a"},
+            {"worker": "a"},
+            {"worker": "b", "rebuilt": "killed by signal 9"},
+            {"worker": "b"},
         ]
         assert (fleet.lost, fleet.episodes.rebuilt, fleet.episodes.void) == (1, 1, 0)
 
     run(main)
 
 
-def test_a_box_that_dies_during_the_reset_is_replaced_too() -> None:
+def test_an_episode_whose_worker_dies_during_the_reset_is_rebuilt() -> None:
     async def main() -> None:
-        async with fleet_of(Box("a", dies_after=0), Box("b")) as fleet, fleet.lease(TASK) as episode:
+        async with fleet_of(Worker("a", dies_after=0), Worker("b")) as fleet, fleet.lease(TASK) as episode:
             assert await episode.reset() == Reset(Observation("3"), {"rebuilt": "killed by signal 9"})
-            assert (await episode.step("go")).info == {"box": "b"}
+            assert (await episode.step("go")).info == {"worker": "b"}
 
     run(main)
 
 
-def test_an_episode_whose_box_dies_as_it_takes_its_place_there_is_given_another_one() -> None:
+def test_an_episode_whose_worker_dies_while_it_gets_its_slot_is_rebuilt() -> None:
     async def main() -> None:
-        async with fleet_of(Box("a", is_dying=True), Box("b")) as host:
+        async with fleet_of(Worker("a", is_dying=True), Worker("b")) as host:
             async with host.lease(TASK) as episode:
                 assert (await episode.reset()).info == {"rebuilt": "killed by signal 9"}
                 await episode.step("x")
@@ -62,9 +62,9 @@ def test_an_episode_whose_box_dies_as_it_takes_its_place_there_is_given_another_
     run(main)
 
 
-def test_an_episode_that_cannot_be_rebuilt_and_whose_box_dies_as_it_takes_its_place_there_is_void() -> None:
+def test_an_episode_that_cannot_be_rebuilt_and_whose_worker_dies_while_it_gets_its_slot_is_void() -> None:
     async def main() -> None:
-        async with fleet_of(Box("a", is_dying=True), Box("b"), is_replayable=False) as host:
+        async with fleet_of(Worker("a", is_dying=True), Worker("b"), is_replayable=False) as host:
             with pytest.raises(SandboxLostError, match="a lost: killed by signal 9"):
                 await host.lease(TASK).__aenter__()
             assert (host.episodes.rebuilt, host.episodes.void) == (0, 1)
@@ -72,10 +72,10 @@ def test_an_episode_that_cannot_be_rebuilt_and_whose_box_dies_as_it_takes_its_pl
     run(main)
 
 
-def test_an_episode_whose_box_died_between_two_steps_is_rebuilt_with_the_next() -> None:
+def test_an_episode_whose_worker_died_between_two_steps_is_rebuilt_by_the_next_step() -> None:
     async def main() -> None:
-        first = Box("a")
-        async with fleet_of(first, Box("b")) as fleet, fleet.lease(TASK) as episode:
+        first = Worker("a")
+        async with fleet_of(first, Worker("b")) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
             await episode.step("one")
             first.die("out of memory")
@@ -86,10 +86,14 @@ def test_an_episode_whose_box_died_between_two_steps_is_rebuilt_with_the_next() 
     run(main)
 
 
-def test_boxes_may_die_while_an_episode_is_rebuilt_but_not_for_ever() -> None:
+def test_the_number_of_rebuilds_of_an_episode_is_limited() -> None:
     async def main(deaths: int) -> None:
-        boxes = [Box("first", dies_after=4), *(Box(f"bad-{n}", dies_after=2) for n in range(deaths)), Box("good")]
-        async with fleet_of(*boxes) as fleet, fleet.lease(TASK) as episode:
+        workers = [
+            Worker("first", dies_after=4),
+            *(Worker(f"bad-{n}", dies_after=2) for n in range(deaths)),
+            Worker("good"),
+        ]
+        async with fleet_of(*workers) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
             for word in "abc":
                 await episode.step(word)
@@ -100,9 +104,9 @@ def test_boxes_may_die_while_an_episode_is_rebuilt_but_not_for_ever() -> None:
         run(lambda: main(3))
 
 
-def test_a_world_that_answers_otherwise_when_rebuilt_makes_the_episode_void_for_good() -> None:
+def test_an_environment_whose_replay_differs_makes_the_episode_void() -> None:
     async def main() -> None:
-        async with fleet_of(Box("a", dies_after=3), Box("b", accent="!")) as fleet, fleet.lease(TASK) as episode:
+        async with fleet_of(Worker("a", dies_after=3), Worker("b", accent="!")) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
             await episode.step("one")
             await episode.step("two")
@@ -115,9 +119,9 @@ def test_a_world_that_answers_otherwise_when_rebuilt_makes_the_episode_void_for_
     run(main)
 
 
-def test_a_world_that_cannot_be_rebuilt_is_void_at_once() -> None:
+def test_an_episode_that_cannot_be_rebuilt_is_void_at_once() -> None:
     async def main() -> None:
-        fleet = fleet_of(Box("a", dies_after=1), Box("b"), is_replayable=False)
+        fleet = fleet_of(Worker("a", dies_after=1), Worker("b"), is_replayable=False)
         async with fleet, fleet.lease(TASK) as episode:
             await episode.reset()
             with pytest.raises(SandboxLostError, match="sandbox a lost: killed by signal 9"):
@@ -127,9 +131,9 @@ def test_a_world_that_cannot_be_rebuilt_is_void_at_once() -> None:
     run(main)
 
 
-def test_who_gives_up_while_an_episode_is_rebuilt_leaves_no_place_taken() -> None:
+def test_a_cancelled_rebuild_frees_its_slot() -> None:
     async def main() -> None:
-        first, second = Box("a"), Box("b")
+        first, second = Worker("a"), Worker("b")
         async with fleet_of(first, second) as fleet:
             async with fleet.lease(TASK) as episode:
                 await episode.reset()
@@ -138,16 +142,16 @@ def test_who_gives_up_while_an_episode_is_rebuilt_leaves_no_place_taken() -> Non
                     await episode.step("one")
             async with fleet.lease(TASK) as episode:
                 await episode.reset()
-                assert (await episode.step("two")).info == {"box": "b"}
+                assert (await episode.step("two")).info == {"worker": "b"}
 
     run(main)
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.115, 0.125])
-def test_a_rebuild_that_is_interrupted_makes_the_episode_void(seconds: float) -> None:
+def test_a_cancelled_rebuild_makes_the_episode_void(seconds: float) -> None:
     async def main() -> None:
-        first = Box("a")
-        async with fleet_of(first, Box("b")) as fleet, fleet.lease(TASK) as episode:
+        first = Worker("a")
+        async with fleet_of(first, Worker("b")) as fleet, fleet.lease(TASK) as episode:
             for call in (episode.reset(), episode.step("one"), episode.step("two")):
                 await call
             first.die("killed by signal 9")
@@ -161,15 +165,15 @@ def test_a_rebuild_that_is_interrupted_makes_the_episode_void(seconds: float) ->
 
 
 @pytest.mark.parametrize("error", [EnvError("Echo-v0", "boom"), DeadlineError("no answer within 60 s")])
-def test_an_error_of_the_world_while_it_is_rebuilt_makes_the_episode_void(error: EnvkitError) -> None:
-    class Bad(Box):
+def test_an_error_of_the_environment_during_a_rebuild_makes_the_episode_void(error: EnvkitError) -> None:
+    class Bad(Worker):
         async def answer(self) -> None:
             if self.calls:
                 raise error
             await super().answer()
 
     async def main() -> None:
-        async with fleet_of(Box("a", dies_after=2), Bad("b")) as fleet, fleet.lease(TASK) as episode:
+        async with fleet_of(Worker("a", dies_after=2), Bad("b")) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
             await episode.step("one")
             for _ in range(2):
@@ -180,11 +184,11 @@ def test_an_error_of_the_world_while_it_is_rebuilt_makes_the_episode_void(error:
     run(main)
 
 
-def test_of_a_thousand_episodes_in_dying_boxes_each_is_finished_rebuilt_or_void() -> None:
+def test_each_of_a_thousand_episodes_in_dying_workers_is_finished_rebuilt_or_void() -> None:
     async def main() -> None:
         rng = random.Random(5)
         fates = dict.fromkeys(("finished", "rebuilt", "void"), 0)
-        boxes = [Box(f"box-{n}", dies_after=rng.randint(20, 400)) for n in range(1000)]
+        workers = [Worker(f"worker-{n}", dies_after=rng.randint(20, 400)) for n in range(1000)]
 
         async def play(number: int) -> None:
             task = Task("Echo-v0" if number % 4 else "Odd-v0", number)
@@ -202,7 +206,7 @@ def test_of_a_thousand_episodes_in_dying_boxes_each_is_finished_rebuilt_or_void(
                 assert step.observation.text == " ".join([str(number), *map(str, range(8))])
                 fates["rebuilt" if was_rebuilt else "finished"] += 1
 
-        async with fleet_of(*boxes, at_once=8, slots_per_sandbox=4) as fleet:
+        async with fleet_of(*workers, at_once=8, slots_per_sandbox=4) as fleet:
             async with anyio.create_task_group() as tasks:
                 for number in range(1000):
                     tasks.start_soon(play, number)
@@ -210,14 +214,14 @@ def test_of_a_thousand_episodes_in_dying_boxes_each_is_finished_rebuilt_or_void(
             assert fates["void"] == fleet.episodes.void > 0
             assert 0 < fates["rebuilt"] <= fleet.episodes.rebuilt
             assert fleet.lost > 10
-        assert all(box.died.is_set() for box in boxes if box.calls)
+        assert all(worker.died.is_set() for worker in workers if worker.calls)
 
     run(main)
 
 
-def test_a_fleet_that_is_left_with_an_episode_in_it_says_so_to_who_plays_on() -> None:
+def test_a_step_after_the_fleet_was_closed_raises() -> None:
     async def main() -> None:
-        async with fleet_of(Box("a")) as fleet:
+        async with fleet_of(Worker("a")) as fleet:
             lease = fleet.lease(TASK)
             episode = await lease.__aenter__()
             await episode.reset()
@@ -228,17 +232,17 @@ def test_a_fleet_that_is_left_with_an_episode_in_it_says_so_to_who_plays_on() ->
     run(main)
 
 
-def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_counting_as_lost() -> None:
+def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_lost() -> None:
     async def main() -> None:
-        queue = [Box(f"box-{n}") for n in range(9)]
+        queue = [Worker(f"worker-{n}") for n in range(9)]
 
-        async def start() -> Box:
+        async def start() -> Worker:
             return queue.pop(0)
 
         async def play() -> None:
             async with fleet.lease(TASK) as episode:
                 await episode.reset()
-                played_in.append((await episode.step("go")).info["box"])
+                played_in.append((await episode.step("go")).info["worker"])
 
         played_in: list[object] = []
         none = RestartBudget(restarts=0)
@@ -248,30 +252,30 @@ def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_cou
             async with anyio.create_task_group() as tasks:
                 for _ in range(6):
                     tasks.start_soon(play)
-            assert sorted(map(str, played_in)) == [f"box-{n}" for n in range(6)]
+            assert sorted(map(str, played_in)) == [f"worker-{n}" for n in range(6)]
             assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 2)
 
     run(main)
 
 
-def test_worlds_that_share_a_box_and_worlds_that_do_not_are_told_apart() -> None:
+def test_tasks_are_routed_to_shared_and_to_single_episode_workers() -> None:
     async def main() -> None:
-        async with fleet_of(Box("shared"), slots_per_sandbox=9) as shared, fleet_of(Box("own")) as own:
-            homes = RoutedHosts(shared, own, lambda env_id: env_id != "Heavy-v0")
-            assert homes.capacity == 10
-            for env_id, box in (("Light-v0", "shared"), ("Heavy-v0", "own")):
-                async with homes.lease(Task(env_id, 1)) as episode:
+        async with fleet_of(Worker("shared"), slots_per_sandbox=9) as shared, fleet_of(Worker("own")) as own:
+            routed = RoutedHosts(shared, own, lambda env_id: env_id != "Heavy-v0")
+            assert routed.capacity == 10
+            for env_id, worker in (("Light-v0", "shared"), ("Heavy-v0", "own")):
+                async with routed.lease(Task(env_id, 1)) as episode:
                     await episode.reset()
-                    assert (await episode.step("go")).info == {"box": box}
+                    assert (await episode.step("go")).info == {"worker": worker}
 
     run(main)
 
 
-class Asked(Echo):
-    """The same world, which can be asked too; a question is answered when the test says so."""
+class SplitEcho(Echo):
+    """An echo with split steps, which are answered when the test sets their future."""
 
-    def __init__(self, box: Box, task: Task) -> None:
-        super().__init__(box, task)
+    def __init__(self, worker: Worker, task: Task) -> None:
+        super().__init__(worker, task)
         self.answers: list[asyncio.Future[Raw]] = []
         self.action = ""
 
@@ -282,25 +286,25 @@ class Asked(Echo):
 
     def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
         answer.result()
-        self.said.append(self.action)
-        return Step(Observation(" ".join(self.said)), float(len(self.said)), False, False, {"box": self.box.id})
+        self.words.append(self.action)
+        return Step(Observation(" ".join(self.words)), float(len(self.words)), False, False, {"worker": self.worker.id})
 
 
-class AskedBox(Box):
-    """A box whose worlds can be asked."""
+class SplitWorker(Worker):
+    """A worker whose episodes support split steps."""
 
-    played: Asked
+    played: SplitEcho
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         self._check()
-        self.played = Asked(self, task)
+        self.played = SplitEcho(self, task)
         yield self.played
 
 
-def test_a_box_that_ends_before_it_has_answered_costs_no_step() -> None:
+def test_a_split_step_whose_worker_dies_is_retried_in_the_next_one() -> None:
     async def main() -> None:
-        first, second = AskedBox("a"), AskedBox("b")
+        first, second = SplitWorker("a"), SplitWorker("b")
         async with fleet_of(first, second) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
             one = episode.start_step("one")
@@ -316,7 +320,7 @@ def test_a_box_that_ends_before_it_has_answered_costs_no_step() -> None:
             with pytest.raises(SandboxLostError, match="killed by signal 9"):
                 episode.finish_step(two)
             step = await episode.step("two")
-            assert (step.observation.text, step.info) == ("3 one two", {"box": "b", "rebuilt": "killed by signal 9"})
+            assert (step.observation.text, step.info) == ("3 one two", {"worker": "b", "rebuilt": "killed by signal 9"})
 
             three = episode.start_step("three")
             assert three is not None
@@ -327,16 +331,16 @@ def test_a_box_that_ends_before_it_has_answered_costs_no_step() -> None:
     run(main)
 
 
-def test_a_box_that_is_gone_is_not_asked() -> None:
+def test_a_split_step_does_not_start_in_a_lost_worker() -> None:
     async def main() -> None:
-        box = AskedBox("a")
-        async with fleet_of(box, Box("b")) as fleet, fleet.lease(TASK) as episode:
+        worker = SplitWorker("a")
+        async with fleet_of(worker, Worker("b")) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
-            box.die("killed by signal 9")
+            worker.die("killed by signal 9")
             await anyio.sleep(0.01)
             assert episode.start_step("one") is None
-            assert box.played.answers == []
-            assert (await episode.step("one")).info == {"box": "b", "rebuilt": "killed by signal 9"}
-            assert episode.start_step("two") is None  # this one cannot be asked
+            assert worker.played.answers == []
+            assert (await episode.step("one")).info == {"worker": "b", "rebuilt": "killed by signal 9"}
+            assert episode.start_step("two") is None  # this one has no split steps
 
     run(main)

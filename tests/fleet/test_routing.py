@@ -1,4 +1,4 @@
-"""Places of a fleet whose boxes die again and again, find no room, or cannot be stopped: they are filled again."""
+"""A fleet replaces workers that die repeatedly, find no capacity, or cannot be stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from envkit.fleet import FleetHost
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
-from tests.fleet.fleets import TASK, Box, Yard, connect, play, run
+from tests.fleet.fleets import TASK, Worker, WorkerStarter, connect, play, run
 
-NO_ROOM = CapacityError("the pool has no nodes")
+NO_CAPACITY = CapacityError("the pool has no nodes")
 
 
-class Book:
-    """Seats in memory, of which nothing can be written down while it is full."""
+class FakeSessionStore:
+    """A session store in memory that cannot write while it is full."""
 
     def __init__(self, **seats: SessionRecord) -> None:
         self.seats = seats
@@ -45,11 +45,11 @@ class Book:
             raise EnvkitError("the disk is full")
 
 
-def with_seats(
-    yard: Yard, seats: SessionStore, *, slots_per_sandbox: int = 2, episodes_per_sandbox: int | None = None
+def with_store(
+    starter: WorkerStarter, seats: SessionStore, *, slots_per_sandbox: int = 2, episodes_per_sandbox: int | None = None
 ) -> FleetHost:
     return FleetHost(
-        yard.start,
+        starter.start,
         connect,
         workers=1,
         slots_per_sandbox=slots_per_sandbox,
@@ -58,106 +58,106 @@ def with_seats(
     )
 
 
-def test_a_place_whose_budget_is_spent_is_filled_again_when_the_oldest_failure_leaves_the_window() -> None:
+def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_leaves_the_window() -> None:
     async def main() -> None:
-        yard, said = Yard(start_s=0), list[str]()
+        starter, alerts = WorkerStarter(start_s=0), list[str]()
         budget = RestartBudget(restarts=2, window_s=100, first_delay_s=1)
-        async with yard.fleet(1, 2, budget, alert=said.append) as host:
+        async with starter.fleet(1, 2, budget, alert=alerts.append) as host:
             for _ in range(3):
-                yard.boxes[-1].die("killed by signal 9")
+                starter.workers[-1].die("killed by signal 9")
                 await anyio.sleep(10)
-            assert (yard.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
+            assert (starter.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
             spent = "restart budget spent (2 in 100 s); next restart in 80 s"
-            assert said == [f"environment workers: {spent}; last: sandbox box-2 lost: killed by signal 9"]
+            assert alerts == [f"environment workers: {spent}; last: sandbox worker-2 lost: killed by signal 9"]
             with pytest.raises(SandboxStartError, match=r"no healthy worker for 30 s; last: .* killed by signal 9"):
                 async with host.lease(TASK):
-                    pytest.fail("there is no box")
+                    pytest.fail("there is no worker")
             assert clock.now() == 50
             await anyio.sleep(51)
-            assert (yard.starts[3:], host.waiting) == ([100], 0)
+            assert (starter.starts[3:], host.waiting) == ([100], 0)
             ends: list[str] = []
             await play(host, 1, ends)
-            assert ends == ["box-3"]
+            assert ends == ["worker-3"]
 
     run(main)
 
 
-def test_the_boxes_of_a_server_that_are_lost_all_at_once_are_all_replaced_at_once() -> None:
+def test_workers_that_are_lost_at_once_are_replaced_at_once() -> None:
     async def main() -> None:
-        yard = Yard()
-        async with yard.fleet(8, 1, RestartBudget(restarts=1)) as host:
-            for box in list(yard.boxes):
-                box.die("the node was lost")
+        starter = WorkerStarter()
+        async with starter.fleet(8, 1, RestartBudget(restarts=1)) as host:
+            for worker in list(starter.workers):
+                worker.die("the node was lost")
             await anyio.sleep(1)
-            assert (len(yard.boxes), host.restarts, host.waiting) == (16, 8, 0)
+            assert (len(starter.workers), host.restarts, host.waiting) == (16, 8, 0)
 
     run(main)
 
 
-def test_that_there_is_no_room_is_waited_for_and_uses_up_no_budget() -> None:
+def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
     async def main() -> None:
-        yard = Yard(Box, *[NO_ROOM] * 50, Box)
-        async with yard.fleet(1, 1, RestartBudget(restarts=1)) as host:
-            yard.boxes[0].die("the node was lost")
+        starter = WorkerStarter(Worker, *[NO_CAPACITY] * 50, Worker)
+        async with starter.fleet(1, 1, RestartBudget(restarts=1)) as host:
+            starter.workers[0].die("the node was lost")
             await anyio.sleep(40)
             with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
                 async with host.lease(TASK):
-                    pytest.fail("there is no box")
+                    pytest.fail("there is no worker")
             await anyio.sleep(60)
             ends: list[str] = []
             await play(host, 1, ends)
-            assert (ends, host.waiting) == (["box-1"], 0)
+            assert (ends, host.waiting) == (["worker-1"], 0)
 
     run(main)
 
 
-def test_one_box_that_cannot_be_stopped_is_not_the_end_of_the_others() -> None:
-    class Sticky(Box):
+def test_a_worker_that_cannot_be_stopped_does_not_affect_the_others() -> None:
+    class Sticky(Worker):
         async def stop(self) -> None:
             self.die("stopped")
             raise SandboxError("it could not be ended within 10 s")
 
     async def main() -> None:
-        yard = Yard(Sticky, Box)
+        starter = WorkerStarter(Sticky, Worker)
         ends: list[str] = []
-        async with yard.fleet(2, 1) as host, anyio.create_task_group() as tasks:
+        async with starter.fleet(2, 1) as host, anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(play, host, 20, ends)
             await anyio.sleep(1)
-            yard.boxes[0].die("killed")
-        assert sorted(ends) == ["1.5 sandbox box-0 lost: killed", "box-1"]
+            starter.workers[0].die("killed")
+        assert sorted(ends) == ["1.5 sandbox worker-0 lost: killed", "worker-1"]
 
     run(main)
 
 
-def test_a_seat_that_cannot_be_written_down_takes_no_place() -> None:
+def test_a_lease_that_cannot_be_recorded_takes_no_slot() -> None:
     async def main() -> None:
-        book = Book()
-        async with with_seats(Yard(), book) as host:
-            book.is_full = True
+        store = FakeSessionStore()
+        async with with_store(WorkerStarter(), store) as host:
+            store.is_full = True
             for number in range(5):
                 with pytest.raises(EnvkitError, match="the disk is full"):
                     async with host.lease_as(f"key {number}", TASK):
-                        pytest.fail("it is not written down")
-            book.is_full = False
+                        pytest.fail("it is not recorded")
+            store.is_full = False
             async with host.lease_as("a", TASK), host.lease_as("b", TASK):
                 assert host.capacity == 2
             async with host.lease_as("c", TASK):
-                book.is_full = True
+                store.is_full = True
                 await anyio.sleep(1)
-                book.is_full = False
+                store.is_full = False
 
     run(main)
 
 
-def test_a_place_is_free_again_although_its_leaving_could_not_be_written_down() -> None:
+def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() -> None:
     async def main() -> None:
-        book = Book()
-        async with with_seats(Yard(), book, slots_per_sandbox=1) as host:
+        store = FakeSessionStore()
+        async with with_store(WorkerStarter(), store, slots_per_sandbox=1) as host:
             with pytest.raises(EnvkitError, match="the disk is full"):
                 async with host.lease_as("a", TASK):
-                    book.is_full = True
-            book.is_full = False
+                    store.is_full = True
+            store.is_full = False
             with anyio.fail_after(1):
                 async with host.lease_as("b", TASK) as episode:
                     await episode.reset()
@@ -165,16 +165,16 @@ def test_a_place_is_free_again_although_its_leaving_could_not_be_written_down() 
     run(main)
 
 
-def test_a_box_of_its_own_is_replaced_also_when_an_episode_was_recalled_after_it_was_given_away() -> None:
+def test_a_single_episode_worker_that_also_resumed_an_episode_is_replaced() -> None:
     async def main() -> None:
-        yard, task = Yard(), Task("Own-v0", 1)
-        book = Book(old=SessionRecord("box-0", "session", task))
-        async with with_seats(yard, book, slots_per_sandbox=1, episodes_per_sandbox=1) as host:
+        starter, task = WorkerStarter(), Task("Own-v0", 1)
+        store = FakeSessionStore(old=SessionRecord("worker-0", "session", task))
+        async with with_store(starter, store, slots_per_sandbox=1, episodes_per_sandbox=1) as host:
             async with host.lease_as("new", TASK), host.lease_as("old", task):
                 pass
             await anyio.sleep(2)
             ends: list[str] = []
             await play(host, 1, ends)
-            assert ends == ["box-1"]
+            assert ends == ["worker-1"]
 
     run(main)
