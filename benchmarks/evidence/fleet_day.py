@@ -16,7 +16,7 @@ from typing import Any
 
 from record import Evidence, parser
 
-from tests.sim.fleet_day import BOXES_PER_NODE, NODES, live, problems
+from tests.sim.fleet_day import NODES, SANDBOXES_PER_NODE, live, problems
 
 NAME = "fleet-day"
 STALE_AFTER = ("sandbox/pool", "tests/sandbox/fake/backend.py", "envkit/restarts.py", "envkit/clock.py", "tests/sim")
@@ -28,7 +28,7 @@ TWIN = (
 
 def day(hours: float, seed: int) -> dict[str, Any]:
     """Simulate this number of hours, and return the outcomes of leases and sandboxes."""
-    users = NODES * BOXES_PER_NODE
+    users = NODES * SANDBOXES_PER_NODE
     began_s = sum(os.times()[:2])
     lived = live(hours, users, seed)
     return {

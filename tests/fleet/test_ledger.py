@@ -23,7 +23,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 from tests.sandbox.fake.backend import FakeBackend
-from tests.sandbox.pool.pools import told
+from tests.sandbox.pool.pools import past_events
 
 _KILLED = """
 import os, signal, sys
@@ -169,7 +169,7 @@ def test_a_pool_continues_when_its_ledger_cannot_write(faulty: Path) -> None:
                 await pool.create("bad", SandboxSpec())
             await pool.create("good", SandboxSpec())
             assert pool.view("good").state is SandboxState.LEASED
-            alerts = [event.text for event in await told(pool) if event.kind == "ledger"]
+            alerts = [event.text for event in await past_events(pool) if event.kind == "ledger"]
             assert alerts[0] == f"sandbox not persisted: {LeaseNotPersistedError()}"
 
     clock.run(main)

@@ -1,4 +1,4 @@
-"""A fleet of sandboxes that fail at random, on virtual time: each one and each lease is accounted for."""
+"""A fleet of sandboxes that fail at random, on virtual time: each sandbox and each lease ends once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from envkit.types import CauseKind, ExecResult, PoolEvent, SandboxSpec, SandboxS
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
-NODES, BOXES_PER_NODE, SPARES, TENANTS = 10, 100, 50, 7
+NODES, SANDBOXES_PER_NODE, WARM, TENANTS = 10, 100, 50, 7
 HOUR_S = 3600.0
 SPEC = SandboxSpec(cpus=0.5, memory_mib=256)
-WATCH = LivenessTimes(interval_s=600, suspect_s=900, lost_s=2400)  # a probe a second would be 86 million of them
+WATCH = LivenessTimes(interval_s=600, suspect_s=900, lost_s=2400)  # one probe per second would be 86 million probes
 
 
 def fate(number: int, rng: random.Random) -> Fate:
-    """Of ten, one does not start, three die, and one hangs, after hours."""
+    """Of ten sandboxes, one does not start, three die and one hangs, after hours."""
     draw = rng.random()
     return Fate(
         start_s=rng.uniform(0.5, 5),
@@ -41,32 +41,32 @@ def fate(number: int, rng: random.Random) -> Fate:
 
 @dataclass
 class Day:
-    """What became of it all."""
+    """Counts of one simulated day."""
 
     leases: Counter[str] = field(default_factory=Counter)
     losses: dict[CauseKind, int] = field(default_factory=dict)
     ends: Counter[SandboxState] = field(default_factory=Counter)
     starts: int = 0
     failed_starts: int = 0
-    longest_silence_s: float = 0.0
+    longest_call_s: float = 0.0
     left: int = 0
     is_numbered: bool = False
     """Whether the events had the numbers from 1 on, without gaps."""
 
 
 async def work(pool: Pool, number: int, day: Day, seed: int) -> None:
-    """Use one sandbox after another, for some hours each."""
+    """Lease one sandbox after another, for some hours each."""
     rng = random.Random(f"{seed}: {number}")
     while True:
-        day.leases["asked"] += 1
+        day.leases["requested"] += 1
         try:
-            async with pool.lease(SPEC, tenant=f"tenant {number % TENANTS}", wait_s=math.inf) as box:
+            async with pool.lease(SPEC, tenant=f"tenant {number % TENANTS}", wait_s=math.inf) as sandbox:
                 for _ in range(rng.randint(1, 16)):
-                    asked_at = clock.now()
+                    started_at = clock.now()
                     try:
-                        await box.exec(["make"], timeout_s=HOUR_S)
+                        await sandbox.exec(["make"], timeout_s=HOUR_S)
                     finally:
-                        day.longest_silence_s = max(day.longest_silence_s, clock.now() - asked_at)
+                        day.longest_call_s = max(day.longest_call_s, clock.now() - started_at)
             day.leases["finished"] += 1
         except SandboxLostError:
             day.leases["lost"] += 1
@@ -80,7 +80,7 @@ async def follow(pool: Pool, seen: list[PoolEvent]) -> None:
 
 
 def live(hours: float, users: int, seed: int = 0) -> Day:
-    """Return what became of all in so many virtual hours; half way a node goes and comes back."""
+    """Simulate a number of hours and return their counts; half-way, a node is removed and added again."""
     day = Day()
     seen: list[PoolEvent] = []
 
@@ -88,9 +88,9 @@ def live(hours: float, users: int, seed: int = 0) -> Day:
         backends = [FakeBackend(fate, seed=NODES * seed + number) for number in range(NODES)]
         for backend in backends:
             await backend.__aenter__()
-        nodes = [Node(f"node {at}", one, Capacity(sandboxes=BOXES_PER_NODE)) for at, one in enumerate(backends)]
+        nodes = [Node(f"node {at}", one, Capacity(sandboxes=SANDBOXES_PER_NODE)) for at, one in enumerate(backends)]
         budget = RestartBudget(restarts=100_000, longest_delay_s=60)
-        pool = Pool(nodes, stocks=[WarmSpec(SPEC, SPARES)], watch=WATCH, restarts=budget)
+        pool = Pool(nodes, stocks=[WarmSpec(SPEC, WARM)], watch=WATCH, restarts=budget)
         async with anyio.create_task_group() as following, pool:
             following.start_soon(follow, pool, seen)
             with anyio.move_on_after(hours * HOUR_S):
@@ -103,7 +103,9 @@ def live(hours: float, users: int, seed: int = 0) -> Day:
                     pool.add_node(nodes[3])
         counts = pool.counts()
         day.losses, day.starts, day.failed_starts = dict(counts.losses), counts.starts, counts.failed_starts
-        day.left = sum(not box.is_gone for backend in backends for box in backend.boxes) + sum(counts.states.values())
+        day.left = sum(not sandbox.is_gone for backend in backends for sandbox in backend.sandboxes) + sum(
+            counts.states.values()
+        )
         for backend in backends:
             await backend.__aexit__(None, None, None)
 
@@ -115,15 +117,15 @@ def live(hours: float, users: int, seed: int = 0) -> Day:
 
 
 def problems(day: Day, users: int) -> list[str]:
-    """Return what is not accounted for, one line each."""
+    """Return one line for each broken invariant."""
     done = day.leases["finished"] + day.leases["lost"] + day.leases["not started"]
     longest_s = 1800 + WATCH.lost_s + WATCH.tick_s + WATCH.interval_s
     holds = {
-        "each lease ended, or was cut off at the end of the day": 0 <= day.leases["asked"] - done <= users,
+        "each lease ended, or was cut off at the end of the day": 0 <= day.leases["requested"] - done <= users,
         "each sandbox that was started is over, once": day.ends.total() == day.starts,
         "each loss was counted with its cause": sum(day.losses.values()) == day.ends[SandboxState.LOST],
         "no sandbox is left": day.left == 0,
-        f"nobody waited longer than {longest_s:g} s for an answer": day.longest_silence_s <= longest_s,
+        f"no call waited longer than {longest_s:g} s for its answer": day.longest_call_s <= longest_s,
         "events are numbered without gaps": day.is_numbered,
     }
     return [what for what, is_so in holds.items() if not is_so]

@@ -1,12 +1,12 @@
-"""Some hours of sandboxes that fail at random, on virtual time; `benchmarks/evidence/fleet_day.py` plays whole days."""
+"""Hours of sandboxes that fail at random, on virtual time; `benchmarks/evidence/fleet_day.py` simulates days."""
 
 from __future__ import annotations
 
 from envkit.types import CauseKind
-from tests.sim.fleet_day import BOXES_PER_NODE, live, problems
+from tests.sim.fleet_day import SANDBOXES_PER_NODE, live, problems
 
 
-def test_each_sandbox_and_lease_of_some_hours_is_accounted_for_and_the_same_hours_have_the_same_counts() -> None:
+def test_each_sandbox_and_lease_ends_once_and_the_counts_are_reproducible() -> None:
     first, second = live(3, 200), live(3, 200)
 
     assert problems(first, 200) == []
@@ -17,5 +17,5 @@ def test_each_sandbox_and_lease_of_some_hours_is_accounted_for_and_the_same_hour
         CauseKind.UNRESPONSIVE,
         CauseKind.NODE_LOST,
     }
-    assert 0 < first.losses[CauseKind.NODE_LOST] <= BOXES_PER_NODE
+    assert 0 < first.losses[CauseKind.NODE_LOST] <= SANDBOXES_PER_NODE
     assert first == second

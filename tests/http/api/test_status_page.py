@@ -88,10 +88,10 @@ def test_the_page_shows_version_environments_sandboxes_by_state_and_lost_ones() 
         ):
             for name in ("a", "b", "c", ":envs-1"):
                 await pool.create(name, SandboxSpec())
-            backend.boxes[0].die(cause(EVIL))
-            backend.boxes[3].die(cause("killed by signal 9"))
+            backend.sandboxes[0].die(cause(EVIL))
+            backend.sandboxes[3].die(cause("killed by signal 9"))
             await pool.create("done", SandboxSpec(command=("true",)))
-            backend.boxes[4].die(cause("exited with code 0", CauseKind.EXITED))
+            backend.sandboxes[4].die(cause("exited with code 0", CauseKind.EXITED))
             await client.put("/v1/sessions/x", json=COUNT)
             with anyio.fail_after(20):
                 while any(pool.view(name).state.value != "lost" for name in ("a", ":envs-1", "done")):  # noqa: ASYNC110

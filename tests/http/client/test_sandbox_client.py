@@ -151,7 +151,7 @@ def test_a_sandbox_that_dies_reports_its_cause_to_all_waiters() -> None:
                 tasks.start_soon(wait)
                 tasks.start_soon(work)
                 await anyio.sleep(0.2)
-                backend.boxes[0].die(found)
+                backend.sandboxes[0].die(found)
             assert causes == [found, found]
 
     by_client(main, backend)

@@ -1,6 +1,6 @@
-"""Boxes by script: for tests, and for simulating fleets on virtual time. Nothing runs, no thread and no real time.
+"""Scripted sandboxes for tests and for simulations of fleets on virtual time; they use no processes and no threads.
 
-What becomes of a box, and what it answers, is said in the words of `tests.sandbox.fake.script`.
+For the scripts see `tests.sandbox.fake.script`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["Answer", "Command", "FakeBackend", "FakeSandbox", "FakeShell", "Fate
 _STOPPED = Cause(CauseKind.STOPPED, "stopped")
 _EXPIRED = Cause(CauseKind.EXPIRED, "time to live exceeded")
 _GRACE_S = 10.0
-"""Seconds beyond its own time after which a call without an answer ends a box, as it does a real one."""
+"""Seconds beyond its timeout after which a call without an answer ends a sandbox, as for a real one."""
 _ENFORCED = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
@@ -60,16 +60,16 @@ def _plain(number: int, rng: random.Random) -> Fate:
 
 
 class FakeBackend:
-    """Gives out scripted boxes; satisfies `envkit.protocols.SandboxBackend`.
+    """Starts scripted sandboxes; satisfies `envkit.protocols.SandboxBackend`.
 
     Args:
-        script: Says what becomes of box number 0, 1, 2..., with a generator of its own.
-        seed: What the generators are seeded from.
-        capabilities: What it says is enforced, by name; what is not named is.
-        kind: Class of the boxes; None for `FakeSandbox`.
+        script: Returns the fate of sandbox number 0, 1, 2..., given its own random generator.
+        seed: Seed of the generators.
+        capabilities: Whether a limit is enforced, by name; those without an entry are.
+        kind: Class of the sandboxes; None for `FakeSandbox`.
 
     Attributes:
-        boxes: All that became ready, in that order.
+        sandboxes: All sandboxes that became ready, in that order.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class FakeBackend:
         capabilities: Mapping[str, bool] | None = None,
         kind: type[FakeSandbox] | None = None,
     ) -> None:
-        self.boxes: list[FakeSandbox] = []
+        self.sandboxes: list[FakeSandbox] = []
         self._script = script
         self._seed = seed
         self._capabilities = {**dict.fromkeys(_ENFORCED, True), **(capabilities or {})}
         self._kind = kind or FakeSandbox
-        self._asked = 0
+        self._starts = 0
         self._snapshots: dict[str, dict[str, bytes]] = {}
         self._kept = 0
         self._is_open = False
@@ -103,7 +103,7 @@ class FakeBackend:
         return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the sizes of the files of a snapshot, added up."""
+        """Return the total size of the files of a snapshot."""
         return sum(map(len, self._snapshots.get(snapshot, {}).values()))
 
     async def remove_snapshot(self, snapshot: str) -> None:
@@ -111,19 +111,23 @@ class FakeBackend:
         self._snapshots.pop(snapshot, None)
 
     async def attach(self, sandbox_id: str) -> FakeSandbox:
-        """Return a box that stays, which was started before the backend was closed and opened again."""
-        found = [box for box in self.boxes if box.id == sandbox_id and box.spec.detached and not box.is_gone]
+        """Return a detached sandbox that was started before the backend was closed and reopened."""
+        found = [
+            sandbox
+            for sandbox in self.sandboxes
+            if sandbox.id == sandbox_id and sandbox.spec.detached and not sandbox.is_gone
+        ]
         if not found:
             raise SandboxError(f"there is no detached sandbox {sandbox_id!r}")
         return found[0]
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the ids of the boxes that stay, or of those of one ledger."""
-        there = [box for box in self.boxes if box.spec.detached and not box.is_gone]
-        return [box.id for box in there if ledger in (None, box.spec.ledger)]
+        """Return the ids of the detached sandboxes, or of those of one ledger."""
+        alive = [sandbox for sandbox in self.sandboxes if sandbox.spec.detached and not sandbox.is_gone]
+        return [sandbox.id for sandbox in alive if ledger in (None, sandbox.spec.ledger)]
 
     async def remove(self, sandbox_id: str) -> None:
-        """End a box that stays; raises as `attach`."""
+        """End a detached sandbox; raises as `attach`."""
         (await self.attach(sandbox_id)).die(Cause(CauseKind.BACKEND_LOST, "removed"))
 
     async def __aenter__(self) -> Self:
@@ -134,16 +138,16 @@ class FakeBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
-        for box in (box for box in self.boxes if not box.spec.detached):
-            box.die(_STOPPED)
+        for sandbox in (sandbox for sandbox in self.sandboxes if not sandbox.spec.detached):
+            sandbox.die(_STOPPED)
 
     async def _start(
         self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None
     ) -> FakeSandbox:
         if not self._is_open:
             raise SandboxError("the backend is not open; use 'async with'")
-        number = self._asked
-        self._asked += 1
+        number = self._starts
+        self._starts += 1
         sandbox_id = f"fake-{number}"
         if refusal is not None:
             raise SandboxRefusedError(sandbox_id, refusal)
@@ -154,9 +158,9 @@ class FakeBackend:
             raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
         if fate.start_failure is not None:
             raise SandboxStartError(sandbox_id, fate.start_failure)
-        box = self._kind(sandbox_id, spec, fate, dict(files or {}), self._keep)
-        self.boxes.append(box)
-        return box
+        sandbox = self._kind(sandbox_id, spec, fate, dict(files or {}), self._keep)
+        self.sandboxes.append(sandbox)
+        return sandbox
 
     def _keep(self, files: Mapping[str, bytes]) -> str:
         name = f"snapshot-{self._kept}"
@@ -166,14 +170,14 @@ class FakeBackend:
 
 
 class FakeSandbox:
-    """One scripted box; satisfies `envkit.protocols.Sandbox`. Made by `FakeBackend`.
+    """A scripted sandbox; satisfies `envkit.protocols.Sandbox`. Created by `FakeBackend`.
 
     Attributes:
-        spec: What it was asked to be.
-        files: Its files, by their full names.
-        commands: What it was asked to run, in that order.
-        unenforced: Nothing.
-        grader_home: The folder whose files the agent does not reach; who wrote other files is not kept.
+        spec: Its spec.
+        files: Its files by full path.
+        commands: Its commands, in order.
+        unenforced: Empty.
+        grader_home: Folder that the agent cannot access; the owners of other files are not recorded.
     """
 
     def __init__(
@@ -210,7 +214,7 @@ class FakeSandbox:
         return self._is_ended.is_set() or clock.now() >= self._dies_at
 
     def die(self, cause: Cause) -> None:
-        """Be gone from now on, unless it is already."""
+        """End it, unless it has already ended."""
         if not self.is_gone:
             self._cause = cause
         self._is_ended.set()
@@ -237,12 +241,12 @@ class FakeSandbox:
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Have the script answer; see `envkit.protocols.Sandbox.exec`."""
+        """Return the script's answer; see `envkit.protocols.Sandbox.exec`."""
         command = Command(tuple(argv), dict(env or {}), cwd or _start_folder(user), stdin, user, None, self.files)
         return await self.run(command, timeout_s, max_output_bytes)
 
     async def run(self, command: Command, timeout_s: float, max_output_bytes: int) -> ExecResult:
-        """Do what the script says that `command` does."""
+        """Run `command` as the script answers it."""
         await self._pass(0.0)
         self.commands.append(command)
         result = self._fate.answer(command)
@@ -286,13 +290,13 @@ class FakeSandbox:
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         await self._pass(0.0)
-        place = _full(source)
-        found = {name: self.files[name] for name in self.files if _is_in(place, name) and self._reaches(user, name)}
+        path = _full(source)
+        found = {name: self.files[name] for name in self.files if _is_in(path, name) and self._reaches(user, name)}
         if not found:
             raise MissingFileError(f"{self._id}: {source}: there is no such file or folder")
         if sum(map(len, found.values())) > max_bytes:
             raise TooLargeError(f"{self._id}: {source} has more than {max_bytes} bytes")
-        _write_tree({name[len(place) :].lstrip("/"): content for name, content in found.items()}, target)
+        _write_tree({name[len(path) :].lstrip("/"): content for name, content in found.items()}, target)
 
     async def connect(self, place: str | int) -> socket.socket:
         await self._pass(0.0)
@@ -332,18 +336,18 @@ class FakeSandbox:
         if not self._reaches(user, path):
             raise RefusedFileError(f"{self._id}: {path}: Permission denied")
 
-    async def _pass(self, seconds: float, patience_s: float = _GRACE_S) -> None:
-        """Let a call take `seconds`; one that meets the hour of hanging ends the box after `patience_s`.
+    async def _pass(self, seconds: float, grace_s: float = _GRACE_S) -> None:
+        """Let a call take `seconds`; if the sandbox hangs meanwhile, the call ends it after `grace_s`.
 
         Raises:
-            SandboxLostError: The box is gone.
+            SandboxLostError: The sandbox is gone.
         """
         await anyio.lowlevel.checkpoint()
         if not self._runs.is_set():
             with anyio.CancelScope(deadline=self._dies_at):
                 await self._runs.wait()
         is_answered = clock.now() + seconds < self._hangs_at
-        until = clock.now() + (seconds if is_answered else patience_s)
+        until = clock.now() + (seconds if is_answered else grace_s)
         if not self.is_gone and until > clock.now():
             with anyio.CancelScope(deadline=min(until, self._dies_at)):
                 await self._is_ended.wait()
@@ -354,10 +358,10 @@ class FakeSandbox:
 
 
 class FakeShell:
-    """A shell of a scripted box; satisfies `envkit.protocols.Shell`."""
+    """A shell of a scripted sandbox; satisfies `envkit.protocols.Shell`."""
 
-    def __init__(self, box: FakeSandbox, name: str, user: SandboxUser) -> None:
-        self._box = box
+    def __init__(self, sandbox: FakeSandbox, name: str, user: SandboxUser) -> None:
+        self._sandbox = sandbox
         self._name = name
         self._user: SandboxUser = user
         self._turn = anyio.Lock()
@@ -366,9 +370,9 @@ class FakeShell:
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
         folder = _start_folder(self._user)
-        asked = Command(("sh", "-c", command), {}, folder, b"", self._user, self._name, self._box.files)
+        started = Command(("sh", "-c", command), {}, folder, b"", self._user, self._name, self._sandbox.files)
         async with self._turn:
-            return await self._box.run(asked, timeout_s, max_output_bytes)
+            return await self._sandbox.run(started, timeout_s, max_output_bytes)
 
     async def close(self) -> None:
         await anyio.lowlevel.checkpoint()

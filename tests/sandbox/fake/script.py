@@ -1,7 +1,7 @@
-"""What becomes of scripted boxes (`tests.sandbox.fake.backend`), and what they answer.
+"""Fates and answers of scripted sandboxes (`tests.sandbox.fake.backend`).
 
-A box's `Fate` says it. A script gives the fates: a function of the box's number and of a generator that is seeded from
-the backend's seed and that number. So the same script gives the same boxes, in whatever order things are asked of them.
+A script returns the `Fate` of each sandbox from its number and a random generator, which is seeded from the backend's
+seed and that number. So the same script gives the same sandboxes in any order of calls.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from envkit.types import Cause, CauseKind, ExecResult, SandboxUser
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a box is asked to run.
+    """A command that a sandbox runs.
 
     Attributes:
-        argv: Program and arguments; of a shell's command ``("sh", "-c", command)``.
-        env: Variables beside those of the spec.
-        cwd: Folder to start in.
-        stdin: What it reads.
-        user: Who runs it.
-        shell: Name of the shell that it runs in; None for a program of its own.
-        files: The box's files by their full names, which it may change.
+        argv: Program and arguments; ``("sh", "-c", command)`` for the command of a shell.
+        env: Variables in addition to those of the spec.
+        cwd: Working directory.
+        stdin: Its standard input.
+        user: Its user.
+        shell: Name of its shell; None for `exec`.
+        files: The sandbox's files by full path; it may change them.
     """
 
     argv: tuple[str, ...]
@@ -40,11 +40,11 @@ class Command:
 
 
 Answer: TypeAlias = Callable[[Command], ExecResult]
-"""What a command does; it takes the ``duration_s`` of its result, and is stopped when it has no more than that."""
+"""Returns the result of a command, which takes its ``duration_s``, or less if the timeout stops it."""
 
 
 def succeed(command: Command) -> ExecResult:
-    """Any command is a success that takes no time and says nothing."""
+    """Let a command succeed at once without output."""
     return ExecResult(0)
 
 
@@ -53,16 +53,16 @@ _KILLED = Cause(CauseKind.KILLED, "killed by signal 9 (SIGKILL)")
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one box. Times in seconds.
+    """How one sandbox behaves. Times in seconds.
 
     Attributes:
-        start_s: Until it is ready.
-        start_failure: Why it does not become ready after that; None where it does.
-        dies_after_s: From being ready to its death; infinity for never.
-        cause: Why it dies.
-        hangs_after_s: From being ready to where it answers nothing any more; infinity for never.
-        answer: What its commands do.
-        listens: By the names of its sockets and its ports: takes the other end of each connection.
+        start_s: Time until it is ready.
+        start_failure: Cause of a failed start after that time; None if it starts.
+        dies_after_s: Time from ready to its death; infinity for never.
+        cause: Cause of its death.
+        hangs_after_s: Time from ready until it stops answering; infinity for never.
+        answer: Returns the results of its commands.
+        listens: Listeners by socket name or port; each receives the other end of a connection.
     """
 
     start_s: float = 0.0

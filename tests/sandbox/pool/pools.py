@@ -1,4 +1,4 @@
-"""What the tests of pools share: a pool over scripted boxes on virtual time."""
+"""Shared by the tests of pools: a pool over scripted sandboxes on virtual time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.sandbox.fake.backend import FakeBackend, Fate
 SPEC = SandboxSpec()
 
 
-class Book:
-    """A ledger that takes some time."""
+class FakeLedger:
+    """A ledger in memory that takes `save_s` for a write and fails while it is full."""
 
     def __init__(self, save_s: float = 0.01) -> None:
-        self.id = "book"
+        self.id = "ledger"
         self.save_s = save_s
-        self.pages: dict[str, SandboxView] = {}
+        self.views: dict[str, SandboxView] = {}
         self.order: list[tuple[str, SandboxState]] = []
         self.is_full = False
 
@@ -34,11 +34,11 @@ class Book:
         await anyio.sleep(self.save_s)
         if self.is_full:
             raise OSError("no space left on device")
-        self.pages[view.id] = view
+        self.views[view.id] = view
         self.order.append((view.id, view.state))
 
     def load(self) -> Sequence[SandboxView]:
-        return list(self.pages.values())
+        return list(self.views.values())
 
 
 def run(main: Callable[[], Awaitable[object]]) -> None:
@@ -48,7 +48,7 @@ def run(main: Callable[[], Awaitable[object]]) -> None:
 @asynccontextmanager
 async def opened(
     *fates: Fate,
-    boxes: int | None = None,
+    sandboxes: int | None = None,
     stocks: Sequence[WarmSpec] = (),
     most: int | None = None,
     share: float = 1.0,
@@ -56,13 +56,13 @@ async def opened(
     restarts: RestartBudget | None = None,
     ledger: LedgerStore | None = None,
 ) -> AsyncIterator[tuple[Pool, FakeBackend]]:
-    """Open a pool of one node. Box number n has the n-th fate, or the last one."""
+    """Open a pool of one node. Sandbox number n has the n-th fate, or the last one."""
 
     def fate(number: int, rng: object) -> Fate:
         return fates[min(number, len(fates) - 1)] if fates else Fate()
 
     async with FakeBackend(fate) as backend:
-        node = Node("here", backend, Capacity(sandboxes=boxes))
+        node = Node("here", backend, Capacity(sandboxes=sandboxes))
         pool = Pool([node], stocks=stocks, most=most, share=share, watch=watch, restarts=restarts, ledger=ledger)
         async with pool:
             yield pool, backend
@@ -72,8 +72,8 @@ def states(view: SandboxView) -> list[SandboxState]:
     return [phase.state for phase in view.phases]
 
 
-async def told(pool: Pool) -> list[PoolEvent]:
-    """All events until now."""
+async def past_events(pool: Pool) -> list[PoolEvent]:
+    """Return all events until now."""
     found: list[PoolEvent] = []
 
     async def read() -> None:
@@ -88,6 +88,6 @@ async def told(pool: Pool) -> list[PoolEvent]:
 
 
 async def borrow(pool: Pool, spec: SandboxSpec = SPEC, tenant: str = "", wait_s: float = 10_000) -> None:
-    """Hold a sandbox for a moment, once there is one."""
+    """Lease a sandbox and release it at once."""
     async with pool.lease(spec, tenant=tenant, wait_s=wait_s):
         pass

@@ -1,4 +1,4 @@
-"""Who is alive: silences, our own lateness, and what is told of them."""
+"""Liveness probes: missed answers, our own event-loop lag, and their alerts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
-from tests.sandbox.pool.pools import SPEC, opened, run, states, told
+from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 WATCH = LivenessTimes()
 
 
-def test_one_that_hangs_is_suspect_first_and_lost_within_five_seconds() -> None:
+def test_a_sandbox_that_hangs_is_suspect_first_and_lost_within_five_seconds() -> None:
     def answer(command: object) -> ExecResult:
         return ExecResult(0, duration_s=100)
 
@@ -41,32 +41,32 @@ def test_one_that_hangs_is_suspect_first_and_lost_within_five_seconds() -> None:
     run(main)
 
 
-def test_one_that_is_paused_is_lost_and_that_is_the_cause() -> None:
+def test_a_paused_sandbox_is_lost_and_the_cause_says_so() -> None:
     async def main() -> None:
         async with opened() as (pool, backend):
             await pool.create("a", SPEC)
             await anyio.sleep(7.9)
-            backend.boxes[0].pause()
+            backend.sandboxes[0].pause()
             await anyio.sleep(4.6)
             assert pool.view("a").phases[-1].reason == "paused, no answer for 4 s"
             assert pool.counts().losses == {"unresponsive": 1}
-            assert backend.boxes[0].is_gone
+            assert backend.sandboxes[0].is_gone
 
     run(main)
 
 
-def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() -> None:
+def test_many_sandboxes_are_probed_less_often_with_the_same_time_to_answer() -> None:
     assert WATCH.among(500) == WATCH
     assert WATCH.among(625) == WATCH.among(10_000) == LivenessTimes(1.25, 1.75, 4.25)
 
     async def main() -> None:
         async with opened() as (pool, backend):
             for number in range(625):
-                await pool.create(f"box-{number}", SPEC)
+                await pool.create(f"sandbox-{number}", SPEC)
             await anyio.sleep(10)
-            backend.boxes[0].pause()
+            backend.sandboxes[0].pause()
             await anyio.sleep(4.9)
-            lost = pool.view("box-0").phases[-1]
+            lost = pool.view("sandbox-0").phases[-1]
             assert lost.reason == "paused, no answer for 4.25 s"
             assert pool.counts().losses == {"unresponsive": 1}
             assert {states(view)[-1] for view in pool.views()} == {LEASED, LOST}
@@ -74,44 +74,44 @@ def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() ->
     run(main)
 
 
-@pytest.mark.parametrize("is_spare", [True, False])
-def test_one_that_answers_again_is_what_it_was(is_spare: bool) -> None:
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_suspect_that_answers_again_returns_to_its_state(is_warm: bool) -> None:
     async def main() -> None:
-        async with opened(stocks=[WarmSpec(SPEC, 1)] if is_spare else []) as (pool, backend):
-            if not is_spare:
+        async with opened(stocks=[WarmSpec(SPEC, 1)] if is_warm else []) as (pool, backend):
+            if not is_warm:
                 await pool.create("pool", SPEC)
             await anyio.sleep(5)
-            backend.boxes[0].pause()
+            backend.sandboxes[0].pause()
             await anyio.sleep(2.5)
             view = pool.views()[0]
             assert view.state is SUSPECT
             assert view.phases[-1].reason == "no answer for 1.5 s"
-            backend.boxes[0].resume()
+            backend.sandboxes[0].resume()
             await anyio.sleep(0.5)
-            before = READY if is_spare else LEASED
+            before = READY if is_warm else LEASED
             assert states(pool.views()[0]) == [STARTING, before, SUSPECT, before]
-            alerts = [event for event in await told(pool) if event.kind == "probe"]
+            alerts = [event for event in await past_events(pool) if event.kind == "probe"]
             assert len(alerts) == 1
             assert alerts[0].text.startswith("slow probe: 1.") or alerts[0].text.startswith("slow probe: 2.")
 
     run(main)
 
 
-def test_a_spare_that_is_suspect_is_not_lent() -> None:
+def test_a_suspect_warm_sandbox_is_not_leased() -> None:
     async def main() -> None:
         async with opened(stocks=[WarmSpec(SPEC, 1)]) as (pool, backend):
             await anyio.sleep(5)
-            backend.boxes[0].pause()
+            backend.sandboxes[0].pause()
             await anyio.sleep(2.5)
-            async with pool.lease(SPEC) as box:
-                assert pool.view(box.id).backend_id == "fake-1"
+            async with pool.lease(SPEC) as sandbox:
+                assert pool.view(sandbox.id).backend_id == "fake-1"
 
     run(main)
 
 
-def test_a_call_that_is_answered_is_a_sign_of_life() -> None:
+def test_an_answered_call_counts_as_an_answered_probe() -> None:
     class Deaf(FakeSandbox):
-        """Answers calls, and no probe."""
+        """Answers calls but no probes."""
 
         async def probe(self, timeout_s: float) -> float:
             await anyio.sleep_forever()
@@ -120,10 +120,10 @@ def test_a_call_that_is_answered_is_a_sign_of_life() -> None:
     async def main() -> None:
         async with FakeBackend(kind=Deaf) as backend, Pool([Node("here", backend)]) as pool:
             await pool.create("a", SPEC)
-            box = pool.get("a")
+            sandbox = pool.get("a")
             for _ in range(30):
                 await anyio.sleep(0.9)
-                await box.exec(["true"], timeout_s=1)
+                await sandbox.exec(["true"], timeout_s=1)
             assert states(pool.view("a")) == [STARTING, LEASED]
             await anyio.sleep(4.6)
             assert pool.view("a").state is LOST
@@ -131,30 +131,30 @@ def test_a_call_that_is_answered_is_a_sign_of_life() -> None:
     run(main)
 
 
-def test_that_our_own_loop_was_held_up_is_nobodys_silence() -> None:
+def test_our_own_event_loop_lag_does_not_count_as_a_missed_probe() -> None:
     watch = LivenessTimes(interval_s=0.04, suspect_s=0.1, lost_s=0.2)
 
     async def main() -> None:
         async with FakeBackend() as backend, Pool([Node("here", backend)], watch=watch) as pool:
             for number in range(20):
-                await pool.create(f"box {number}", SPEC)
+                await pool.create(f"sandbox {number}", SPEC)
             for _ in range(3):
                 await anyio.sleep(0.1)
-                threading.Event().wait(0.5)  # everything in this process stands still
+                threading.Event().wait(0.5)  # block the event loop
             await anyio.sleep(0.3)
             assert {view.state for view in pool.views()} == {LEASED}
 
     clock.run(main)
 
 
-def test_what_waits_for_us_to_take_its_output_is_not_silent() -> None:
+def test_a_sandbox_with_unread_output_is_not_lost() -> None:
     class Unread(FakeSandbox):
         is_unread = True
 
     async def main() -> None:
         async with FakeBackend(kind=Unread) as backend, Pool([Node("here", backend)]) as pool:
             await pool.create("a", SPEC)
-            backend.boxes[0].pause()
+            backend.sandboxes[0].pause()
             await anyio.sleep(30)
             assert pool.view("a").state is LEASED
             Unread.is_unread = False
@@ -164,7 +164,7 @@ def test_what_waits_for_us_to_take_its_output_is_not_silent() -> None:
     run(main)
 
 
-def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
+def test_memory_that_is_almost_full_is_an_alert_once_a_minute() -> None:
     class Greedy(FakeSandbox):
         async def stats(self) -> Mapping[str, JSON]:
             return {"memory_bytes": 58 << 20}
@@ -174,14 +174,14 @@ def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
             await pool.create("a", SandboxSpec(memory_mib=64), tenant="ann")
             await pool.create("b", SandboxSpec(memory_mib=128))
             await anyio.sleep(150)
-            alerts = [event for event in await told(pool) if event.kind == "memory"]
+            alerts = [event for event in await past_events(pool) if event.kind == "memory"]
             assert [(event.sandbox_id, event.tenant) for event in alerts] == [("a", "ann")] * 3
             assert alerts[0].text == "58 of 64 MiB of memory in use"
 
     run(main)
 
 
-def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
+def test_a_disk_that_is_almost_full_is_an_alert_and_counted() -> None:
     class Full(FakeSandbox):
         async def stats(self) -> Mapping[str, JSON]:
             return {"disk_place": "/tmp", "disk_percent": 89 if self.id.endswith("0") else 90}
@@ -192,7 +192,7 @@ def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
             await pool.create("b", SPEC, tenant="ann")
             pool.alert("disk", "the disk of /tmp has 3 MiB free")
             await anyio.sleep(65)
-            alerts = [event for event in await told(pool) if event.kind == "disk"]
+            alerts = [event for event in await past_events(pool) if event.kind == "disk"]
             assert [(event.sandbox_id, event.tenant, event.text) for event in alerts] == [
                 ("", "", "the disk of /tmp has 3 MiB free"),
                 ("b", "ann", "90 % of the disk limit at /tmp in use"),
@@ -202,11 +202,11 @@ def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
     run(main)
 
 
-def test_what_nobody_foresaw_of_one_box_is_no_business_of_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unhandled_exception_of_one_sandbox_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
     class Odd(FakeSandbox):
         async def stop(self) -> None:
             await super().stop()
-            raise RuntimeError("a daemon's answer that is none")
+            raise RuntimeError("an unexpected answer of the daemon")
 
         async def diagnose(self) -> str:
             raise KeyError("State")
@@ -215,20 +215,20 @@ def test_what_nobody_foresaw_of_one_box_is_no_business_of_others(caplog: pytest.
         async with FakeBackend(kind=Odd) as backend, Pool([Node("here", backend)]) as pool:
             for name in ("a", "b", "c"):
                 await pool.create(name, SPEC)
-            backend.boxes[0].pause()
+            backend.sandboxes[0].pause()
             await pool.stop("b")
             await anyio.sleep(6)
             assert pool.view("a").phases[-1].reason == "KeyError: 'State', no answer for 4 s"
             assert await pool.get("c").probe(5) < 5
-            alerts = [(event.sandbox_id, event.text) for event in await told(pool) if event.kind == "stop"]
-            why = "sandbox may be left behind: RuntimeError: a daemon's answer that is none"
+            alerts = [(event.sandbox_id, event.text) for event in await past_events(pool) if event.kind == "stop"]
+            why = "sandbox may be left behind: RuntimeError: an unexpected answer of the daemon"
             assert alerts == [("b", why), ("a", why)]
 
     run(main)
     assert caplog.text.count("unhandled exception") == 4
 
 
-def test_the_last_probe_of_each_is_counted() -> None:
+def test_counts_have_the_duration_of_the_last_probe() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC)
@@ -240,7 +240,7 @@ def test_the_last_probe_of_each_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "found"),
+    ("quiet_s", "found"),
     [
         (0, Liveness.WELL),
         (1.49, Liveness.WELL),
@@ -249,21 +249,21 @@ def test_the_last_probe_of_each_is_counted() -> None:
         (4.0, Liveness.LOST),
     ],
 )
-def test_a_silence_means_what_its_length_says(silent_s: float, found: Liveness) -> None:
-    assert liveness(silent_s, WATCH) is found
+def test_liveness_depends_on_the_time_since_the_last_answer(quiet_s: float, found: Liveness) -> None:
+    assert liveness(quiet_s, WATCH) is found
 
 
-def test_lateness_moves_the_beginning_of_a_silence_but_not_into_the_future() -> None:
+def test_event_loop_lag_moves_the_last_answer_but_not_into_the_future() -> None:
     assert compensate_loop_lag(10.0, 3.0, now=15.0) == 13.0
     assert compensate_loop_lag(14.0, 3.0, now=15.0) == 15.0
     assert compensate_loop_lag(10.0, 0.25, now=15.0) == 10.0
 
 
-@given(late_s=st.floats(0, 1000), heard_ago_s=st.floats(0, 1000))
-def test_no_lateness_makes_a_silence_longer(late_s: float, heard_ago_s: float) -> None:
-    assert 2000.0 - heard_ago_s <= compensate_loop_lag(2000.0 - heard_ago_s, late_s, now=2000.0) <= 2000.0
+@given(late_s=st.floats(0, 1000), answered_ago_s=st.floats(0, 1000))
+def test_event_loop_lag_never_makes_an_answer_older(late_s: float, answered_ago_s: float) -> None:
+    assert 2000.0 - answered_ago_s <= compensate_loop_lag(2000.0 - answered_ago_s, late_s, now=2000.0) <= 2000.0
 
 
-def test_the_seconds_of_a_watch_must_be_in_order() -> None:
+def test_liveness_times_must_be_in_order() -> None:
     with pytest.raises(ValueError, match="0 < interval_s < suspect_s < lost_s"):
         LivenessTimes(interval_s=2, suspect_s=1.5)

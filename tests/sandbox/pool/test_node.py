@@ -1,4 +1,4 @@
-"""The nodes of a pool, of scripted boxes, on virtual time: which one is taken, how they fail, come and go."""
+"""The nodes of a pool of scripted sandboxes, on virtual time: placement, failures, adding and removing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
             ]
             async with Pool(nodes) as pool:
                 for number in range(10):
-                    await pool.create(f"box {number}", SPEC)
-                placed = [pool.view(f"box {number}").node for number in range(10)]
+                    await pool.create(f"sandbox {number}", SPEC)
+                placed = [pool.view(f"sandbox {number}").node for number in range(10)]
                 assert placed == [*["large"] * 3, "small", *["large"] * 4, "small", "large"]
                 with pytest.raises(CapacityError):
                     await pool.create("one more", SPEC)
@@ -33,7 +33,7 @@ def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
     run(main)
 
 
-def test_who_waits_for_what_went_with_its_node_is_told_and_holds_nobody_up() -> None:
+def test_a_request_that_only_a_removed_node_could_hold_fails_without_delaying_others() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             pool = Pool([Node("big", backend, Capacity(cpus=8)), Node("small", backend, Capacity(cpus=1))])
@@ -52,7 +52,7 @@ def test_who_waits_for_what_went_with_its_node_is_told_and_holds_nobody_up() -> 
 
 
 class Dead(FakeBackend):
-    """Starts nothing, and says so quickly or not at all."""
+    """Starts nothing: fails quickly or never returns."""
 
     is_hung = False
     tries = 0
@@ -64,7 +64,7 @@ class Dead(FakeBackend):
         raise SandboxStartError("dead", "its daemon does not answer")
 
 
-def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there_starts_elsewhere() -> None:
+def test_a_node_on_which_nothing_starts_backs_off_and_its_requests_start_elsewhere() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Dead() as dead:
             pool = Pool([Node("dead", dead, Capacity(sandboxes=50)), Node("well", backend, Capacity(sandboxes=50))])
@@ -74,7 +74,7 @@ def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there
                     await anyio.sleep(1)
                 assert pool.counts().failed_starts == 0
                 assert {view.node for view in pool.views()} == {"well"}
-                # Tries at 0, 1, 2, 3, 4, 6, 10, 17, 27, 37 and 47 s: after 0.1 s, twice that, ... and at most 10 s.
+                # Starts at 0, 1, 2, 3, 4, 6, 10, 17, 27, 37 and 47 s: after 0.1 s, twice that, ... and at most 10 s.
                 assert dead.tries == 11
                 with pytest.raises(CapacityError):
                     await pool.create("full", SPEC)
@@ -85,7 +85,7 @@ def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there
     run(main)
 
 
-def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_that_starts() -> None:
+def test_a_node_is_tried_with_one_sandbox_after_its_backoff_and_used_again_if_it_starts() -> None:
     class Mended(Dead):
         async def start(self, spec: SandboxSpec) -> FakeSandbox:
             if clock.now() < 5:
@@ -110,9 +110,9 @@ def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_th
     run(main)
 
 
-def test_the_only_node_is_used_whatever_became_of_the_start_before() -> None:
+def test_the_only_node_is_used_also_after_a_failed_start() -> None:
     async def main() -> None:
-        async with opened(Fate(start_failure="no such image"), Fate(), boxes=1) as (pool, _):
+        async with opened(Fate(start_failure="no such image"), Fate(), sandboxes=1) as (pool, _):
             with pytest.raises(SandboxStartError):
                 await pool.create("a", SPEC)
             await pool.create("b", SPEC)
@@ -121,7 +121,7 @@ def test_the_only_node_is_used_whatever_became_of_the_start_before() -> None:
     run(main)
 
 
-def test_a_start_that_a_backend_never_ends_is_given_up() -> None:
+def test_a_start_that_never_returns_times_out() -> None:
     async def main() -> None:
         async with Dead() as dead, Pool([Node("here", dead, Capacity(sandboxes=1))]) as pool:
             dead.is_hung = True
@@ -134,7 +134,7 @@ def test_a_start_that_a_backend_never_ends_is_given_up() -> None:
     run(main)
 
 
-def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
+def test_the_sandboxes_of_a_removed_node_are_lost_with_its_cause() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool() as pool:
             with pytest.raises(CapacityError, match="the pool has no nodes"):
@@ -143,16 +143,16 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
             with pytest.raises(ValueError, match="a node named 'one' already exists"):
                 pool.add_node(Node("one", backend))
             await pool.create("a", SPEC)
-            box = pool.get("a")
+            sandbox = pool.get("a")
             pool.add_node(Node("two", backend, Capacity(sandboxes=1)))
             await pool.create("b", SPEC)
             pool.remove_node("one", cause("node one was shut down"))
             pool.remove_node("one", cause("again"))
             with pytest.raises(SandboxLostError, match="a lost: node one was shut down"):
-                await box.exec(["true"], timeout_s=1)
+                await sandbox.exec(["true"], timeout_s=1)
             await anyio.sleep(1)
             assert [pool.view(name).state for name in ("a", "b")] == [SandboxState.LOST, SandboxState.LEASED]
-            assert backend.boxes[0].is_gone
+            assert backend.sandboxes[0].is_gone
             with pytest.raises(CapacityError):
                 await pool.create("c", SPEC)
             pool.remove_node("two", cause("node two is on fire"))
@@ -162,7 +162,7 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
     run(main)
 
 
-def test_a_start_that_a_node_takes_with_it_has_failed() -> None:
+def test_a_start_on_a_removed_node_fails() -> None:
     async def main() -> None:
         backend = FakeBackend(lambda number, rng: Fate(start_s=10))
         async with backend, Pool([Node("one", backend)]) as pool, anyio.create_task_group() as tasks:
@@ -179,7 +179,7 @@ async def remove_later(pool: Pool, name: str) -> None:
     pool.remove_node(name, cause("gone"))
 
 
-def test_a_lease_waits_for_a_node_that_comes() -> None:
+def test_a_lease_waits_for_a_new_node() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
 

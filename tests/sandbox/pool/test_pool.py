@@ -1,4 +1,4 @@
-"""A pool over scripted boxes, on virtual time: what is lent, to whom, for how long, and how it ends."""
+"""A pool over scripted sandboxes, on virtual time: leases, names, times to live, and ends."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
-from tests.sandbox.pool.pools import SPEC, opened, run, states, told
+from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 
 
-def test_a_pool_is_one_for_the_type_checker() -> None:
+def test_a_pool_satisfies_the_protocol() -> None:
     pool: SandboxPool = Pool()
     assert pool.views() == []
 
 
-def test_a_lease_lends_a_sandbox_and_stops_it_before_the_block_is_left() -> None:
+def test_a_lease_stops_its_sandbox_before_the_block_ends() -> None:
     async def main() -> None:
         async with opened(Fate(start_s=2)) as (pool, backend):
-            async with pool.lease(SPEC, tenant="ann") as box:
+            async with pool.lease(SPEC, tenant="ann") as sandbox:
                 assert clock.now() == 2
-                assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
-                view = pool.view(box.id)
+                assert (await sandbox.exec(["true"], timeout_s=5)).exit_code == 0
+                view = pool.view(sandbox.id)
                 assert (view.backend_id, view.node, view.tenant) == ("fake-0", "here", "ann")
-            assert backend.boxes[0].is_gone
-            view = pool.view(box.id)
+            assert backend.sandboxes[0].is_gone
+            view = pool.view(sandbox.id)
             assert states(view) == [STARTING, LEASED, STOPPED]
             assert view.phases[-1].reason == "released"
             with pytest.raises(SandboxLostError, match="lost: released"):
-                await box.exec(["true"], timeout_s=5)
+                await sandbox.exec(["true"], timeout_s=5)
 
     run(main)
 
 
-def test_a_start_that_fails_raises_why_and_frees_its_place() -> None:
+def test_a_start_that_fails_raises_its_cause_and_frees_its_capacity() -> None:
     async def main() -> None:
-        async with opened(Fate(start_failure="no such image"), Fate(), boxes=1) as (pool, _):
+        async with opened(Fate(start_failure="no such image"), Fate(), sandboxes=1) as (pool, _):
             with pytest.raises(SandboxStartError, match="pool-1 did not start: no such image"):
                 async with pool.lease(SPEC):
                     pytest.fail("it did not start")
@@ -56,7 +56,7 @@ def test_a_start_that_fails_raises_why_and_frees_its_place() -> None:
     run(main)
 
 
-def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_others(
+def test_an_unhandled_exception_of_a_start_does_not_affect_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Odd(FakeBackend):
@@ -69,18 +69,18 @@ def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_other
         async with (
             Odd() as backend,
             Pool([Node("here", backend, Capacity(sandboxes=2))]) as pool,
-            pool.lease(SPEC) as box,
+            pool.lease(SPEC) as sandbox,
         ):
             with pytest.raises(SandboxStartError, match="OverflowError: cannot convert"):
                 await pool.create("odd", SandboxSpec(cpus=1e308))
-            assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+            assert (await sandbox.exec(["true"], timeout_s=5)).exit_code == 0
             await pool.create("even", SPEC)
 
     run(main)
     assert "unhandled exception" in caplog.text
 
 
-def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
+def test_calls_raise_the_cause_as_soon_as_the_sandbox_dies() -> None:
     def answer(command: object) -> ExecResult:
         return ExecResult(0, duration_s=100)
 
@@ -88,16 +88,16 @@ def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
         async with opened(
             Fate(dies_after_s=3, cause=cause("out of memory", CauseKind.OUT_OF_MEMORY), answer=answer)
         ) as (pool, _):
-            async with pool.lease(SPEC) as box:
-                shell = box.shell()
+            async with pool.lease(SPEC) as sandbox:
+                shell = sandbox.shell()
                 with pytest.raises(SandboxLostError, match="pool-1 lost: out of memory"):
-                    await box.exec(["sleep", "100"], timeout_s=200)
+                    await sandbox.exec(["sleep", "100"], timeout_s=200)
                 assert clock.now() == 3
                 with pytest.raises(SandboxLostError, match="out of memory"):
                     await shell.run("true", timeout_s=1)
-                assert str(await box.wait()) == "out of memory"
-                assert pool.view(box.id).state is LOST
-            assert states(pool.view(box.id)) == [STARTING, LEASED, LOST]
+                assert str(await sandbox.wait()) == "out of memory"
+                assert pool.view(sandbox.id).state is LOST
+            assert states(pool.view(sandbox.id)) == [STARTING, LEASED, LOST]
             assert pool.counts().losses == {"out_of_memory": 1}
 
     run(main)
@@ -116,7 +116,7 @@ def test_a_sandbox_whose_command_has_exited_is_finished_and_not_lost() -> None:
     run(main)
 
 
-def test_a_lost_sandbox_stays_lost_and_nobody_gets_another_in_its_place() -> None:
+def test_a_lost_sandbox_remains_lost_and_is_not_replaced_under_its_name() -> None:
     async def main() -> None:
         async with opened(Fate(dies_after_s=1)) as (pool, backend):
             await pool.create("a", SPEC)
@@ -124,7 +124,7 @@ def test_a_lost_sandbox_stays_lost_and_nobody_gets_another_in_its_place() -> Non
             with pytest.raises(SandboxLostError, match="sandbox a lost: killed by signal 9"):
                 pool.get("a")
             assert states(await pool.create("a", SPEC)) == [STARTING, LEASED, LOST]
-            assert len(backend.boxes) == 1
+            assert len(backend.sandboxes) == 1
 
     run(main)
 
@@ -142,12 +142,12 @@ def test_create_can_be_repeated_also_at_the_same_moment() -> None:
                     tasks.start_soon(make)
             await make()
             assert ids == ["fake-0"] * 6
-            assert len(backend.boxes) == 1
+            assert len(backend.sandboxes) == 1
 
     run(main)
 
 
-def test_a_name_is_one_sandbox_of_one_spec_and_tenant() -> None:
+def test_a_name_belongs_to_one_sandbox_of_one_spec_and_tenant() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC, tenant="ann")
@@ -161,7 +161,7 @@ def test_a_name_is_one_sandbox_of_one_spec_and_tenant() -> None:
     run(main)
 
 
-def test_the_sandboxes_of_others_are_not_found() -> None:
+def test_the_sandboxes_of_other_tenants_are_not_found() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC, tenant="ann")
@@ -179,26 +179,26 @@ def test_the_sandboxes_of_others_are_not_found() -> None:
     run(main)
 
 
-def test_stop_ends_it_for_good_and_can_be_repeated() -> None:
+def test_stop_can_be_repeated() -> None:
     async def main() -> None:
         async with opened() as (pool, backend):
             await pool.create("a", SPEC)
-            box = pool.get("a")
+            sandbox = pool.get("a")
             await pool.stop("a")
-            assert backend.boxes[0].is_gone
+            assert backend.sandboxes[0].is_gone
             await pool.stop("a")
-            await pool.stop("never made")
+            await pool.stop("never created")
             assert pool.view("a").phases[-1].reason == "stopped"
             with pytest.raises(SandboxLostError, match="stopped"):
                 pool.get("a")
             with pytest.raises(SandboxLostError, match="stopped"):
-                await box.read("x")
-            await box.stop()
+                await sandbox.read("x")
+            await sandbox.stop()
 
     run(main)
 
 
-def test_a_name_that_was_stopped_can_be_given_again() -> None:
+def test_the_name_of_a_stopped_sandbox_can_be_used_again() -> None:
     async def main() -> None:
         async with opened() as (pool, backend):
             for number, spec in enumerate((SPEC, SPEC, replace(SPEC, memory_mib=64))):
@@ -206,7 +206,7 @@ def test_a_name_that_was_stopped_can_be_given_again() -> None:
                 assert (view.backend_id, view.state) == (f"fake-{number}", LEASED)
                 await pool.stop("a", tenant="ann")
                 assert [(view.id, view.backend_id) for view in pool.views()] == [("a", f"fake-{number}")]
-            assert len(backend.boxes) == 3
+            assert len(backend.sandboxes) == 3
 
     run(main)
 
@@ -219,7 +219,7 @@ def test_a_name_whose_sandbox_was_lost_or_expired_is_free_once_its_owner_stops_i
             await pool.stop("a", tenant="bob")
             assert (await pool.create("a", SPEC, tenant="ann")).state is LOST
             await pool.stop("a", tenant="ann")
-            assert pool.view("a").state is LOST  # it is to be seen what became of it
+            assert pool.view("a").state is LOST  # its end is still visible
             assert (await pool.create("a", SPEC, tenant="ann", ttl_s=60)).state is LEASED
             await anyio.sleep(61)
             assert (await pool.create("a", SPEC, tenant="ann")).state is STOPPED
@@ -229,7 +229,7 @@ def test_a_name_whose_sandbox_was_lost_or_expired_is_free_once_its_owner_stops_i
     run(main)
 
 
-def test_a_name_whose_sandbox_never_came_up_is_tried_again() -> None:
+def test_a_name_whose_sandbox_did_not_start_can_be_used_again() -> None:
     async def main() -> None:
         async with opened(Fate(start_failure="no image"), Fate()) as (pool, _):
             with pytest.raises(SandboxStartError, match="no image"):
@@ -240,7 +240,7 @@ def test_a_name_whose_sandbox_never_came_up_is_tried_again() -> None:
     run(main)
 
 
-def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
+def test_an_unused_sandbox_is_stopped_after_its_time_to_live() -> None:
     async def main() -> None:
         async with opened() as (pool, backend):
             view = await pool.create("a", SPEC, ttl_s=60)
@@ -249,12 +249,12 @@ def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
             assert states(pool.view("a")) == [STARTING, LEASED, STOPPED]
             assert pool.view("a").phases[-1].reason == "time-to-live passed"
             assert pool.view("a").expires_at_s is None
-            assert backend.boxes[0].is_gone
+            assert backend.sandboxes[0].is_gone
 
     run(main)
 
 
-def test_each_use_renews_the_time_and_a_long_call_is_one_use() -> None:
+def test_each_call_renews_the_time_to_live_also_a_long_one() -> None:
     def answer(command: object) -> ExecResult:
         return ExecResult(0, duration_s=200)
 
@@ -262,11 +262,11 @@ def test_each_use_renews_the_time_and_a_long_call_is_one_use() -> None:
         async with opened(Fate(answer=answer)) as (pool, _):
             await pool.create("a", SPEC, ttl_s=60)
             await anyio.sleep(50)
-            box = pool.get("a")
+            sandbox = pool.get("a")
             await anyio.sleep(50)
-            await box.write("there", b"x")
+            await sandbox.write("there", b"x")
             await anyio.sleep(50)
-            assert (await box.exec(["make"], timeout_s=300)).exit_code == 0
+            assert (await sandbox.exec(["make"], timeout_s=300)).exit_code == 0
             assert clock.now() == 350
             await anyio.sleep(59)
             assert pool.view("a").state is LEASED
@@ -276,7 +276,7 @@ def test_each_use_renews_the_time_and_a_long_call_is_one_use() -> None:
     run(main)
 
 
-def test_looking_at_a_sandbox_is_no_use_of_it() -> None:
+def test_reading_the_state_of_a_sandbox_does_not_renew_its_time_to_live() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC, ttl_s=60)
@@ -289,7 +289,7 @@ def test_looking_at_a_sandbox_is_no_use_of_it() -> None:
     run(main)
 
 
-def test_those_that_are_over_are_seen_for_ten_minutes_and_no_more_than_a_thousand() -> None:
+def test_up_to_a_thousand_ended_sandboxes_are_visible_for_ten_minutes() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC)
@@ -308,7 +308,7 @@ def test_those_that_are_over_are_seen_for_ten_minutes_and_no_more_than_a_thousan
     run(main)
 
 
-def test_a_name_belongs_to_the_files_that_its_sandbox_began_with() -> None:
+def test_a_name_belongs_to_the_snapshot_of_its_sandbox() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC)
@@ -322,25 +322,25 @@ def test_a_name_belongs_to_the_files_that_its_sandbox_began_with() -> None:
     run(main)
 
 
-def test_what_others_find_is_told_as_an_alert_once_a_minute() -> None:
+def test_a_repeated_alert_is_an_event_once_a_minute() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             for text in ("first", "second"):
                 pool.alert("restarts", text)
             await anyio.sleep(61)
             pool.alert("restarts", "third")
-            assert [event.text for event in await told(pool) if event.kind == "restarts"] == ["first", "third"]
+            assert [event.text for event in await past_events(pool) if event.kind == "restarts"] == ["first", "third"]
 
     run(main)
 
 
-def test_events_are_told_in_order_and_without_gaps() -> None:
+def test_events_are_in_order_and_without_gaps() -> None:
     async def main() -> None:
         async with opened(Fate(dies_after_s=2), Fate()) as (pool, _):
             await pool.create("a", SPEC, tenant="ann")
             await anyio.sleep(3)
             await pool.create("b", SPEC)
-            events = await told(pool)
+            events = await past_events(pool)
             assert [event.number for event in events] == [1, 2, 3, 4, 5]
             assert [(event.sandbox_id, event.tenant, event.state) for event in events] == [
                 ("a", "ann", STARTING),

@@ -1,4 +1,4 @@
-"""A pool that is full, of scripted boxes, on virtual time: who waits, whose turn it is, and what nobody could have."""
+"""The queue of a full pool of scripted sandboxes, on virtual time: order, quotas, and requests that cannot fit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pool.pools import SPEC, borrow, opened, run
 
 
-def test_a_lease_waits_for_room_and_says_when_there_was_none() -> None:
+def test_a_lease_waits_for_capacity_and_times_out() -> None:
     async def main() -> None:
-        async with opened(boxes=1) as (pool, _):
+        async with opened(sandboxes=1) as (pool, _):
             async with anyio.create_task_group() as tasks:
                 await pool.create("a", SPEC)
                 tasks.start_soon(stop_later, pool, "a", 10)
@@ -41,7 +41,7 @@ async def stop_later(pool: Pool, id: str, seconds: float) -> None:
     await pool.stop(id)
 
 
-def test_a_request_that_no_node_could_ever_hold_is_refused_at_once() -> None:
+def test_a_request_that_no_node_can_hold_is_rejected_at_once() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             pool = Pool(
@@ -57,7 +57,7 @@ def test_a_request_that_no_node_could_ever_hold_is_refused_at_once() -> None:
     run(main)
 
 
-def test_bounds_that_no_node_holds_together_are_impossible_too() -> None:
+def test_limits_that_no_node_can_hold_together_are_rejected() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             nodes = [Node("a", backend, Capacity(cpus=8, memory_mib=256)), Node("b", backend, Capacity(cpus=1))]
@@ -68,7 +68,7 @@ def test_bounds_that_no_node_holds_together_are_impossible_too() -> None:
     run(main)
 
 
-def test_a_node_holds_no_more_processes_than_it_can() -> None:
+def test_the_processes_of_a_node_are_limited() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(pids=600))]) as pool:
             await pool.create("a", SPEC)
@@ -83,10 +83,10 @@ def test_a_node_holds_no_more_processes_than_it_can() -> None:
     run(main)
 
 
-def test_tenants_are_served_in_turn_and_each_in_the_order_of_arrival() -> None:
+def test_tenants_are_served_in_turn_each_in_order_of_arrival() -> None:
     async def main() -> None:
         served: list[str] = []
-        async with opened(boxes=1) as (pool, _):
+        async with opened(sandboxes=1) as (pool, _):
 
             async def play(tenant: str, number: int) -> None:
                 async with pool.lease(SPEC, tenant=tenant, wait_s=1000):
@@ -107,7 +107,7 @@ def test_tenants_are_served_in_turn_and_each_in_the_order_of_arrival() -> None:
     run(main)
 
 
-def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
+def test_a_tenant_at_its_quota_does_not_delay_others() -> None:
     async def main() -> None:
         async with opened(most=2) as (pool, _):
             for name in ("a", "b"):
@@ -123,9 +123,9 @@ def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
     run(main)
 
 
-def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own() -> None:
+def test_sandboxes_without_a_tenant_share_one_quota_except_those_of_the_pool() -> None:
     async def main() -> None:
-        async with opened(most=1, share=0.1, boxes=4) as (pool, _):
+        async with opened(most=1, share=0.1, sandboxes=4) as (pool, _):
             await pool.create(":envs-a", SPEC)
             await pool.create("a", SPEC)
             with pytest.raises(CapacityError, match="the anonymous tenant is at its limit of 1 sandboxes"):
@@ -140,7 +140,7 @@ def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own()
     run(main)
 
 
-def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
+def test_a_tenant_is_limited_to_its_share_of_all_nodes_but_always_gets_a_first_sandbox() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             nodes = [Node(name, backend, Capacity(sandboxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
@@ -162,7 +162,7 @@ def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_san
     run(main)
 
 
-def test_who_needs_much_is_not_passed_by_for_ever() -> None:
+def test_a_large_request_is_not_starved() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(cpus=2))]) as pool:
             served: list[float] = []
@@ -183,7 +183,7 @@ def test_who_needs_much_is_not_passed_by_for_ever() -> None:
     run(main)
 
 
-def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> None:
+def test_capacity_that_a_starving_request_cannot_use_is_given_to_others() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             pool = Pool([Node("big", backend, Capacity(cpus=8)), Node("small", backend, Capacity(cpus=1))])
@@ -192,10 +192,10 @@ def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> No
                 tasks.start_soon(borrow, pool, SandboxSpec(cpus=8))
                 await anyio.sleep(1)
                 for _ in range(60):
-                    async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0) as box:
-                        assert pool.view(box.id).node == "small" or clock.now() < 33
+                    async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0) as sandbox:
+                        assert pool.view(sandbox.id).node == "small" or clock.now() < 33
                         await anyio.sleep(1)
-                # What the large one could use is kept for it by now.
+                # What the large request can use is reserved for it by now.
                 async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0):
                     with pytest.raises(CapacityError):
                         await pool.create("b", SandboxSpec(cpus=1), tenant="other")
@@ -204,7 +204,7 @@ def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> No
     run(main)
 
 
-def test_two_who_have_waited_for_long_do_not_wait_for_each_other() -> None:
+def test_two_starving_requests_do_not_wait_for_each_other() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(cpus=3))]) as pool:
             served: list[str] = []
@@ -229,9 +229,9 @@ def test_two_who_have_waited_for_long_do_not_wait_for_each_other() -> None:
     run(main)
 
 
-def test_no_more_is_wanted_than_tenants_may_have_and_further_nodes_could_give() -> None:
+def test_the_wanted_capacity_is_limited_by_quotas_and_by_what_nodes_can_hold() -> None:
     async def main() -> None:
-        async with opened(boxes=3, most=2) as (pool, _), anyio.create_task_group() as tasks:
+        async with opened(sandboxes=3, most=2) as (pool, _), anyio.create_task_group() as tasks:
             await pool.create("a", SPEC, tenant="ann")
             for number in range(2):
                 await pool.create(f"b{number}", SPEC, tenant="bob")
@@ -247,9 +247,9 @@ def test_no_more_is_wanted_than_tenants_may_have_and_further_nodes_could_give() 
     run(main)
 
 
-def test_who_gives_up_waiting_leaves_no_trace_and_its_turn_to_the_next() -> None:
+def test_a_request_that_stops_waiting_leaves_its_turn_to_the_next() -> None:
     async def main() -> None:
-        async with opened(boxes=1) as (pool, _):
+        async with opened(sandboxes=1) as (pool, _):
             await pool.create("a", SPEC)
             with anyio.move_on_after(5):
                 async with pool.lease(SPEC, tenant="ann"):
@@ -263,9 +263,9 @@ def test_who_gives_up_waiting_leaves_no_trace_and_its_turn_to_the_next() -> None
     run(main)
 
 
-def test_a_create_with_a_wait_gets_its_turn_among_leases() -> None:
+def test_a_create_that_waits_is_queued_with_leases() -> None:
     async def main() -> None:
-        async with opened(boxes=1) as (pool, _):
+        async with opened(sandboxes=1) as (pool, _):
 
             async def use() -> None:
                 async with pool.lease(SPEC, tenant="ann", wait_s=1000):

@@ -1,4 +1,4 @@
-"""Pools under any order of events: whatever is asked and whatever dies, the books are right at every moment."""
+"""Pools under random events: their counts are right at every moment, and nothing is left at the end."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import PoolEvent, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
-from tests.sandbox.pool.pools import told
+from tests.sandbox.pool.pools import past_events
 
-Deed: TypeAlias = tuple[
+Action: TypeAlias = tuple[
     Literal["create", "lease", "cancelled lease", "stop", "kill", "pause", "resume", "wait", "remove", "add"], int
 ]
 
 SPECS = [SandboxSpec(memory_mib=100), SandboxSpec(memory_mib=200), SandboxSpec(memory_mib=300)]
 TENANTS = ["ann", "bob"]
-MOST, BOXES = 3, 3
+MOST, SANDBOXES = 3, 3
 OVER = (SandboxState.LOST, SandboxState.STOPPED)
 KINDS = ["create", "lease", "cancelled lease", "stop", "kill", "pause", "resume", "wait", "remove", "add"]
 REFUSALS = (CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError)
 
 
 class Play:
-    """A pool of two nodes, and what is done to it."""
+    """A pool of two nodes, and the actions on it."""
 
     def __init__(self, pool: Pool, backends: list[FakeBackend], tasks: anyio.abc.TaskGroup) -> None:
         self.pool = pool
@@ -41,9 +41,9 @@ class Play:
         self.nodes = [new_node(at, backend) for at, backend in enumerate(backends)]
         self.tasks = tasks
 
-    async def do(self, deed: Deed) -> None:
-        kind, number = deed
-        boxes = [box for backend in self.backends for box in backend.sandboxes if not box.is_gone]
+    async def do(self, action: Action) -> None:
+        kind, number = action
+        sandboxes = [sandbox for backend in self.backends for sandbox in backend.sandboxes if not sandbox.is_gone]
         if kind == "create":
             self.tasks.start_soon(self.create, number)
         elif kind == "lease":
@@ -60,9 +60,9 @@ class Play:
             node = self.nodes[number % 2] = new_node(number % 2, self.backends[number % 2])
             self.pool.remove_node(node.name, cause("it was replaced"))
             self.pool.add_node(node)
-        elif boxes:
-            box = boxes[number % len(boxes)]
-            {"kill": lambda: box.die(cause("killed")), "pause": box.pause, "resume": box.resume}[kind]()
+        elif sandboxes:
+            sandbox = sandboxes[number % len(sandboxes)]
+            {"kill": lambda: sandbox.die(cause("killed")), "pause": sandbox.pause, "resume": sandbox.resume}[kind]()
         await anyio.lowlevel.checkpoint()
 
     async def create(self, number: int) -> None:
@@ -76,30 +76,30 @@ class Play:
     async def lease(self, number: int, seconds: float) -> None:
         with anyio.move_on_after(seconds):
             try:
-                async with self.pool.lease(SPECS[number % 3], tenant=TENANTS[number % 2], wait_s=4) as box:
+                async with self.pool.lease(SPECS[number % 3], tenant=TENANTS[number % 2], wait_s=4) as sandbox:
                     while True:
-                        await box.exec(["true"], timeout_s=1)
+                        await sandbox.exec(["true"], timeout_s=1)
                         await anyio.sleep(0.5)
             except REFUSALS:
                 pass
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the invariants."""
         alive = [view for view in self.pool.views() if view.state not in OVER]
         held = Counter(view.tenant for view in alive if view.tenant)
         assert all(count <= MOST for count in held.values())
         for node in self.nodes:
-            assert 0 <= node.used.sandboxes <= BOXES
+            assert 0 <= node.used.sandboxes <= SANDBOXES
             assert 0 <= node.used.memory_mib <= 600
         assert sum(self.pool.counts().states.values()) == len(alive)
 
 
 def new_node(at: int, backend: FakeBackend) -> Node:
-    return Node(f"node {at}", backend, Capacity(sandboxes=BOXES, memory_mib=600))
+    return Node(f"node {at}", backend, Capacity(sandboxes=SANDBOXES, memory_mib=600))
 
 
 def is_allowed(events: list[PoolEvent]) -> bool:
-    """Whether nothing comes back from being over, unless it begins anew: with a start, or in a spare."""
+    """Whether an ended sandbox has no further events, unless it starts again or a warm one takes its name."""
     over: set[str] = set()
     for event in events:
         if event.state is SandboxState.STARTING or event.text.startswith("leased; was warm as"):
@@ -112,8 +112,8 @@ def is_allowed(events: list[PoolEvent]) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(deeds=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 59)), max_size=40))
-def test_whatever_happens_the_books_are_right_and_nothing_is_left(deeds: list[Deed]) -> None:
+@given(actions=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 59)), max_size=40))
+def test_counts_are_right_after_each_action_and_nothing_is_left(actions: list[Action]) -> None:
     async def main() -> None:
         backends = [FakeBackend(lambda number, rng: Fate(start_s=rng.uniform(0, 2)), seed=at) for at in range(2)]
         async with backends[0], backends[1]:
@@ -123,15 +123,15 @@ def test_whatever_happens_the_books_are_right_and_nothing_is_left(deeds: list[De
                 play = Play(pool, backends, tasks)
                 for node in play.nodes:
                     pool.add_node(node)
-                for deed in deeds:
-                    await play.do(deed)
+                for action in actions:
+                    await play.do(action)
                     play.check()
-                assert is_allowed(await told(pool))
+                assert is_allowed(await past_events(pool))
                 await anyio.sleep(40)
                 play.check()
                 assert pool.counts().waiting == {}
             assert pool.counts().states == {}
-            assert all(box.is_gone for backend in backends for box in backend.sandboxes)
+            assert all(sandbox.is_gone for backend in backends for sandbox in backend.sandboxes)
             assert all(node.used == (0, 0.0, 0, 0, 0) for node in play.nodes)
 
     clock.run(main, virtual=True)

@@ -1,4 +1,4 @@
-"""Pools of real boxes: what is done to them is seen in time, and its cause; what was lent is given back."""
+"""Pools of real sandboxes: losses are detected in time with their cause, and nothing is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
 from tests.sandbox.containers import containers_of, docker
-from tests.sandbox.pool.pools import Book
+from tests.sandbox.pool.pools import FakeLedger
 
 PARAMS = [
     pytest.param("local", marks=pytest.mark.bwrap),
@@ -49,7 +49,7 @@ async def opened(kind: Kind, stocks: Sequence[WarmSpec] = (), ledger: LedgerStor
 
 @dataclass
 class Victim:
-    """A box in which a program sleeps, as seen from outside."""
+    """A sandbox in which a program sleeps, as seen from outside."""
 
     kind: Kind
     sandbox_id: str
@@ -75,12 +75,12 @@ class Victim:
 
 
 async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[float, str]:
-    """Do harm to a box in use; return after how many seconds its user was told, and the cause."""
+    """Harm a sandbox in use; return the seconds until its call raised, and the cause."""
     done_at = 0.0
 
     async with opened(kind) as pool:
         await pool.create("a", kind.spec(memory_mib=128))
-        box = pool.get("a")
+        sandbox = pool.get("a")
         marker = new_marker()
 
         async def hurt() -> None:
@@ -94,14 +94,14 @@ async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[fl
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hurt)
             with pytest.raises(SandboxLostError) as error:
-                await box.exec(["sleep", marker], timeout_s=60)
+                await sandbox.exec(["sleep", marker], timeout_s=60)
             seconds = clock.now() - done_at
         assert pool.view("a").state is SandboxState.LOST
         await until(lambda: not sleepers(marker))
     return seconds, str(error.value.cause)
 
 
-def test_a_box_that_is_killed_is_lost_at_once(kind: Kind) -> None:
+def test_a_sandbox_that_is_killed_is_lost_at_once(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.kill)
         assert cause == "killed by signal 9 (SIGKILL)"
@@ -110,7 +110,7 @@ def test_a_box_that_is_killed_is_lost_at_once(kind: Kind) -> None:
     run(main)
 
 
-def test_a_box_that_is_ended_from_outside_is_lost_at_once(kind: Kind) -> None:
+def test_a_sandbox_that_is_terminated_from_outside_is_lost_at_once(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.kill_by_name)
         assert cause == f"killed by signal {'9 (SIGKILL)' if kind.has_images else '15 (SIGTERM)'}"
@@ -119,7 +119,7 @@ def test_a_box_that_is_ended_from_outside_is_lost_at_once(kind: Kind) -> None:
     run(main)
 
 
-def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
+def test_a_sandbox_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.pause)
         assert cause == "paused, no answer for 4 s"
@@ -128,7 +128,7 @@ def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
     run(main)
 
 
-def test_a_box_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None:
+def test_a_sandbox_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.stop)
         assert cause == ("no answer for 4 s" if kind.has_images else "paused, no answer for 4 s")
@@ -137,7 +137,7 @@ def test_a_box_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None
     run(main)
 
 
-def test_a_box_whose_command_has_used_up_its_memory_is_lost_and_says_so(kind: Kind) -> None:
+def test_a_sandbox_that_is_out_of_memory_is_lost_with_that_cause(kind: Kind) -> None:
     eat = "import time; time.sleep(1); hoard = []\nwhile True: hoard.append(bytearray(1 << 24))"
 
     async def main() -> None:
@@ -151,15 +151,15 @@ def test_a_box_whose_command_has_used_up_its_memory_is_lost_and_says_so(kind: Ki
 
 
 @pytest.mark.alone  # milliseconds are measured
-def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afterwards(kind: Kind) -> None:
+def test_warm_sandboxes_are_leased_within_twenty_milliseconds_and_nothing_is_left(kind: Kind) -> None:
     before = traces()
 
     async def main() -> None:
         booted: list[str] = []
 
-        async def boot(box: Sandbox) -> None:
-            await box.write("booted", b"yes")
-            booted.append(box.id)
+        async def boot(sandbox: Sandbox) -> None:
+            await sandbox.write("booted", b"yes")
+            booted.append(sandbox.id)
 
         spec = kind.spec(memory_mib=64)
         seconds: list[float] = []
@@ -167,9 +167,9 @@ def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afte
             for _ in range(10):
                 await until(lambda: pool.counts().warm == 2)
                 began = clock.now()
-                async with pool.lease(spec) as box:
+                async with pool.lease(spec) as sandbox:
                     seconds.append(clock.now() - began)
-                    assert await box.read("booted") == b"yes"
+                    assert await sandbox.read("booted") == b"yes"
             assert len(booted) >= 11
         assert statistics.median(seconds) < 0.02
 
@@ -177,7 +177,7 @@ def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afte
     assert traces() == before
 
 
-def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> None:
+def test_a_killed_warm_sandbox_is_replaced_within_three_seconds(kind: Kind) -> None:
     async def main() -> None:
         spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
         async with opened(kind, [WarmSpec(spec, 1)]) as pool:
@@ -190,70 +190,72 @@ def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> 
     run(main)
 
 
-async def leave(backend: SandboxBackend, book: Book, id: str, spec: SandboxSpec, state: SandboxState) -> Sandbox:
-    """Start a box that is left running, as by a server that is killed, and write it down."""
-    box = await backend.start(replace(spec, detached=True, orphan_ttl_s=60, ledger=book.id))
+async def leave(
+    backend: SandboxBackend, ledger: FakeLedger, id: str, spec: SandboxSpec, state: SandboxState
+) -> Sandbox:
+    """Start a sandbox, leave it running as a killed server does, and record it."""
+    sandbox = await backend.start(replace(spec, detached=True, orphan_ttl_s=60, ledger=ledger.id))
     phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, 2.0, ""))
-    book.pages[id] = SandboxView(id, box.id, "here", "", spec, phases)
-    return box
+    ledger.views[id] = SandboxView(id, sandbox.id, "here", "", spec, phases)
+    return sandbox
 
 
-def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_others_is_not(kind: Kind) -> None:
+def test_unrecorded_sandboxes_of_an_earlier_server_are_removed_and_those_of_others_are_not(kind: Kind) -> None:
     before = traces()
-    book, other = Book(), Book()
-    book.id, other.id = secrets.token_hex(8), secrets.token_hex(8)
+    ledger, other = FakeLedger(), FakeLedger()
+    ledger.id, other.id = secrets.token_hex(8), secrets.token_hex(8)
 
     async def main() -> None:
         spec = kind.spec(memory_mib=32)
         async with kind.backend() as backend:
-            known = await leave(backend, book, "a", spec, SandboxState.LEASED)
-            started = await leave(backend, book, "b", spec, SandboxState.LEASED)
-            book.pages["b"] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
+            known = await leave(backend, ledger, "a", spec, SandboxState.LEASED)
+            started = await leave(backend, ledger, "b", spec, SandboxState.LEASED)
+            ledger.views["b"] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
             others = await leave(backend, other, "a", spec, SandboxState.LEASED)
-            nobodys = await backend.start(replace(spec, detached=True, orphan_ttl_s=60))
-        async with kind.backend() as backend, Pool([Node("here", backend)], ledger=book) as pool:
+            unowned = await backend.start(replace(spec, detached=True, orphan_ttl_s=60))
+        async with kind.backend() as backend, Pool([Node("here", backend)], ledger=ledger) as pool:
             assert isinstance(backend, Attaches)
-            assert await backend.list_detached(book.id) == [known.id]
+            assert await backend.list_detached(ledger.id) == [known.id]
             assert await pool.get("a").probe(5) < 5
             assert pool.view("b").state is SandboxState.STOPPED
             with pytest.raises(EnvkitError):
                 await backend.attach(started.id)
-            for box in (others, nobodys):
-                assert await (await backend.attach(box.id)).probe(5) < 5
-                await backend.remove(box.id)
+            for sandbox in (others, unowned):
+                assert await (await backend.attach(sandbox.id)).probe(5) < 5
+                await backend.remove(sandbox.id)
 
     run(main)
     assert traces() == before
 
 
-async def talk_to_the_end(pool: Pool, box: Lease) -> None:
-    async with box.program(["cat"], timeout_s=10) as program:
+async def receive_until_the_end(pool: Pool, sandbox: Lease) -> None:
+    async with sandbox.program(["cat"], timeout_s=10) as program:
         await pool.stop("a")
         await program.receive()
 
 
-def test_a_watched_program_is_talked_to_and_ends_with_its_box(kind: Kind) -> None:
+def test_a_streaming_program_ends_with_its_sandbox(kind: Kind) -> None:
     async def main() -> None:
         async with opened(kind) as pool:
             await pool.create("a", kind.spec())
-            box = pool.get("a")
-            assert isinstance(box, Lease)
-            async with box.program(["cat"], timeout_s=10) as program:
+            sandbox = pool.get("a")
+            assert isinstance(sandbox, Lease)
+            async with sandbox.program(["cat"], timeout_s=10) as program:
                 await program.send(b"hello")
                 assert await program.receive() == ("out", b"hello")
-            assert (await box.stats())["memory_bytes"] != 0
+            assert (await sandbox.stats())["memory_bytes"] != 0
             with pytest.raises(SandboxLostError, match="a lost: stopped"):
-                await talk_to_the_end(pool, box)
+                await receive_until_the_end(pool, sandbox)
 
     run(main)
 
 
-def test_a_box_says_which_of_its_places_is_how_full(kind: Kind) -> None:
+def test_the_stats_of_a_sandbox_name_its_fullest_folder(kind: Kind) -> None:
     async def main() -> None:
-        async with opened(kind) as pool, pool.lease(replace(kind.spec(), disk_mib=16)) as box:
-            assert isinstance(box, Lease)
-            await box.exec(["sh", "-c", "head -c 15000000 /dev/zero > /tmp/large"], timeout_s=20)
-            found = await box.stats()
+        async with opened(kind) as pool, pool.lease(replace(kind.spec(), disk_mib=16)) as sandbox:
+            assert isinstance(sandbox, Lease)
+            await sandbox.exec(["sh", "-c", "head -c 15000000 /dev/zero > /tmp/large"], timeout_s=20)
+            found = await sandbox.stats()
             assert (found["disk_place"], found["disk_percent"]) in [("/tmp", percent) for percent in range(85, 96)]
 
     run(main)

@@ -1,4 +1,4 @@
-"""What a pool does with a spec that cannot be granted, by one node or by none, or that lets nothing start."""
+"""Specs that some or all nodes reject, or with which no sandbox starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sandbox.pool.pools import SPEC, opened, run
 
 
 class Choosy(FakeBackend):
-    """Has one image, and says so of every other."""
+    """Has one image and rejects all others."""
 
     def __init__(self, image: str) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Choosy(FakeBackend):
         return await super().start(spec)
 
 
-class TellsMemoryLimit(FakeBackend):
-    """Tells a sandbox's own memory limit from the memory of its host."""
+class DistinguishesMemoryLimit(FakeBackend):
+    """Distinguishes a sandbox's own memory limit from the memory of its host."""
 
     distinguishes_memory_limit = True
 
@@ -48,14 +48,14 @@ class Broken(Choosy):
 
 
 @asynccontextmanager
-async def choosy(*images: str, boxes: int = 9) -> AsyncIterator[tuple[Pool, list[Choosy]]]:
+async def choosy(*images: str, sandboxes: int = 9) -> AsyncIterator[tuple[Pool, list[Choosy]]]:
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(Choosy(image)) for image in images]
-        nodes = [Node(backend.image, backend, Capacity(sandboxes=boxes)) for backend in backends]
+        nodes = [Node(backend.image, backend, Capacity(sandboxes=sandboxes)) for backend in backends]
         yield await stack.enter_async_context(Pool(nodes)), backends
 
 
-def test_what_no_node_can_grant_is_refused_and_no_node_is_given_a_rest() -> None:
+def test_a_spec_that_all_nodes_reject_is_rejected_without_a_backoff() -> None:
     async def main() -> None:
         async with choosy("a", "b", "c") as (pool, backends):
             for number in range(20):
@@ -72,28 +72,28 @@ def test_what_no_node_can_grant_is_refused_and_no_node_is_given_a_rest() -> None
     run(main)
 
 
-def test_what_one_node_refuses_is_started_on_the_one_that_grants_it() -> None:
+def test_a_spec_that_some_nodes_reject_starts_on_another_one() -> None:
     async def main() -> None:
         async with choosy("a", "b", "c") as (pool, _):
-            assert (await pool.create("box", SandboxSpec(image="c"))).node == "c"
+            assert (await pool.create("sandbox", SandboxSpec(image="c"))).node == "c"
 
     run(main)
 
 
-def test_what_no_backend_could_grant_is_tried_once() -> None:
+def test_a_spec_that_no_backend_accepts_is_tried_once() -> None:
     async def main() -> None:
         async with choosy("a", "b") as (pool, backends):
             with pytest.raises(SandboxRefusedError, match="cpus=-1 is refused") as caught:
-                await pool.create("box", SandboxSpec(cpus=-1))
+                await pool.create("sandbox", SandboxSpec(cpus=-1))
             assert caught.value.everywhere
             assert sorted(backend.tries for backend in backends) == [0, 1]
 
     run(main)
 
 
-def test_what_a_full_node_may_grant_is_not_refused_for_good() -> None:
+def test_a_spec_that_a_full_node_may_accept_is_not_rejected_for_good() -> None:
     async def main() -> None:
-        async with choosy("a", "b", boxes=2) as (pool, _):
+        async with choosy("a", "b", sandboxes=2) as (pool, _):
             for number in range(2):
                 await pool.create(f"{number}", SandboxSpec(image="b"))
             with pytest.raises(SandboxStartError, match="no image 'b' here; other nodes that may grant it") as caught:
@@ -103,25 +103,25 @@ def test_what_a_full_node_may_grant_is_not_refused_for_good() -> None:
     run(main)
 
 
-def test_a_node_that_failed_is_to_blame_and_not_the_one_that_refused_after_it() -> None:
+def test_the_error_names_the_node_that_failed_rather_than_a_rejection() -> None:
     async def main() -> None:
         async with Broken("dead") as dead, Choosy("a") as backend, Pool() as pool:
             for one in (dead, backend):
                 pool.add_node(Node(one.image, one, Capacity(sandboxes=9)))
             with pytest.raises(SandboxStartError, match="its daemon does not answer") as caught:
-                await pool.create("box", SandboxSpec(image="dead"))
+                await pool.create("sandbox", SandboxSpec(image="dead"))
             assert not isinstance(caught.value, SandboxRefusedError)
 
     run(main)
 
 
-def test_a_refusal_ends_no_rest_of_a_node_on_which_nothing_starts() -> None:
+def test_a_rejection_does_not_end_the_backoff_of_a_node() -> None:
     async def main() -> None:
         async with Broken("a") as backend:
             node = Node("a", backend, Capacity(sandboxes=9))
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxStartError):
-                    await pool.create("box", SPEC)
+                    await pool.create("sandbox", SPEC)
                 until = node.resumes_at
                 assert until > 0
                 with pytest.raises(SandboxRefusedError):
@@ -131,27 +131,27 @@ def test_a_refusal_ends_no_rest_of_a_node_on_which_nothing_starts() -> None:
     run(main)
 
 
-def test_a_bound_that_the_only_node_does_not_hold_is_refused() -> None:
+def test_a_limit_that_the_only_node_cannot_enforce_is_rejected() -> None:
     async def main() -> None:
         async with FakeBackend(capabilities={"memory": False}) as backend, Pool([Node("here", backend)]) as pool:
             with pytest.raises(SandboxRefusedError, match="memory_mib=64 is refused: this backend cannot limit memory"):
-                await pool.create("box", SandboxSpec(memory_mib=64))
+                await pool.create("sandbox", SandboxSpec(memory_mib=64))
 
     run(main)
 
 
-def test_a_snapshot_that_is_gone_is_refused() -> None:
+def test_an_unknown_snapshot_is_rejected() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             for snapshot in ("here/gone", "nowhere/gone"):
                 with pytest.raises(SandboxRefusedError, match="there is no snapshot"):
-                    await pool.create("box", SPEC, snapshot=snapshot)
+                    await pool.create("sandbox", SPEC, snapshot=snapshot)
 
     run(main)
 
 
-class Wild(FakeBackend):
-    """Its boxes come up, but one with a command ends before it is ready."""
+class FailsWithCommand(FakeBackend):
+    """Its sandboxes start, but one with a command ends before it is ready."""
 
     tries = 0
 
@@ -173,11 +173,9 @@ def after_2_s(number: int, rng: object) -> Fate:
         (SandboxSpec(start_timeout_s=0.3), r"not ready after 0\.3 s"),
     ],
 )
-def test_what_ends_by_what_was_asked_for_is_tried_once_and_no_node_is_given_a_rest(
-    spec: SandboxSpec, cause: str
-) -> None:
+def test_a_start_that_fails_by_its_own_spec_is_tried_once_without_a_backoff(spec: SandboxSpec, cause: str) -> None:
     async def main() -> None:
-        async with Wild(after_2_s) as first, Wild(after_2_s) as second:
+        async with FailsWithCommand(after_2_s) as first, FailsWithCommand(after_2_s) as second:
             nodes = [Node("a", first, Capacity(sandboxes=9)), Node("b", second, Capacity(sandboxes=9))]
             async with Pool(nodes) as pool:
                 for number in range(20):
@@ -193,23 +191,21 @@ def test_what_ends_by_what_was_asked_for_is_tried_once_and_no_node_is_given_a_re
 
 
 @pytest.mark.parametrize(("start_timeout_s", "cause"), [(30.0, "not ready after"), (0.3, "no such disk")])
-def test_a_node_is_to_blame_for_what_takes_longer_than_it_may_and_for_what_fails_before_its_time(
-    start_timeout_s: float, cause: str
-) -> None:
+def test_a_start_that_times_out_or_fails_early_counts_against_the_node(start_timeout_s: float, cause: str) -> None:
     async def main() -> None:
         fate = Fate(start_s=99.0) if start_timeout_s == 30 else Fate(start_failure="no such disk")
         async with FakeBackend(lambda number, rng: fate) as backend:
             node = Node("a", backend)
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxStartError, match=cause) as caught:
-                    await pool.create("box", SandboxSpec(start_timeout_s=start_timeout_s))
+                    await pool.create("sandbox", SandboxSpec(start_timeout_s=start_timeout_s))
                 assert not isinstance(caught.value, SandboxEndedError)
                 assert node.resumes_at > clock.now()
 
     run(main)
 
 
-def test_a_node_is_not_to_blame_for_a_bound_on_memory_in_which_nothing_starts() -> None:
+def test_a_memory_limit_that_is_too_small_does_not_count_against_the_node() -> None:
     async def main() -> None:
         async with FakeBackend(
             lambda number, rng: Fate(start_failure=cause("out of memory", CauseKind.OUT_OF_MEMORY))
@@ -217,38 +213,38 @@ def test_a_node_is_not_to_blame_for_a_bound_on_memory_in_which_nothing_starts() 
             node = Node("a", backend)
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxEndedError, match="out of memory"):
-                    await pool.create("box", SandboxSpec(memory_mib=1))
+                    await pool.create("sandbox", SandboxSpec(memory_mib=1))
                 assert node.resumes_at == 0
 
     run(main)
 
 
 @pytest.mark.parametrize("by_agent", [False, True])
-def test_a_node_that_can_tell_is_to_blame_for_a_start_that_its_own_memory_was_too_small_for(by_agent: bool) -> None:
+def test_a_start_that_fails_for_lack_of_host_memory_counts_against_the_node(by_agent: bool) -> None:
     fate = Fate(start_failure=cause("out of memory", CauseKind.OUT_OF_MEMORY, by_agent=by_agent))
 
     async def main() -> None:
-        async with TellsMemoryLimit(lambda number, rng: fate) as backend:
+        async with DistinguishesMemoryLimit(lambda number, rng: fate) as backend:
             node = Node("a", backend)
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxStartError) as caught:
-                    await pool.create("box", SandboxSpec(memory_mib=1))
-                is_to_blame = not isinstance(caught.value, SandboxEndedError)
-                assert (is_to_blame, node.resumes_at > clock.now()) == (not by_agent, not by_agent)
+                    await pool.create("sandbox", SandboxSpec(memory_mib=1))
+                is_node_failure = not isinstance(caught.value, SandboxEndedError)
+                assert (is_node_failure, node.resumes_at > clock.now()) == (not by_agent, not by_agent)
 
     run(main)
 
 
-def test_only_what_the_fleet_failed_at_counts_as_failed_starts() -> None:
+def test_starts_that_fail_by_their_spec_do_not_count_as_failed_starts() -> None:
     async def main() -> None:
-        async with Wild() as wild, Pool([Node("a", wild)]) as pool:
+        async with FailsWithCommand() as wild, Pool([Node("a", wild)]) as pool:
             for spec in (SandboxSpec(("false",)), SandboxSpec(cpus=-1)):
                 with pytest.raises(SandboxStartError):
-                    await pool.create("box", spec)
+                    await pool.create("sandbox", spec)
             assert (pool.counts().starts, pool.counts().failed_starts) == (2, 0)
         async with Broken("a") as dead, Pool([Node("a", dead)]) as pool:
             with pytest.raises(SandboxStartError):
-                await pool.create("box", SPEC)
+                await pool.create("sandbox", SPEC)
             assert (pool.counts().starts, pool.counts().failed_starts) == (1, 1)
 
     run(main)
@@ -262,7 +258,7 @@ def test_only_what_the_fleet_failed_at_counts_as_failed_starts() -> None:
         (SandboxSpec(start_timeout_s=0.001), r"not ready after 0\.001 s"),
     ],
 )
-def test_no_real_node_is_given_a_rest_for_what_its_tenants_ask_for(spec: SandboxSpec, cause: str) -> None:
+def test_a_real_node_has_no_backoff_after_specs_that_cannot_start(spec: SandboxSpec, cause: str) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
             node = Node("here", backend)

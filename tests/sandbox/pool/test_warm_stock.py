@@ -1,4 +1,4 @@
-"""Spares: lent at once, replaced at once, and not for ever."""
+"""Warm sandboxes: leased at once, and replaced within the restart budget."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
-from tests.sandbox.pool.pools import SPEC, opened, run, states, told
+from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 OTHER = SandboxSpec(command=("serve",))
 
 
-def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
+def test_a_warm_sandbox_is_leased_at_once_and_replaced_in_the_background() -> None:
     async def main() -> None:
         async with opened(Fate(start_s=3), stocks=[WarmSpec(SPEC, 2)]) as (pool, backend):
             await anyio.sleep(5)
             assert pool.counts().warm == 2
             began = clock.now()
-            async with pool.lease(SPEC, tenant="ann") as box:
+            async with pool.lease(SPEC, tenant="ann") as sandbox:
                 assert clock.now() == began
-                assert pool.view(box.id).tenant == "ann"
-                assert states(pool.view(box.id)) == [STARTING, READY, LEASED]
+                assert pool.view(sandbox.id).tenant == "ann"
+                assert states(pool.view(sandbox.id)) == [STARTING, READY, LEASED]
                 await anyio.sleep(3.1)
                 assert pool.counts().warm == 2
-                assert len(backend.boxes) == 3
+                assert len(backend.sandboxes) == 3
             view = await pool.create("a", SPEC, ttl_s=9)
             assert clock.now() == began + 3.1
             assert view.phases[-1].reason == "leased; was warm as pool-2"
@@ -42,58 +42,58 @@ def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
     run(main)
 
 
-def test_one_that_asks_for_anything_else_gets_no_spare() -> None:
+def test_a_lease_of_another_spec_gets_no_warm_sandbox() -> None:
     async def main() -> None:
         async with opened(stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
             await anyio.sleep(1)
-            async with pool.lease(SandboxSpec(memory_mib=77)) as box:
-                assert pool.view(box.id).backend_id == "fake-1"
+            async with pool.lease(SandboxSpec(memory_mib=77)) as sandbox:
+                assert pool.view(sandbox.id).backend_id == "fake-1"
             assert pool.counts().warm == 1
 
     run(main)
 
 
-def test_a_spare_is_lent_only_once_it_is_booted() -> None:
+def test_a_warm_sandbox_is_leased_only_after_it_is_booted() -> None:
     booted: list[str] = []
 
-    async def boot(box: Sandbox) -> None:
+    async def boot(sandbox: Sandbox) -> None:
         await anyio.sleep(4)
-        booted.append(box.id)
+        booted.append(sandbox.id)
 
     async def main() -> None:
-        async with opened(boxes=1, stocks=[WarmSpec(SPEC, 1, boot)]) as (pool, _), pool.lease(SPEC) as box:
+        async with opened(sandboxes=1, stocks=[WarmSpec(SPEC, 1, boot)]) as (pool, _), pool.lease(SPEC) as sandbox:
             assert clock.now() == 4
-            assert booted == [pool.view(box.id).backend_id] == ["fake-0"]
+            assert booted == [pool.view(sandbox.id).backend_id] == ["fake-0"]
 
     run(main)
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_a_spare_that_cannot_be_booted_is_stopped(is_slow: bool) -> None:
-    async def boot(box: Sandbox) -> None:
+def test_a_warm_sandbox_that_cannot_be_booted_is_stopped(is_slow: bool) -> None:
+    async def boot(sandbox: Sandbox) -> None:
         if is_slow:
             await anyio.sleep_forever()
-        raise SandboxError("its server says no")
+        raise SandboxError("its server does not answer")
 
     async def main() -> None:
         budget = RestartBudget(restarts=1, window_s=100)
         async with opened(stocks=[WarmSpec(SPEC, 1, boot)], restarts=budget) as (pool, backend):
             await anyio.sleep(70)
-            assert [box.is_gone for box in backend.boxes] == [True, True]
-            reason = "not booted within 30 s" if is_slow else "its server says no"
+            assert [sandbox.is_gone for sandbox in backend.sandboxes] == [True, True]
+            reason = "not booted within 30 s" if is_slow else "its server does not answer"
             assert pool.views()[0].phases[-1].reason == reason
 
     run(main)
 
 
-def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_again_when_its_window_has_passed() -> None:
+def test_warm_sandboxes_that_fail_are_replaced_within_the_budget_of_each_window() -> None:
     async def main() -> None:
         budget = RestartBudget(restarts=3, window_s=100, first_delay_s=1, longest_delay_s=3)
         async with opened(Fate(start_failure="no image"), stocks=[WarmSpec(SPEC, 1)], restarts=budget) as (pool, _):
             await anyio.sleep(50)
-            # Tries at 0, 1, 3 and 6 s.
+            # Starts at 0, 1, 3 and 6 s.
             assert (pool.counts().starts, pool.counts().failed_starts, pool.counts().restarts) == (4, 4, 3)
-            (event,) = (event for event in await told(pool) if event.kind == "restarts")
+            (event,) = (event for event in await past_events(pool) if event.kind == "restarts")
             spent = "warm stock of bare sandboxes: restart budget spent (3 in 100 s)"
             assert event.text == f"{spent}; next restart: in 94 s; last cause: no image"
             await anyio.sleep(51)
@@ -102,37 +102,37 @@ def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_agai
     run(main)
 
 
-def test_each_stock_whose_spares_are_not_replaced_any_more_is_told() -> None:
+def test_each_stock_whose_budget_is_spent_is_an_alert() -> None:
     async def main() -> None:
         stocks = [WarmSpec(SandboxSpec(memory_mib=size), 1) for size in (1, 2)]
         fate = Fate(start_failure="no image")
         async with opened(fate, stocks=stocks, restarts=RestartBudget(restarts=1)) as (pool, _):
             await anyio.sleep(10)
-            assert [event.kind for event in await told(pool)].count("restarts") == 2
+            assert [event.kind for event in await past_events(pool)].count("restarts") == 2
 
     run(main)
 
 
-def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
+def test_without_a_budget_no_warm_sandbox_is_replaced() -> None:
     async def main() -> None:
         async with opened(stocks=[WarmSpec(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
             await anyio.sleep(1)
-            backend.boxes[0].die(cause("killed"))
+            backend.sandboxes[0].die(cause("killed"))
             await anyio.sleep(10_000)
-            (event,) = (event for event in await told(pool) if event.kind == "restarts")
+            (event,) = (event for event in await past_events(pool) if event.kind == "restarts")
             assert event.text.endswith("next restart: none; last cause: killed")
             await pool.create("a", SPEC)
-            assert len(backend.boxes) == 2
+            assert len(backend.sandboxes) == 2
 
     run(main)
 
 
-def test_a_spare_may_not_have_a_time_to_live_that_begins_before_it_is_lent() -> None:
+def test_the_spec_of_a_warm_sandbox_may_not_have_a_time_to_live() -> None:
     with pytest.raises(ValueError, match="ttl_s=60 is refused"):
         WarmSpec(SandboxSpec(ttl_s=60), 1)
 
 
-def test_a_spare_that_dies_is_lost_and_another_one_is_ready_soon() -> None:
+def test_a_warm_sandbox_that_dies_is_lost_and_replaced() -> None:
     async def main() -> None:
         async with opened(Fate(dies_after_s=5), Fate(start_s=1), stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
             await anyio.sleep(6.2)
@@ -142,9 +142,9 @@ def test_a_spare_that_dies_is_lost_and_another_one_is_ready_soon() -> None:
     run(main)
 
 
-def test_spares_make_room_for_who_asks_for_something_else() -> None:
+def test_warm_sandboxes_are_evicted_for_other_requests() -> None:
     async def main() -> None:
-        async with opened(boxes=3, stocks=[WarmSpec(SPEC, 2)]) as (pool, backend):
+        async with opened(sandboxes=3, stocks=[WarmSpec(SPEC, 2)]) as (pool, backend):
             await anyio.sleep(1)
             await pool.create("a", OTHER)
             await pool.create("b", OTHER)
@@ -160,12 +160,12 @@ def test_spares_make_room_for_who_asks_for_something_else() -> None:
             await pool.stop("b")
             await anyio.sleep(1)
             assert pool.counts().warm == 2
-            assert sum(not box.is_gone for box in backend.boxes) == 3
+            assert sum(not sandbox.is_gone for sandbox in backend.sandboxes) == 3
 
     run(main)
 
 
-def test_as_few_spares_as_possible_are_given_up() -> None:
+def test_as_few_warm_sandboxes_as_possible_are_evicted() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             small, large = SandboxSpec(memory_mib=1), SandboxSpec(memory_mib=1000)
@@ -181,25 +181,25 @@ def test_as_few_spares_as_possible_are_given_up() -> None:
     run(main)
 
 
-def test_what_is_being_started_for_a_stock_is_given_to_who_waits_for_it() -> None:
+def test_a_waiting_request_gets_a_sandbox_that_starts_for_the_stock() -> None:
     async def main() -> None:
-        async with opened(Fate(start_s=5), boxes=1, stocks=[WarmSpec(SPEC, 1)]) as (pool, backend):
+        async with opened(Fate(start_s=5), sandboxes=1, stocks=[WarmSpec(SPEC, 1)]) as (pool, backend):
             await anyio.sleep(1)
             await pool.create("a", SPEC)
             assert clock.now() == 5
-            assert len(backend.boxes) == 1
+            assert len(backend.sandboxes) == 1
 
     run(main)
 
 
-def test_a_stock_that_no_node_could_hold_is_told() -> None:
+def test_a_stock_that_no_node_can_hold_is_an_alert() -> None:
     async def main() -> None:
-        async with opened(boxes=1, stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
-            assert [event.kind for event in await told(pool)] == ["state", "state"]
+        async with opened(sandboxes=1, stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
+            assert [event.kind for event in await past_events(pool)] == ["state", "state"]
         async with FakeBackend() as backend:
             node = Node("a", backend, Capacity(memory_mib=64))
             async with Pool([node], stocks=[WarmSpec(OTHER, 1)]) as pool:
-                (event,) = await told(pool)
+                (event,) = await past_events(pool)
                 assert event.kind == "stock"
                 assert event.text.startswith("cannot keep a warm stock of serve: memory_mib=1024 exceeds every node")
                 assert pool.wanted() == 0
@@ -207,7 +207,7 @@ def test_a_stock_that_no_node_could_hold_is_told() -> None:
     run(main)
 
 
-def test_stocks_are_filled_where_nobody_waits_for_room() -> None:
+def test_stocks_are_filled_on_nodes_without_waiting_requests() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             big, small = Node("big", backend, Capacity(cpus=8)), Node("small", backend, Capacity(cpus=2))
@@ -233,7 +233,7 @@ async def lease_large(pool: Pool) -> None:
         pass
 
 
-def test_spares_that_went_with_their_node_are_replaced_elsewhere_on_nobodys_account() -> None:
+def test_warm_sandboxes_of_a_removed_node_are_replaced_elsewhere_without_using_the_budget() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool([Node("a", backend)], stocks=[WarmSpec(SPEC, 3)]) as pool:
             await anyio.sleep(1)

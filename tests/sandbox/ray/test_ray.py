@@ -30,7 +30,7 @@ from envkit.sandbox.ray.cluster import Cluster as Connection
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.types import Cause, SandboxSpec
 from tests.contract.boxes import agent_above, new_marker, parent, run, sleepers, until
-from tests.sandbox.pool.pools import Book
+from tests.sandbox.pool.pools import FakeLedger
 from tests.sandbox.ray.clusters import Cluster, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.bwrap, pytest.mark.xdist_group("ray")]
@@ -80,9 +80,9 @@ def cluster() -> Iterator[Cluster]:
 @asynccontextmanager
 async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
     """A pool over the cluster, as of a server; afterwards no actor is left, and Ray was never in our own process."""
-    book = Book()
-    book.id = secrets.token_hex(8)
-    pool = Pool(ledger=book)
+    ledger = FakeLedger()
+    ledger.id = secrets.token_hex(8)
+    pool = Pool(ledger=ledger)
     async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=LONELY_S) as nodes, pool:
         assert len(cluster.actors()) >= 2
         yield pool, nodes
