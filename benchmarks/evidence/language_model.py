@@ -62,7 +62,7 @@ PROMPTS = {
     "asked for a number": "Answer with a number.",
     "asked for nothing else": "You are a calculator. Give only the result, as a number, and nothing else.",
 }
-TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 30, 6, 0.6
+TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 24, 6, 0.5
 TRL_PASSES = 2
 """Into which TRL cuts a train step: the faster of 2 and 4 here."""
 
