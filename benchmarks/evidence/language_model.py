@@ -10,7 +10,7 @@ sums  ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, REINFORCE and PP
       the train steps: reward alone. Beside them the untrained model with 64 tokens an answer and three prompts, and how
       many of its answers hold a number at all, which separates the form of an answer from arithmetic.
 lake  ``examples/llm-lake.yaml``: imitation, then reward, one board at a time; beside it imitation alone for as many
-      seconds, and whole histories.
+      seconds, and whole histories with half as many train steps.
 trl   Seconds until the sums reach the same held-out success, beside TRL's GRPOTrainer, unmodified, in a virtual
       environment of its own: the same model, sums in the same order, episodes a train step, learning rate, clipping,
       float32 weights under bfloat16 autocast, one thread; both policies are evaluated by the same command. Loading,
@@ -62,7 +62,7 @@ PROMPTS = {
     "asked for a number": "Answer with a number.",
     "asked for nothing else": "You are a calculator. Give only the result, as a number, and nothing else.",
 }
-TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 24, 6, 0.5
+TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 18, 6, 0.5
 TRL_PASSES = 2
 """Into which TRL cuts a train step: the faster of 2 and 4 here."""
 
@@ -130,7 +130,7 @@ def lake(evidence: Evidence, _: Path) -> None:
     whole = evidence.part("lake: imitation, then reward", partial(train, "llm-lake"))
     factor = whole["curve"][-1]["training_s"] / whole["warmup_s"]
     evidence.part("lake: imitation alone", partial(train, "llm-lake", "trainer.steps=0", *longer(factor)))
-    evidence.part("lake: whole histories", partial(train, "llm-lake", "renderer.history=all"))
+    evidence.part("lake: whole histories", partial(train, "llm-lake", "renderer.history=all", "trainer.steps=12"))
     claims = {"at least 0.75 within 20 minutes": success_within(whole["curve"], MINUTES * 60) >= 0.75}
     evidence.part("lake: claims", lambda: claims)
 
