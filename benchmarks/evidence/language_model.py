@@ -87,7 +87,7 @@ def memory(evidence: Evidence, _: Path) -> None:
     growth = {
         kind: evidence.part(
             f"memory: from 1,000 to 152,000 tokens of vocabulary, {kind}",
-            lambda kind=kind: round(peak_mib("152000", kind) - peak_mib("1000", kind)),
+            partial(growth_mib, kind),
         )
         for kind in ("tied", "untied")
     }
@@ -102,6 +102,11 @@ def peak_mib(what: str, kind: str) -> float:
     """Return what ``tests/trainer_bridge/trainers/memory_of_an_update.py`` prints for 4,096 tokens a pass."""
     command = [sys.executable, "-m", "tests.trainer_bridge.trainers.memory_of_an_update", what, kind, "4096"]
     return round(float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout))
+
+
+def growth_mib(kind: str) -> float:
+    """Return how much more an update peaks with a vocabulary of 152,000 than with one of 1,000."""
+    return round(peak_mib("152000", kind) - peak_mib("1000", kind))
 
 
 def sums(evidence: Evidence, _: Path) -> None:
