@@ -6,11 +6,11 @@
 
 memory  Peak of one update with 4,096 tokens a pass: of the model, with and without gradient checkpointing; and of two
       layers of its width beyond weights, gradients and optimiser state, with vocabularies of 1,000 and 152,000.
-sums  ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, REINFORCE and PPO with one each and half as many
-      train steps: reward alone. Beside them the untrained model with 64 tokens an answer and three prompts, and how
+sums  ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, REINFORCE and PPO with one each and a quarter of
+      the train steps: reward alone. Beside them the untrained model with 64 tokens an answer and three prompts, and how
       many of its answers hold a number at all, which separates the form of an answer from arithmetic.
 lake  ``examples/llm-lake.yaml``: imitation, then reward, one board at a time; beside it imitation alone for as many
-      seconds, and whole histories.
+      seconds, and whole histories with half as many train steps.
 trl   Seconds until the sums reach the same held-out success, beside TRL's GRPOTrainer, unmodified, in a virtual
       environment of its own: the same model, sums in the same order, episodes a train step, learning rate, clipping,
       float32 weights under bfloat16 autocast, one thread; both policies are evaluated by the same command. Loading,
@@ -62,7 +62,7 @@ PROMPTS = {
     "asked for a number": "Answer with a number.",
     "asked for nothing else": "You are a calculator. Give only the result, as a number, and nothing else.",
 }
-TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 30, 6, 0.6
+TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 18, 6, 0.5
 TRL_PASSES = 2
 """Into which TRL cuts a train step: the faster of 2 and 4 here."""
 
@@ -87,7 +87,7 @@ def memory(evidence: Evidence, _: Path) -> None:
     growth = {
         kind: evidence.part(
             f"memory: from 1,000 to 152,000 tokens of vocabulary, {kind}",
-            lambda kind=kind: round(peak_mib("152000", kind) - peak_mib("1000", kind)),
+            partial(growth_mib, kind),
         )
         for kind in ("tied", "untied")
     }
@@ -104,6 +104,11 @@ def peak_mib(what: str, kind: str) -> float:
     return round(float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout))
 
 
+def growth_mib(kind: str) -> float:
+    """Return how much more an update peaks with a vocabulary of 152,000 than with one of 1,000."""
+    return round(peak_mib("152000", kind) - peak_mib("1000", kind))
+
+
 def sums(evidence: Evidence, _: Path) -> None:
     words = ["--option", "operands=[1, 49]", "--option", "held_out=0.16", "--option", "instructions=false"]
     words += ["--episodes", "400", "--turn-tokens", "64", "--batch", "100"]
@@ -114,7 +119,7 @@ def sums(evidence: Evidence, _: Path) -> None:
         evidence.part(f"sums: GRPO, seed {seed}", partial(train, "llm-arithmetic", f"seed={seed}")) for seed in SEEDS
     ]
     for name in ("reinforce", "ppo"):
-        evidence.part(f"sums: {name.upper()}, seed 7", partial(train, f"llm-arithmetic-{name}", "trainer.steps=40"))
+        evidence.part(f"sums: {name.upper()}, seed 7", partial(train, f"llm-arithmetic-{name}", "trainer.steps=20"))
     curves = [run["curve"] for run in runs]
     claims = {
         "at most 0.10 before": all(curve[0]["sampled"] <= 0.10 for curve in curves),
@@ -130,7 +135,7 @@ def lake(evidence: Evidence, _: Path) -> None:
     whole = evidence.part("lake: imitation, then reward", partial(train, "llm-lake"))
     factor = whole["curve"][-1]["training_s"] / whole["warmup_s"]
     evidence.part("lake: imitation alone", partial(train, "llm-lake", "trainer.steps=0", *longer(factor)))
-    evidence.part("lake: whole histories", partial(train, "llm-lake", "renderer.history=all"))
+    evidence.part("lake: whole histories", partial(train, "llm-lake", "renderer.history=all", "trainer.steps=12"))
     claims = {"at least 0.75 within 20 minutes": success_within(whole["curve"], MINUTES * 60) >= 0.75}
     evidence.part("lake: claims", lambda: claims)
 

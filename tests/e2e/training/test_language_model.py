@@ -36,11 +36,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.model
 def test_a_language_model_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
-    small = ("trainer.steps=2", "trainer.groups_per_step=4", "rollout.group_size=4", "evaluation.episodes=8")
-    summary = train("llm-arithmetic", tmp_path / "run", f"engine.model={smollm2}", *small)
+    small = ("trainer.steps=2", "trainer.groups_per_step=4", "rollout.group_size=8", "evaluation.episodes=8")
+    easy = "env.options.operands=[1, 9]"  # the untrained model knows some of these sums, so groups differ in reward
+    summary = train("llm-arithmetic", tmp_path / "run", f"engine.model={smollm2}", easy, *small)
 
     assert summary["train_steps"] == 2
-    assert summary["episodes"] == 2 * 4 * 4
+    assert summary["episodes"] == 2 * 4 * 8
     rows = metrics(tmp_path / "run")
     assert [row["policy_version"] for row in rows] == [0, 1]  # the second step was played by what the first learned
     assert [row["learning_rate"] for row in rows] == [2e-5, 1e-5]  # it falls to 0 over the train steps
