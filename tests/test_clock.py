@@ -58,7 +58,7 @@ def test_steps_shorter_than_a_millisecond_are_counted_in_the_buckets_below_it() 
             await table.create("a", Task("Busy-v0", 0))
             for turn in range(50):
                 await table.step("a", turn, "go")
-            return table.tally.buckets
+            return table.counters.buckets
 
     buckets = clock.run(main, fast=True)
     assert sum(buckets) == 50
@@ -71,6 +71,6 @@ def test_steps_in_virtual_time_take_virtual_seconds() -> None:
         async with SessionTable(SlotHost(lambda env_id: Sleeper(), 1)) as table:
             await table.create("a", Task("Sleeper-v0", 0))
             await table.step("a", 0, "sleep 5")
-            return table.tally.step_seconds
+            return table.counters.step_seconds
 
     assert clock.run(main, virtual=True) == 5

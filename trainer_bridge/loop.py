@@ -243,7 +243,7 @@ class TrainLoop:
             for name, line in diagnosis.diagnose(list(self._recent)).items():
                 if name not in self._diagnosed:
                     self._diagnosed.add(name)
-                    display.say(f"train step {self.state.step}: {line}")
+                    display.announce(f"train step {self.state.step}: {line}")
 
     async def _evaluate(self, display: Display) -> dict[str, JSON]:
         values = await self._evaluator.run(display)

@@ -12,15 +12,15 @@ class Stop:
     """Cancels a part of a run on request, and reports what the run waits for until it ends.
 
     Args:
-        say: Shows a line.
+        announce: Shows a line.
 
     Attributes:
         is_requested: Whether a stop was requested.
     """
 
-    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, announce: Callable[[str], None] = lambda line: None) -> None:
         self.is_requested = False
-        self._say = say
+        self._announce = announce
         self._announced = ""
         self._busy = "the current work to be cancelled, and for the sandboxes to stop"
         self._scope: anyio.CancelScope | None = None
@@ -29,7 +29,7 @@ class Stop:
         """Cancel the block of `cancels`, now or later; report what the run waits for, followed by `advice`."""
         if not self.is_requested:
             self.is_requested = True
-            self._announce(advice)
+            self._announce_wait(advice)
             if self._scope is not None:
                 self._scope.cancel()
 
@@ -46,13 +46,13 @@ class Stop:
         """Make a stop wait for the block, and report it as `what`."""
         outer, self._busy = self._busy, what
         if self.is_requested:
-            self._announce()
+            self._announce_wait()
         try:
             yield
         finally:
             self._busy = outer
 
-    def _announce(self, advice: str = "") -> None:
+    def _announce_wait(self, advice: str = "") -> None:
         if self._announced != self._busy:
             self._announced = self._busy
-            self._say(f"stopping: waiting for {self._busy}{advice}")
+            self._announce(f"stopping: waiting for {self._busy}{advice}")

@@ -48,12 +48,12 @@ class FleetHost:
         unenforced: Whether a worker stays lost once the budget is spent, so that a run ends; otherwise it is restarted
             when the budget allows it again.
         alert: Called, with one line, for each worker that has to wait for the budget.
-        probing: The heartbeat settings.
+        heartbeat: The heartbeat settings.
         start_timeout_s: Seconds from the start of a sandbox until its server must have answered.
         wait_timeout_s: Seconds that a lease waits without a healthy worker; it waits without limit while all are busy.
         replayable: Returns whether episodes of an environment id may be rebuilt after a loss; None means none may.
         rebuilds: Limit on rebuilds per episode.
-        seats: Persists the location of each episode, so that the next server resumes them; None for no persistence.
+        session_store: Records the location of each episode, so that the next server resumes them; None: no record.
         episodes_per_sandbox: Episodes after which a worker is replaced; None for no limit.
 
     Attributes:
@@ -74,13 +74,13 @@ class FleetHost:
         restarts: RestartBudget | None = None,
         unenforced: bool = False,
         alert: Callable[[str], None] | None = None,
-        probing: HeartbeatTimes | None = None,
+        heartbeat: HeartbeatTimes | None = None,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
         rebuilds: int = REBUILDS,
         episodes_per_sandbox: int | None = None,
-        seats: SessionStore | None = None,
+        session_store: SessionStore | None = None,
     ) -> None:
         if workers < 1 or slots_per_sandbox < 1:
             raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
@@ -90,13 +90,13 @@ class FleetHost:
         self._budget = restarts or RestartBudget()
         self._is_unenforced = unenforced
         self._alert = alert or (lambda text: None)
-        self._probing = probing or HeartbeatTimes()
+        self._heartbeat = heartbeat or HeartbeatTimes()
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
         self._replayable = replayable or (lambda env_id: False)
         self._rebuilds = rebuilds
         self._episodes_per_worker = episodes_per_sandbox
-        self._seats = seats
+        self._session_store = session_store
         self._worker_count = workers
         self._kept_workers = 0
         self._untried: set[int] = set()
@@ -143,12 +143,12 @@ class FleetHost:
 
     def resumable_task(self, key: str) -> Task | None:
         """Return the task of a previous server's episode that a worker still has; else None."""
-        found = None if self._seats is None else self._seats.get(key)
+        found = None if self._session_store is None else self._session_store.get(key)
         return None if found is None or self._worker_of(found) is None else found.task
 
     def resumable_keys(self) -> Sequence[str]:
         """Return the keys of a previous server's episodes that current workers still have."""
-        keys = () if self._seats is None else self._seats.keys()
+        keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 
     def _episode(self, task: Task, key: str) -> FleetEpisode:
@@ -171,7 +171,7 @@ class FleetHost:
     @asynccontextmanager
     async def _open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
         """Hold a slot in a worker during the block; yield the lease to enter."""
-        found = self._seats.get(key) if self._seats is not None and key else None
+        found = self._session_store.get(key) if self._session_store is not None and key else None
         worker = self._worker_of(found) if found is not None and found.task == task else None
         if worker is None or found is None:
             worker, id = await self._take_slot(), uuid.uuid4().hex
@@ -180,13 +180,13 @@ class FleetHost:
             worker.load += 1
             worker.served += 1
         try:
-            if self._seats is not None and key:
-                await self._seats.record(key, SessionRecord(worker.sandbox.id, id, task))
+            if self._session_store is not None and key:
+                await self._session_store.record(key, SessionRecord(worker.sandbox.id, id, task))
             yield WorkerLease(worker, task, id)
         finally:
             try:
-                if self._seats is not None and key:
-                    await self._seats.forget(key)
+                if self._session_store is not None and key:
+                    await self._session_store.forget(key)
             finally:
                 worker.load -= 1
                 if worker.load == 0 and self._has_served(worker):
@@ -301,7 +301,7 @@ class FleetHost:
                         self._ready.append(worker)
                         self._tried(number)
                         self._wake()
-                        worker.end(WorkerEvent.SILENT, await watch_server(worker, client, self._probing))
+                        worker.end(WorkerEvent.SILENT, await watch_server(worker, client, self._heartbeat))
                 except EnvkitError as error:
                     if not error.retry:
                         return worker.end(WorkerEvent.GONE, Cause(CauseKind.START_FAILED, f"env server error: {error}"))
@@ -363,7 +363,7 @@ class FleetHost:
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
         """Sort key: responsive workers first, then by load."""
-        return clock.now() - worker.answered_at >= self._probing.unresponsive_s, worker.load
+        return clock.now() - worker.answered_at >= self._heartbeat.unresponsive_s, worker.load
 
     def _leave(self, worker: EnvWorker) -> None:
         if worker in self._ready:

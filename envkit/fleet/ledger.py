@@ -29,8 +29,8 @@ _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = f"""
 begin;
-create table if not exists seats (
-    key text primary key, box text not null, session text not null, env_id text not null, seed text not null,
+create table if not exists sessions (
+    key text primary key, sandbox text not null, session text not null, env_id text not null, seed text not null,
     options text not null
 ) without rowid;
 create table if not exists sandboxes (
@@ -161,7 +161,9 @@ class Ledger:
             self.load()  # report a damaged file before anything is started
             with _undamaged(self._path):
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
-                rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
+                rows = self._connection.execute(
+                    "select key, sandbox, session, env_id, seed, options from sessions"
+                ).fetchall()
                 for key, sandbox_id, session, env_id, seed, options in rows:
                     self._records[key] = SessionRecord(
                         sandbox_id, session, Task(env_id, int(seed), msgspec.json.decode(options))
@@ -244,9 +246,9 @@ def _put(
             cursor.executemany("delete from sandboxes where id = ?", over)
             cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
             gone = [(key,) for key, record in records.items() if record is None]
-            cursor.executemany("delete from seats where key = ?", gone)
+            cursor.executemany("delete from sessions where key = ?", gone)
             cursor.executemany(
-                "insert or replace into seats values (?, ?, ?, ?, ?, ?)",
+                "insert or replace into sessions values (?, ?, ?, ?, ?, ?)",
                 [(key, *_columns(record)) for key, record in records.items() if record is not None],
             )
             cursor.execute("commit")

@@ -46,50 +46,50 @@ class HeartbeatTimes:
         return self.lost_s / 2
 
 
-async def watch_server(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> Cause:
+async def watch_server(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> Cause:
     """Monitor a worker's server until it is lost; return the cause."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_poll_health, worker, client, probing)
-        tasks.start_soon(_send_heartbeats, worker, client, probing)
-        cause = await _await_loss(worker, probing)
+        tasks.start_soon(_poll_health, worker, client, heartbeat)
+        tasks.start_soon(_send_heartbeats, worker, client, heartbeat)
+        cause = await _await_loss(worker, heartbeat)
         tasks.cancel_scope.cancel()
     return cause
 
 
-async def _await_loss(worker: EnvWorker, probing: HeartbeatTimes) -> Cause:
+async def _await_loss(worker: EnvWorker, heartbeat: HeartbeatTimes) -> Cause:
     """Return the cause once the server is lost. Lag of our own event loop is not counted."""
     now = clock.now()
     while True:
-        lost_at = max(worker.answered_at, worker.process_seen_at) + probing.lost_s
-        hung_at = worker.answered_at + max(probing.longest_step_s, probing.lost_s)
+        lost_at = max(worker.answered_at, worker.process_seen_at) + heartbeat.lost_s
+        hung_at = worker.answered_at + max(heartbeat.longest_step_s, heartbeat.lost_s)
         if now >= lost_at:
-            return Cause(CauseKind.UNRESPONSIVE, f"env server did not answer for {probing.lost_s:g} s")
+            return Cause(CauseKind.UNRESPONSIVE, f"env server did not answer for {heartbeat.lost_s:g} s")
         if now >= hung_at:
-            why = f"env server computed for {probing.longest_step_s:g} s, the limit for one step"
+            why = f"env server computed for {heartbeat.longest_step_s:g} s, the limit for one step"
             return Cause(CauseKind.UNRESPONSIVE, why)
-        due = min(lost_at, hung_at, now + probing.interval_s / 4)
+        due = min(lost_at, hung_at, now + heartbeat.interval_s / 4)
         await anyio.sleep(max(0.0, due - now))
         now = clock.now()
         worker.answered_at = compensate_loop_lag(worker.answered_at, now - due, now=now)
         worker.process_seen_at = compensate_loop_lag(worker.process_seen_at, now - due, now=now)
 
 
-async def _poll_health(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
+async def _poll_health(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> None:
     """Poll the server's event loop at intervals, without a timeout."""
     while True:
-        await anyio.sleep(probing.interval_s)
+        await anyio.sleep(heartbeat.interval_s)
         with suppress(EnvkitError):
             await client.health()
             worker.answered_at = clock.now()
 
 
-async def _send_heartbeats(worker: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
+async def _send_heartbeats(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> None:
     """Check the heartbeat of the server's process while its event loop does not answer."""
     while True:
-        if (rest_s := worker.answered_at + probing.unresponsive_s - clock.now()) > 0:
+        if (rest_s := worker.answered_at + heartbeat.unresponsive_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
         with suppress(EnvkitError, OSError):
             await client.heartbeat()
             worker.process_seen_at = clock.now()
-        await anyio.sleep(probing.interval_s)
+        await anyio.sleep(heartbeat.interval_s)

@@ -152,7 +152,7 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def connect(self, place: str | int) -> socket.socket:
+    async def connect(self, address: str | int) -> socket.socket:
         """Return a connected, non-blocking socket to a server inside: a name in ``$ENVKIT_SOCKETS``, or a TCP port. The
         caller closes it.
 

@@ -74,7 +74,7 @@ class Agent:
 
         def configured(config: Header) -> None:
             nonlocal is_client
-            if config.get("observes") and is_client:
+            if config.get("as_observer") and is_client:
                 is_client = False
                 self._remove_client()
             else:
@@ -119,8 +119,8 @@ class Agent:
             self._orphan_ttl_s = float(config["orphan_ttl_s"])
         if config.get("ttl_s") is not None:
             self.loop.after(float(config["ttl_s"]), lambda: self._abort("expired", "time to live exceeded"))
-        if config.get("door"):
-            self._open_control_socket(config["door"])
+        if config.get("control_socket"):
+            self._open_control_socket(config["control_socket"])
         if config.get("command"):
             self._run_command(config["command"])
         self.loop.after(0, self._warm)

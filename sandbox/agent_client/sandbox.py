@@ -109,7 +109,7 @@ class AgentSandbox:
             with anyio.move_on_after(timeout_s) as limit:
                 await self._channel.open(config, timeout_s)
                 is_up = True
-                if config.get("command") or config.get("door"):
+                if config.get("command") or config.get("control_socket"):
                     await self._channel.call("ping")  # replied after the command runs and the control socket is open
             if limit.cancelled_caught:
                 self._channel.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
@@ -124,19 +124,19 @@ class AgentSandbox:
             await self.stop()
             raise
 
-    async def reached(self, timeout_s: float, *, observes: bool = False) -> None:
+    async def reached(self, timeout_s: float, *, as_observer: bool = False) -> None:
         """Connect to the agent of a detached sandbox; release the sandbox if it does not reply.
 
         Args:
             timeout_s: Seconds to wait for the agent.
-            observes: Whether not to count as a client, so that the sandbox's ``orphan_ttl_s`` continues.
+            as_observer: Whether not to count as a client, so that the sandbox's ``orphan_ttl_s`` continues.
 
         Raises:
             UnreachableError: No reply within `timeout_s`.
         """
         self._teardown.is_released = True
         try:
-            await self.started({"observes": True} if observes else {}, timeout_s)
+            await self.started({"as_observer": True} if as_observer else {}, timeout_s)
         except SandboxStartError as error:
             raise UnreachableError(f"cannot connect to sandbox {self._id}: {error.cause}") from None
         self._teardown.is_released = False
@@ -238,18 +238,18 @@ class AgentSandbox:
         async with aclosing(self._pack(source, max_bytes, user)) as pieces:
             await tar_stream.unpacked(pieces, target, max_bytes=max_bytes)
 
-    async def connect(self, place: str | int) -> socket:
+    async def connect(self, address: str | int) -> socket:
         """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`."""
         await self._require_alive()
-        if isinstance(place, str):
+        if isinstance(address, str):
             if self._resources.sockets is not None:
-                return run_dirs.connect(self._resources.sockets, place)
-            if place in ("", ".", "..") or "/" in place or "\0" in place:
-                raise UnreachableError(f"{place!r} is not the name of a socket")
-            return await self._forward(socket=f"{SOCKETS}/{place}")
-        if not 0 < place < 1 << 16:
-            raise UnreachableError(f"{place} is not a port")
-        return await self._forward(port=place)
+                return run_dirs.connect(self._resources.sockets, address)
+            if address in ("", ".", "..") or "/" in address or "\0" in address:
+                raise UnreachableError(f"{address!r} is not the name of a socket")
+            return await self._forward(socket=f"{SOCKETS}/{address}")
+        if not 0 < address < 1 << 16:
+            raise UnreachableError(f"{address} is not a port")
+        return await self._forward(port=address)
 
     async def probe(self, timeout_s: float) -> float:
         """Return the round-trip time to the agent in seconds; see `envkit.protocols.Sandbox.probe`."""

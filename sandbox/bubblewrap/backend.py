@@ -112,7 +112,7 @@ class LocalBackend:
         if file is None:
             raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
         sandbox = await self._start(sandbox_id, spec, store.waiting(spec.command))
-        await store.put_back(sandbox, file, spec, _files_uid())
+        await store.restore(sandbox, file, spec, _files_uid())
         return sandbox
 
     async def snapshot_bytes(self, snapshot: str) -> int:
@@ -127,7 +127,7 @@ class LocalBackend:
         """Return the sorted ids of detached sandboxes here, optionally of one ledger; "" means without a ledger."""
         return await clock.to_thread(detached.ids, ledger)
 
-    async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
+    async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
         """Return a detached sandbox that any process of ours started; leaving the backend leaves it running.
 
         With `observes`, the sandbox's orphan timeout is not restarted.
@@ -148,7 +148,7 @@ class LocalBackend:
             supervised.release()
             raise
         sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, SandboxSpec(detached=True), disk_mib)
-        await sandbox.reached(_ATTACH_S, observes=observes)
+        await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:

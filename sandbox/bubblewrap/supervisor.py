@@ -144,7 +144,7 @@ class Supervisor:
                     await self._wait()
             self._memory = self._memory or self.group.memory_counters()  # before the group is removed
             if await empty(self.group) and self._uids is not None:
-                self._uids.put_back()
+                self._uids.recycle()
                 self._uids = None
             self.release()
             if self.folder is not None:

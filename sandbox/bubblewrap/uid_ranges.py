@@ -53,7 +53,7 @@ class UidRange:
         self.namespace = _new_namespace(base)
         self._ranges = ranges
 
-    def put_back(self) -> None:
+    def recycle(self) -> None:
         """Return it for the next sandbox; nothing may be left of the one that had it."""
         if self._ranges is None or self._ranges.why_none is not None:
             self.close()

@@ -168,7 +168,7 @@ class AgentlessSandbox:
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         raise UnsupportedError(_MISSING.format(self._id, "copying folders"))
 
-    async def connect(self, place: str | int) -> socket:
+    async def connect(self, address: str | int) -> socket:
         raise UnsupportedError(_MISSING.format(self._id, "a connection into it"))
 
     async def probe(self, timeout_s: float) -> float:

@@ -161,7 +161,7 @@ class DockerBackend:
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][SANDBOX_LABEL] for one in await self._daemon.containers(label))
 
-    async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
+    async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
         """Return a detached sandbox that any process of ours started; leaving the backend leaves it running.
 
         With `observes`, the sandbox's orphan timeout is not restarted.
@@ -183,7 +183,7 @@ class DockerBackend:
             attached.stream.close()
             raise
         sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, SocketStream(control), paths)
-        await sandbox.reached(_ATTACH_S, observes=observes)
+        await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
@@ -309,7 +309,7 @@ class DockerBackend:
         await sandbox.started(config, spec.start_timeout_s)
         await proxy.open_for(sandbox, spec, python)
         if plan.files is not None:
-            await store.put_back(sandbox, plan.files, spec, AGENT_UID if has_users else None)
+            await store.restore(sandbox, plan.files, spec, AGENT_UID if has_users else None)
         return sandbox
 
     async def _launch_fallback(self, plan: _Plan) -> AgentlessSandbox:

@@ -55,7 +55,7 @@ async def build(
     offline: bool,
     packages: Sequence[str],
     tag: str | None,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> str:
     """Build an image and return its tag.
 
@@ -66,7 +66,7 @@ async def build(
             which may be a folder.
         packages: Further packages in pip's notation; a path is a project or wheel on this machine.
         tag: Tag of the image; None is ``envkit/NAME:1``.
-        say: Called with each line of progress.
+        announce: Called with each line of progress.
 
     Raises:
         UsageError: The name is unknown, or the base is missing or unsuitable.
@@ -79,27 +79,27 @@ async def build(
     tag = tag or f"envkit/{name}:1"
     daemon = await Daemon.connect()
     try:
-        await _require_base(daemon, base, offline=offline, say=say)
+        await _require_base(daemon, base, offline=offline, announce=announce)
         platform = await _platform(base)
-        say(f"fetching packages for Python {platform.python} on {platform.machine}")
+        announce(f"fetching packages for Python {platform.python} on {platform.machine}")
         with tempfile.TemporaryDirectory(prefix="envkit-image-") as folder:
             context = Path(folder)
             await clock.to_thread(_gather, context, name, platform, packages)
-            say(f"building {tag} upon {base}")
+            announce(f"building {tag} upon {base}")
             with await clock.to_thread(_packed, context) as archive:
-                await _build(daemon, archive, tag, base, say)
+                await _build(daemon, archive, tag, base, announce)
     finally:
         await daemon.close()
     return tag
 
 
-async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, say: Callable[[str], None]) -> None:
+async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, announce: Callable[[str], None]) -> None:
     """Build, then remove the stage that installed the packages, and the image that had `tag` before."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
     arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
     try:
-        await daemon.build(archive, tag=tag, arguments=arguments, report=say)
+        await daemon.build(archive, tag=tag, arguments=arguments, report=announce)
     finally:
         for stage in await daemon.images(f"{_STAGE_LABEL}={build_id}"):
             await daemon.remove_image(stage["Id"])
@@ -124,14 +124,14 @@ class _Platform:
             yield from ("--platform", f"{older}_{self.machine}")
 
 
-async def _require_base(daemon: Daemon, base: str, *, offline: bool, say: Callable[[str], None]) -> None:
+async def _require_base(daemon: Daemon, base: str, *, offline: bool, announce: Callable[[str], None]) -> None:
     if await daemon.image(base) is not None:
         return
     if base == OFFLINE_BASE:
         raise UsageError(f"there is no image {base} here; make it with docker/base-from-debootstrap, as root on Debian")
     if offline:
         raise UsageError(f"there is no image {base!r} here{did_you_mean(base, await daemon.image_names())}")
-    say(f"fetching {base}")
+    announce(f"fetching {base}")
     try:
         await daemon.pull(base)
     except DaemonError as error:

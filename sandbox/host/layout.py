@@ -45,7 +45,7 @@ def config(
         "ttl_s": spec.ttl_s,
         "detached": spec.detached,
         "orphan_ttl_s": spec.orphan_ttl_s,
-        "door": f"{CONTROL_DIR}/{CONTROL_SOCKET}" if spec.detached else None,
+        "control_socket": f"{CONTROL_DIR}/{CONTROL_SOCKET}" if spec.detached else None,
     }
 
 

@@ -84,11 +84,11 @@ class Liveness(Enum):
     LOST = "lost"
 
 
-def liveness(silent_s: float, watch: LivenessTimes) -> Liveness:
+def liveness(silent_s: float, times: LivenessTimes) -> Liveness:
     """Return the state after `silent_s` seconds without an answer."""
-    if silent_s >= watch.lost_s:
+    if silent_s >= times.lost_s:
         return Liveness.LOST
-    return Liveness.SUSPECT if silent_s >= watch.suspect_s else Liveness.WELL
+    return Liveness.SUSPECT if silent_s >= times.suspect_s else Liveness.WELL
 
 
 @runtime_checkable
@@ -119,15 +119,15 @@ class ReportsStats(Protocol):
         ...
 
 
-async def monitor(instance: Instance, watch: LivenessTimes, alert: Alert) -> None:
+async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
     """Monitor a running sandbox until it ends, then stop it.
 
     Stopping is shielded from cancellation and takes at most 15 s.
     """
-    instance.interval_s = watch.interval_s
+    instance.interval_s = times.interval_s
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_exit, instance)
-        tasks.start_soon(_probe, instance, watch, alert)
+        tasks.start_soon(_probe, instance, times, alert)
         try:
             await instance.gone.wait()
         finally:
@@ -137,11 +137,11 @@ async def monitor(instance: Instance, watch: LivenessTimes, alert: Alert) -> Non
         tasks.cancel_scope.cancel()
 
 
-def check(instance: Instance, watch: LivenessTimes, *, now: float, late_s: float) -> Liveness:
+def check(instance: Instance, times: LivenessTimes, *, now: float, late_s: float) -> Liveness:
     """Return the liveness of a running sandbox, less our own lag of `late_s` seconds; apply the current interval."""
-    instance.interval_s = watch.interval_s
+    instance.interval_s = times.interval_s
     instance.answered_at = compensate_loop_lag(instance.answered_at, late_s, now=now)
-    found = liveness(now - instance.answered_at, watch)
+    found = liveness(now - instance.answered_at, times)
     if found is Liveness.WELL:
         return found
     sandbox: object = instance.sandbox
@@ -149,13 +149,13 @@ def check(instance: Instance, watch: LivenessTimes, *, now: float, late_s: float
         instance.answered_at = now
         return Liveness.WELL
     if instance.state is not SandboxState.SUSPECT:
-        instance.enter(SandboxState.SUSPECT, f"no answer for {watch.suspect_s:g} s")
+        instance.enter(SandboxState.SUSPECT, f"no answer for {times.suspect_s:g} s")
     return found
 
 
-async def declare_lost(instance: Instance, watch: LivenessTimes) -> None:
+async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     """Diagnose a sandbox that does not answer, and declare it lost unless it answers meanwhile."""
-    cause = f"no answer for {watch.lost_s:g} s"
+    cause = f"no answer for {times.lost_s:g} s"
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
     try:
@@ -189,7 +189,7 @@ async def _await_exit(instance: Instance) -> None:
     instance.lose(cause)
 
 
-async def _probe(instance: Instance, watch: LivenessTimes, alert: Alert) -> None:
+async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
     sandbox = instance.sandbox
     assert sandbox is not None
     figures = sandbox.stats if isinstance(sandbox, ReportsStats) else None
@@ -204,13 +204,13 @@ async def _probe(instance: Instance, watch: LivenessTimes, alert: Alert) -> None
                 stats_at = asked_at + _STATS_S
                 _check_bounds(instance, await figures(), alert)
             else:
-                await sandbox.probe(watch.lost_s)
+                await sandbox.probe(times.lost_s)
         except SandboxLostError as error:
             return instance.lose(error.cause)
         except DeadlineError:
             continue
         except (EnvkitError, OSError):
-            await anyio.sleep(watch.interval_s)
+            await anyio.sleep(times.interval_s)
             continue
         except Exception as error:
             return instance.lose(_unhandled(instance, error))

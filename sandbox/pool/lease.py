@@ -86,9 +86,9 @@ class Lease:
         """Copy a file or folder from the sandbox to the host; see `envkit.protocols.Sandbox.download`."""
         await self._instance.call(self._sandbox.download, source, target, max_bytes=max_bytes, user=user)
 
-    async def connect(self, place: str | int) -> socket.socket:
+    async def connect(self, address: str | int) -> socket.socket:
         """Connect to a socket in the sandbox; see `envkit.protocols.Sandbox.connect`."""
-        return await self._instance.call(self._sandbox.connect, place)
+        return await self._instance.call(self._sandbox.connect, address)
 
     async def probe(self, timeout_s: float) -> float:
         """Return the seconds until the sandbox answered; see `envkit.protocols.Sandbox.probe`."""

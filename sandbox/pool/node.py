@@ -83,22 +83,22 @@ class Node:
     Args:
         name: Its name in the pool.
         backend: Starts its sandboxes; opened and closed by the owner.
-        holds: Its capacity.
+        capacity: Its capacity.
 
     Attributes:
         used: Resources that its sandboxes use.
         resumes_at: Loop time at which its backoff after failed starts ends.
     """
 
-    def __init__(self, name: str, backend: SandboxBackend, holds: Capacity | None = None) -> None:
+    def __init__(self, name: str, backend: SandboxBackend, capacity: Capacity | None = None) -> None:
         self.name = name
         self.backend = backend
-        self.holds = holds or Capacity()
+        self.capacity = capacity or Capacity()
         self.used = ResourceRequest()
         self.resumes_at = 0.0
         self._failures: list[float] = []
         self._backoff_until = 0.0
-        bounds = (getattr(self.holds, field) for field in ResourceRequest._fields)
+        bounds = (getattr(self.capacity, field) for field in ResourceRequest._fields)
         self._bounds = tuple((index, bound) for index, bound in enumerate(bounds) if bound is not None)
 
     def take(self, demand: ResourceRequest) -> None:
@@ -175,7 +175,7 @@ def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | No
         return None
     excesses = []
     for field in ResourceRequest._fields:
-        asked, bounds = getattr(demand, field), [getattr(node.holds, field) for node in nodes]
+        asked, bounds = getattr(demand, field), [getattr(node.capacity, field) for node in nodes]
         if None not in bounds and asked > max(bounds):
             excesses.append(f"{field}={asked:.12g} exceeds every node (largest: {max(bounds):.12g})")
     if excesses:
@@ -193,7 +193,7 @@ def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float)
         share: In (0, 1]. A resource that is unlimited on one of the nodes is not limited.
     """
     for field in ResourceRequest._fields:
-        bounds = [getattr(node.holds, field) for node in nodes]
+        bounds = [getattr(node.capacity, field) for node in nodes]
         if bounds and None not in bounds and getattr(demand, field) > share * sum(bounds) + _ROUNDING:
             asked, most = getattr(demand, field), f"{share * sum(bounds):.12g}"
             return f"{field}={asked:.12g} exceeds {share:.0%} of all nodes (limit {most})"

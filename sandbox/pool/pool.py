@@ -53,11 +53,11 @@ class Pool:
     Args:
         nodes: The initial nodes; their backends must stay open as long as the pool.
         stocks: The warm stocks to keep.
-        most: Limit on concurrent sandboxes per tenant; None for no limit. Sandboxes of tenant ``""`` without a name, or
-            with a name that starts with a colon, belong to the pool's owner and are not counted.
+        max_per_tenant: Limit on concurrent sandboxes per tenant; None for no limit. Not counted are
+            sandboxes of tenant ``""`` whose name is empty or starts with a colon: they belong to the owner of the pool.
         share: Share of all nodes' capacity that one tenant may use beyond its first sandbox. It does not limit tenant
             ``""``.
-        watch: The liveness settings.
+        liveness_times: The liveness settings.
         restarts: Restart budget for each warm stock; None for 20 restarts in 10 minutes.
         ledger: Persists the sandboxes, so that they outlive this process and the next pool re-attaches to them.
     """
@@ -67,21 +67,21 @@ class Pool:
         nodes: Sequence[Node] = (),
         *,
         stocks: Sequence[WarmSpec] = (),
-        most: int | None = None,
+        max_per_tenant: int | None = None,
         share: float = 1.0,
-        watch: LivenessTimes | None = None,
+        liveness_times: LivenessTimes | None = None,
         restarts: RestartBudget | None = None,
         ledger: LedgerStore | None = None,
     ) -> None:
-        self._watch = watch or LivenessTimes()
+        self._liveness_times = liveness_times or LivenessTimes()
         self._ledger = ledger
         self._history = EventLog(ledger)
         self._scheduler = Scheduler(
             list(stocks),
             self._history,
-            most=most,
+            max_per_tenant=max_per_tenant,
             share=share,
-            watch=self._watch,
+            liveness_times=self._liveness_times,
             budget=restarts or RestartBudget(restarts=20),
             ledger_id=None if ledger is None else ledger.id,
         )
@@ -303,19 +303,22 @@ class Pool:
 
     async def _sweep(self) -> None:
         """Check liveness and time to live of all sandboxes at intervals."""
-        tick_s = self._watch.tick_s
+        tick_s = self._liveness_times.tick_s
         due = clock.now() + tick_s
         while True:
             await anyio.sleep(max(0.0, due - clock.now()))
             now = clock.now()
             late_s, due = now - due, now + tick_s
-            watch = self._watch.among(len(self._scheduler.instances))
+            liveness_times = self._liveness_times.among(len(self._scheduler.instances))
             for instance in list(self._scheduler.instances.values()):
                 if instance.is_over or not instance.settled.is_set():
                     continue
-                if check(instance, watch, now=now, late_s=late_s) is Liveness.LOST and not instance.is_diagnosing:
+                if (
+                    check(instance, liveness_times, now=now, late_s=late_s) is Liveness.LOST
+                    and not instance.is_diagnosing
+                ):
                     instance.is_diagnosing = True
-                    self._tasks.start_soon(declare_lost, instance, watch)
+                    self._tasks.start_soon(declare_lost, instance, liveness_times)
                 if instance.is_in_use:
                     instance.used_at = now
                 elif instance.ttl_s is not None and now - instance.used_at >= instance.ttl_s:

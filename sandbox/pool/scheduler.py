@@ -33,9 +33,9 @@ class Scheduler:
     Args:
         stocks: The warm stocks to keep.
         history: Receives all events.
-        most: Limit on concurrent sandboxes per tenant; None for no limit.
+        max_per_tenant: Limit on concurrent sandboxes per tenant; None for no limit.
         share: Share of all nodes' capacity that one tenant may use beyond its first sandbox.
-        watch: The liveness settings.
+        liveness_times: The liveness settings.
         budget: Restart budget for each warm stock.
         ledger_id: Id of the ledger that lets sandboxes outlive this process; None for no ledger.
 
@@ -53,9 +53,9 @@ class Scheduler:
         stocks: list[WarmSpec],
         history: EventLog,
         *,
-        most: int | None,
+        max_per_tenant: int | None,
         share: float,
-        watch: LivenessTimes,
+        liveness_times: LivenessTimes,
         budget: RestartBudget,
         ledger_id: str | None,
     ) -> None:
@@ -66,9 +66,9 @@ class Scheduler:
         self.stocks = [WarmStock(warm_spec) for warm_spec in stocks]
         self.last_number = 0
         self._history = history
-        self._most = most
+        self._max_per_tenant = max_per_tenant
         self._share = share
-        self._watch = watch
+        self._liveness_times = liveness_times
         self._budget = budget
         self._ledger_id = ledger_id
         self._held: dict[str | None, ResourceRequest] = {}
@@ -283,7 +283,7 @@ class Scheduler:
                             self.serve()
             finally:
                 if instance.sandbox is not None:
-                    await monitor(instance, self._watch, self._history.alert)
+                    await monitor(instance, self._liveness_times, self._history.alert)
         except anyio.get_cancelled_exc_class():
             self.close()  # otherwise `serve` would replace it
             raise
@@ -357,8 +357,8 @@ class Scheduler:
         """Return the limit that the tenant, which holds `held`, has reached, as text; None if it may have one more."""
         if held is None or request.payer is None:
             return None
-        if self._most is not None and held.sandboxes >= self._most:
-            return f"limit of {self._most} sandboxes"
+        if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:
+            return f"limit of {self._max_per_tenant} sandboxes"
         if self._share == 1 or not request.tenant:
             return None
         why = beyond_share(self.nodes.values(), held.with_other(request.demand), self._share)

@@ -129,7 +129,7 @@ def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> 
         "command": list(spec.command) or None,
         "ttl_s": spec.ttl_s,
         "detached": False,
-        "door": None,
+        "control_socket": None,
     }
 
 

@@ -107,7 +107,7 @@ def waiting(command: Sequence[str]) -> tuple[str, ...]:
     return (*_WAIT, *command) if command else ()
 
 
-async def put_back(sandbox: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | None) -> None:
+async def restore(sandbox: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | None) -> None:
     """Restore a snapshot into a sandbox that was started from `spec` with its command `waiting`.
 
     It uses no disk space on the host; the sandbox's own limits apply.

@@ -33,12 +33,12 @@ class Unpacker:
     Args:
         place: A new folder that no other process writes to.
         max_bytes: Limit of the total size of the contents.
-        takes_any_link: Whether links may lead out.
+        allows_any_link: Whether links may lead out.
     """
 
-    def __init__(self, place: Path, max_bytes: int, *, takes_any_link: bool = False) -> None:
+    def __init__(self, place: Path, max_bytes: int, *, allows_any_link: bool = False) -> None:
         self._place = place
-        self._takes_any_link = takes_any_link
+        self._allows_any_link = allows_any_link
         self._left = self._max_bytes = max_bytes
         self._waiting = bytearray()
         self._modes: list[tuple[tuple[str, ...], int]] = []
@@ -121,7 +121,7 @@ class Unpacker:
             elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                 yield from self._take_file(member, folder, name)
             elif member.issym():
-                if not self._takes_any_link:
+                if not self._allows_any_link:
                     _check_link(member, len(parts) - 1)
                 os.symlink(member.linkname, name, dir_fd=folder)
             elif member.islnk():

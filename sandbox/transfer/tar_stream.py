@@ -34,7 +34,7 @@ def is_folder(source: Path) -> bool:
 
 
 @asynccontextmanager
-async def waiting_place() -> AsyncIterator[Path]:
+async def staging_folder() -> AsyncIterator[Path]:
     """Yield a new, private folder for a transfer; a later run removes it if this process cannot.
 
     Raises:
@@ -68,7 +68,9 @@ async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
         yield piece
 
 
-async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False) -> None:
+async def unpacked(
+    pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
+) -> None:
     """Unpack a tar stream to `target`, completely or not at all.
 
     Setuid, setgid and sticky bits and owners are dropped; all entries are readable by this process.
@@ -77,7 +79,7 @@ async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int
         pieces: The stream.
         target: Must not exist; its folder must.
         max_bytes: Limit of the total size of the contents.
-        takes_any_link: Whether links may lead out; only for files on their way into a sandbox, which are not followed.
+        allows_any_link: Whether links may lead out; only for files on their way into a sandbox, which are not followed.
 
     Raises:
         UsageError: `target` exists, or its folder does not.
@@ -87,7 +89,7 @@ async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int
     folder = await clock.to_thread(_temporary_folder, target)
     unpacker: Unpacker | None = None
     try:
-        unpacker = Unpacker(folder, max_bytes, takes_any_link=takes_any_link)
+        unpacker = Unpacker(folder, max_bytes, allows_any_link=allows_any_link)
         waiting: list[bytes] = []
         count = 0
         async for piece in pieces:

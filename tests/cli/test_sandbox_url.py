@@ -44,7 +44,7 @@ def beside_a_server(work: Callable[[str], None], *, is_real: bool = False) -> No
         async with (
             LocalBackend() if is_real else scripted() as backend,
             slots() as host,
-            serving(host, pool=SmallPool(backend), trees=tar_stream) as address,
+            serving(host, pool=SmallPool(backend), folder_transport=tar_stream) as address,
         ):
             await clock.to_thread(work, address)
 

@@ -64,8 +64,8 @@ class RemoteBackend:
     async def __aenter__(self) -> Self:
         pool = SmallPool(await self._open.enter_async_context(self._backend))
         host = await self._open.enter_async_context(slots())
-        address = await self._open.enter_async_context(serving(host, pool=pool, trees=tar_stream))
-        self._client = await self._open.enter_async_context(SandboxClient(address, trees=tar_stream))
+        address = await self._open.enter_async_context(serving(host, pool=pool, folder_transport=tar_stream))
+        self._client = await self._open.enter_async_context(SandboxClient(address, folder_transport=tar_stream))
         return self
 
     async def __aexit__(

@@ -126,7 +126,7 @@ class WorkerStarter:
         workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
-        probing: HeartbeatTimes | None = None,
+        heartbeat: HeartbeatTimes | None = None,
         *,
         unenforced: bool = False,
         alert: Callable[[str], None] | None = None,
@@ -139,7 +139,7 @@ class WorkerStarter:
             restarts=restarts or RestartBudget(),
             unenforced=unenforced,
             alert=alert,
-            probing=probing,
+            heartbeat=heartbeat,
             start_timeout_s=10,
             wait_timeout_s=30,
         )

@@ -107,8 +107,8 @@ def test_a_worker_that_stops_answering_is_detected_by_its_heartbeats_and_replace
     async def main() -> None:
         starter = WorkerStarter()
         ends: list[str] = []
-        probing = HeartbeatTimes(interval_s=5, timeout_s=2, misses=3)
-        async with starter.fleet(workers=1, slots_per_sandbox=1, probing=probing) as host:
+        heartbeat = HeartbeatTimes(interval_s=5, timeout_s=2, misses=3)
+        async with starter.fleet(workers=1, slots_per_sandbox=1, heartbeat=heartbeat) as host:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play, host, 100, ends)
                 await anyio.sleep(5.1)  # just after a heartbeat, the worst moment
@@ -125,7 +125,7 @@ def test_a_late_heartbeat_does_not_count_as_missed() -> None:
     async def main() -> None:
         starter = WorkerStarter()
         async with starter.fleet(
-            workers=1, slots_per_sandbox=1, probing=HeartbeatTimes(interval_s=5, timeout_s=2, misses=2)
+            workers=1, slots_per_sandbox=1, heartbeat=HeartbeatTimes(interval_s=5, timeout_s=2, misses=2)
         ) as host:
             for _ in range(4):
                 await anyio.sleep(4.9)

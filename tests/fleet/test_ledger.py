@@ -115,7 +115,7 @@ def faulty(tmp_path: Path) -> Path:
     path = tmp_path / "fleet.sqlite"
     save(path)
     with closing(sqlite3.connect(path)) as connection:
-        for table, key in (("seats", "key"), ("sandboxes", "id")):
+        for table, key in (("sessions", "key"), ("sandboxes", "id")):
             fault = f"when new.{key} = 'bad' begin select raise(abort, 'database or disk is full'); end"
             connection.execute(f"create trigger fault_of_{table} before insert on {table} {fault}")
     return path
@@ -226,9 +226,9 @@ def spoil(path: Path, *statements: str) -> None:
         "update sandboxes set spec = '{}}'",
         "update sandboxes set spec = '[]'",
         "update sandboxes set phases = '[]'",
-        "update seats set seed = 'seven'",
-        "update seats set options = 'no'",
-        "alter table seats rename column box to case_",
+        "update sessions set seed = 'seven'",
+        "update sessions set options = 'no'",
+        "alter table sessions rename column sandbox to case_",
         "drop table sandboxes",
     ],
 )

@@ -21,24 +21,24 @@ NO_CAPACITY = CapacityError("the pool has no nodes")
 class FakeSessionStore:
     """A session store in memory that cannot write while it is full."""
 
-    def __init__(self, **seats: SessionRecord) -> None:
-        self.seats = seats
+    def __init__(self, **sessions: SessionRecord) -> None:
+        self.sessions = sessions
         self.is_full = False
 
     def keys(self) -> Sequence[str]:
-        return list(self.seats)
+        return list(self.sessions)
 
     def get(self, key: str) -> SessionRecord | None:
-        return self.seats.get(key)
+        return self.sessions.get(key)
 
     async def record(self, key: str, record: SessionRecord) -> None:
         self._write()
-        self.seats[key] = record
+        self.sessions[key] = record
 
     async def forget(self, *keys: str) -> None:
         self._write()
         for key in keys:
-            self.seats.pop(key, None)
+            self.sessions.pop(key, None)
 
     def _write(self) -> None:
         if self.is_full:
@@ -46,7 +46,11 @@ class FakeSessionStore:
 
 
 def with_store(
-    starter: WorkerStarter, seats: SessionStore, *, slots_per_sandbox: int = 2, episodes_per_sandbox: int | None = None
+    starter: WorkerStarter,
+    sessions: SessionStore,
+    *,
+    slots_per_sandbox: int = 2,
+    episodes_per_sandbox: int | None = None,
 ) -> FleetHost:
     return FleetHost(
         starter.start,
@@ -54,7 +58,7 @@ def with_store(
         workers=1,
         slots_per_sandbox=slots_per_sandbox,
         episodes_per_sandbox=episodes_per_sandbox,
-        seats=seats,
+        session_store=sessions,
     )
 
 

@@ -69,7 +69,7 @@ def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings:
     """Run `main` with a `SandboxClient` of such a server."""
 
     async def work(address: str, pool: SmallPool) -> None:
-        async with SandboxClient(address, trees=tar_stream) as client:
+        async with SandboxClient(address, folder_transport=tar_stream) as client:
             await main(client, pool)
 
     clock.run(_run, work, backend, settings)
@@ -82,7 +82,7 @@ async def _run(
     with anyio.fail_after(40):
         async with sandboxes, slots() as host:
             pool = SmallPool(sandboxes)
-            async with serving(host, pool=pool, trees=tar_stream, **settings) as address:
+            async with serving(host, pool=pool, folder_transport=tar_stream, **settings) as address:
                 await work(address, pool)
 
 

@@ -90,7 +90,7 @@ def live(hours: float, users: int, seed: int = 0) -> Day:
             await backend.__aenter__()
         nodes = [Node(f"node {at}", one, Capacity(sandboxes=SANDBOXES_PER_NODE)) for at, one in enumerate(backends)]
         budget = RestartBudget(restarts=100_000, longest_delay_s=60)
-        pool = Pool(nodes, stocks=[WarmSpec(SPEC, WARM)], watch=WATCH, restarts=budget)
+        pool = Pool(nodes, stocks=[WarmSpec(SPEC, WARM)], liveness_times=WATCH, restarts=budget)
         async with anyio.create_task_group() as following, pool:
             following.start_soon(follow, pool, seen)
             with anyio.move_on_after(hours * HOUR_S):

@@ -326,14 +326,14 @@ class RecordingDisplay(SilentDisplay):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         self.lines.append(line)
 
 
 class Talkative(Part):
     """Every completion has the maximum number of tokens."""
 
-    def _say(self, call: Call) -> str:
+    def _announce(self, call: Call) -> str:
         return "ab"
 
 

@@ -15,13 +15,13 @@ from .catalogue import is_model
 REMEDY = "free some space, or choose another cache folder with ENVKIT_CACHE"
 
 
-def make_once(target: Path, make: Callable[[Path, Path], None], *, say: Callable[[str], None]) -> bool:
+def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Callable[[str], None]) -> bool:
     """Create the model folder `target` if it is missing, and remove temporary files of killed calls.
 
     Args:
         target: Folder of the model.
         make: Writes the model into its second argument; its first is a folder for temporary files on the same disk.
-        say: Shows a line.
+        announce: Shows a line.
 
     Returns:
         Whether `make` was called.
@@ -38,7 +38,7 @@ def make_once(target: Path, make: Callable[[Path, Path], None], *, say: Callable
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say(f"{target.name}: waiting for another process that is creating it")
+                announce(f"{target.name}: waiting for another process that is creating it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder.glob(drafts):
                 shutil.rmtree(left, ignore_errors=True)

@@ -22,7 +22,7 @@ _STICKY = "\N{NO-BREAK SPACE}"
 class Display(Protocol):
     """Shows the progress of a run to people; programs read the record."""
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         """Show a permanent line."""
         ...
 
@@ -45,7 +45,7 @@ class Display(Protocol):
 class SilentDisplay:
     """A display that shows nothing."""
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         pass
 
     def phase(self, name: str, total: int) -> None:
@@ -76,7 +76,7 @@ class LineDisplay:
         self._parts = _Parts()
         self._written = (0, 0.0)  # progress and time of the last line
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         self._stream.write(f"{line}\n")
         self._stream.flush()
 
@@ -92,12 +92,12 @@ class LineDisplay:
             part.count(count, figures(shown), now)
             if now - self._written[1] >= self._every_s:
                 self._written = (part.done, now)
-                self.say(part.line(now, part.eta(now)))
+                self.announce(part.line(now, part.eta(now)))
 
     def close(self) -> None:
         part, now = self._parts.end(), self._now()
         if part is not None and part.done > self._written[0]:
-            self.say(part.line(now))
+            self.announce(part.line(now))
 
 
 class RichDisplay:
@@ -116,7 +116,7 @@ class RichDisplay:
         self._parts = _Parts()
         self._live: Live | None = None
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
 
     def phase(self, name: str, total: int) -> None:
@@ -137,7 +137,7 @@ class RichDisplay:
             live.stop()
         part = self._parts.end()
         if part is not None and part.done:
-            self.say(part.line(clock.stopwatch()))
+            self.announce(part.line(clock.stopwatch()))
 
     def _drawn(self) -> RenderableType:
         from rich.console import Group

@@ -67,7 +67,7 @@ class Teacher:
     is_bare: bool = False
     turn_tokens: int | None = None
 
-    def say(self, move: str) -> str:
+    def answer(self, move: str) -> str:
         """Return the answer text for `move`."""
         return move if self.is_bare else self.expert.answer(move)
 
@@ -77,10 +77,12 @@ class Teacher:
         Raises:
             ConfigError: The completion exceeds `turn_tokens`.
         """
-        completion = self.renderer.demonstrate(self.say(move))
+        completion = self.renderer.demonstrate(self.answer(move))
         needed = sum(token not in self.renderer.stop for token in completion)
         if self.turn_tokens is not None and needed > self.turn_tokens:
-            reason = f"{self.turn_tokens} is too small: the demonstrated answer {self.say(move)} takes {needed} tokens"
+            reason = (
+                f"{self.turn_tokens} is too small: the demonstrated answer {self.answer(move)} takes {needed} tokens"
+            )
             shorter = "" if self.is_bare else ", or set warmup.answers to bare"
             raise ConfigError([f"rollout.turn_tokens: {reason}; raise it{shorter}"])
         return completion
@@ -152,7 +154,7 @@ async def lessons(
                     found.append(lesson)
                     if on_lesson is not None:
                         on_lesson()
-                step = await episode.step(teacher.say(teacher.move(observation, rng)))
+                step = await episode.step(teacher.answer(teacher.move(observation, rng)))
                 observation, ended = step.observation, step.ended
         if len(found) >= count:
             break
@@ -196,7 +198,7 @@ async def _demonstration(
             ids += prompt.ids + completion
             mask += [0] * len(prompt.ids) + [1] * len(completion)
             turn_ids += [turn] * (len(prompt.ids) + len(completion))
-            step = await episode.step(teacher.say(move))
+            step = await episode.step(teacher.answer(move))
             success = bool(step.info.get("success", False))
             if step.ended:
                 break

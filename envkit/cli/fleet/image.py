@@ -31,7 +31,9 @@ def build(
     from envkit.wiring.sandboxes import images
 
     print(
-        clock.run(partial(images.build, name, base=base, offline=offline, packages=packages or [], tag=tag, say=_log))
+        clock.run(
+            partial(images.build, name, base=base, offline=offline, packages=packages or [], tag=tag, announce=_log)
+        )
     )
 
 

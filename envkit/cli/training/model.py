@@ -24,7 +24,7 @@ def get(
     model = find(name)
     with closing(display_on(sys.stderr)) as display:
         if not fetch(model, display):
-            display.say(f"{name} is already on this machine")
+            display.announce(f"{name} is already on this machine")
     typer.echo(model.folder)
 
 

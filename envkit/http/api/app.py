@@ -27,7 +27,7 @@ from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
-from envkit.http.sessions.counters import played_of
+from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
@@ -59,11 +59,11 @@ def create_app(
     max_request_bytes: int = messages.MAX_REQUEST_BYTES,
     lazy: bool = False,
     pool: SandboxPool | None = None,
-    trees: FolderTransport | None = None,
+    folder_transport: FolderTransport | None = None,
     max_timeout_s: float = MAX_TIMEOUT_S,
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
-    permits: SandboxPolicy | None = None,
+    policy: SandboxPolicy | None = None,
     snapshots: SnapshotBounds | None = None,
     sends_traces: bool = False,
 ) -> App:
@@ -79,12 +79,11 @@ def create_app(
         max_request_bytes: Maximum size of a body or socket frame; file transfers to sandboxes have their own limits.
         lazy: Build the OpenAPI routes on first use instead of at startup.
         pool: Lends sandboxes to callers; None for no sandboxes.
-        trees: Packs and unpacks folders for sandboxes (`envkit.sandbox.transfer.tar_stream`); None for no folder
-            transfers.
+        folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
         max_timeout_s: Maximum timeout of a command in a sandbox, seconds.
         sandbox_ttl_s: Seconds without use after which a sandbox is stopped, unless its caller requests less.
         metrics: Returns the metrics of ``GET /metrics`` beside those of sessions.
-        permits: Policy for the sandboxes of callers.
+        policy: Policy for the sandboxes of callers.
         snapshots: Limits on snapshots.
         sends_traces: Send callers the tracebacks of environments, for the server inside an environment's sandbox.
     """
@@ -97,10 +96,10 @@ def create_app(
             operations.problem,
             max_timeout_s=max_timeout_s,
             ttl_s=sandbox_ttl_s,
-            permits=permits,
+            policy=policy,
             snapshots=snapshots,
         )
-    folders = None if trees is None else FolderTransfers(trees)
+    folders = None if folder_transport is None else FolderTransfers(folder_transport)
     return App(operations, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
@@ -161,7 +160,7 @@ class App:
     @property
     def errors(self) -> Counter[str]:
         """Number of error answers by code, including those of `envkit.http.server.middleware.AuthMiddleware`."""
-        return self._operations.sessions.tally.errors
+        return self._operations.sessions.counters.errors
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new calls, and wait `timeout_s` seconds for running ones.
@@ -200,7 +199,9 @@ class App:
     async def _steps(self, scope: Scope, receive: Receive, send: Send) -> None:
         operations = self._operations.by(caller_of(scope))
         try:
-            answer = await operations.steps(await read_body(scope, receive, self._max_request_bytes), played_of(scope))
+            answer = await operations.steps(
+                await read_body(scope, receive, self._max_request_bytes), step_metrics_of(scope)
+            )
         except Exception as error:
             await respond_problem(send, operations.problem(error))
         else:
@@ -226,8 +227,8 @@ class App:
             await send({"type": "websocket.close"})
         else:
             flow = scope["state"].get("connection")
-            budget, played = memory_budget_of(scope), played_of(scope)
-            await self._sockets.serve(caller_of(scope), receive, send, budget, flow, played)
+            budget, metrics = memory_budget_of(scope), step_metrics_of(scope)
+            await self._sockets.serve(caller_of(scope), receive, send, budget, flow, metrics)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -236,7 +237,7 @@ class App:
         async with self._operations.sessions, anyio.create_task_group() as tasks:
             self._sockets = Sockets(self._operations, tasks, self._max_request_bytes)
             if self._operations.sandboxes is not None:
-                self._operations.sandboxes.live(tasks)
+                self._operations.sandboxes.run_in(tasks)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()

@@ -27,7 +27,7 @@ from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.sandboxes import routes as sandbox_routes
 from envkit.http.sandboxes.http import SandboxPaths, query_of
-from envkit.http.sessions.counters import played_of
+from envkit.http.sessions.counters import step_metrics_of
 
 _V1 = f"/v{messages.PROTOCOL}"
 _NOTHING = messages.NoBody()
@@ -85,7 +85,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
         body: Any = None,
         opening: Any = None,
         more: dict[str, Any] | None = None,
-        gives: str | None = None,
+        content_type: str | None = None,
         busy: Any = None,
     ) -> None:
         replies: dict[int | str, Any] = {200: reply, 202: opening, 503: busy}
@@ -94,8 +94,8 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
             for status, type in replies.items()
             if type is not None
         }
-        if gives is not None:
-            content = {gives: {"schema": {"type": "string", "format": "binary"}}}
+        if content_type is not None:
+            content = {content_type: {"schema": {"type": "string", "format": "binary"}}}
             responses[200] = {"description": "Raw content.", "content": content}
         responses["default"] = {
             "description": _first_line(messages.Problem),
@@ -117,7 +117,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
     add("GET", f"{_V1}/envs", routes.envs, messages.EnvsReply)
     add("GET", f"{_V1}/health", routes.health, messages.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, messages.ReadyReply, busy=messages.ReadyReply)
-    add("GET", "/metrics", routes.metrics, gives="text/plain")
+    add("GET", "/metrics", routes.metrics, content_type="text/plain")
     add("GET", _V1, routes.index, messages.IndexReply)
     api.add_api_route("/", routes.page, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
     monitored: dict[str, Any] = {
@@ -177,7 +177,7 @@ class _SessionRoutes:
         operations = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
             created = await operations.create(body)
-            played_of(request.scope).envs[task.env_id] += 1
+            step_metrics_of(request.scope).envs[task.env_id] += 1
             return self._reply(request, created, session_id)
         session = await operations.session(messages.SessionBody(session_id))
         opening = messages.OpeningReply(turn=0, state=session.state)
@@ -190,7 +190,7 @@ class _SessionRoutes:
 
     async def steps(self, request: Request) -> Response:
         """Play steps of many sessions; return a list of results or errors in the same order."""
-        return _json(await self._by(request).steps(await request.body(), played_of(request.scope)))
+        return _json(await self._by(request).steps(await request.body(), step_metrics_of(request.scope)))
 
     async def sessions(self, request: Request) -> Response:
         """List all sessions."""

@@ -160,7 +160,7 @@ class Operations:
         """Return the metrics in Prometheus text format."""
         return exposition(self.sessions, self._metrics)
 
-    async def steps(self, data: bytes, played: StepMetrics) -> bytes:
+    async def steps(self, data: bytes, metrics: StepMetrics) -> bytes:
         """Play a JSON list of steps: sessions in parallel, the steps of one session in order.
 
         Returns:
@@ -171,7 +171,7 @@ class Operations:
             RateLimitError: The steps exceed the caller's rate limit; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
-        played.steps += len(bodies)
+        metrics.steps += len(bodies)
         self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
@@ -247,7 +247,7 @@ class Operations:
 
         return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, finish)
 
-    async def answer(self, frame: Frame | StepFrame, used: set[str], played: StepMetrics) -> bytes:
+    async def answer(self, frame: Frame | StepFrame, used: set[str], metrics: StepMetrics) -> bytes:
         """Answer a frame, also if it fails; add a session that it creates to `used` and `played`."""
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
@@ -266,7 +266,7 @@ class Operations:
             used.add(key)
             outcome = await self._outcome(method(self, body), id)
             if self.sessions.turn(key) is not None:  # it was created
-                played.envs[body.env_id] += 1
+                metrics.envs[body.env_id] += 1
             return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
@@ -300,7 +300,7 @@ class Operations:
             error = error.for_callers()
         if session_id is not None and (key := self._caller.key(session_id)) != session_id:
             error = renamed(error, {key: session_id})
-        self.sessions.tally.errors[error.code] += 1
+        self.sessions.counters.errors[error.code] += 1
         turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
         problem = to_problem(error)
         fields = {name: _as_utf8(getattr(error, name)) for name in error.fields}

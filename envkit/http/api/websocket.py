@@ -70,7 +70,7 @@ class Sockets:
         send: Send,
         budget: MemoryBudget | None = None,
         flow: WebSocketFlow | None = None,
-        played: StepMetrics | None = None,
+        metrics: StepMetrics | None = None,
     ) -> None:
         """Serve one socket until it closes; pause reading if its caller sends too much.
 
@@ -80,19 +80,19 @@ class Sockets:
             send: ASGI's send.
             budget: Counts the socket's memory; None for no limit.
             flow: Flow control of the connection, if it has one.
-            played: Counts sessions and steps.
+            metrics: Counts sessions and steps.
         """
         budget = budget or MemoryBudget()
         operations = self._operations.by(caller)
         inbox, outbox = Inbox(receive), Outbox(budget.backpressure(caller), flow)
         used: set[str] = set()
-        played = played or StepMetrics()
+        metrics = metrics or StepMetrics()
         sandboxes: set[str] = set()
         await receive()
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
         try:
-            with self._operations.sessions.keeping(used):
+            with self._operations.sessions.keep_alive(used):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(outbox.run, send)
                     if self._operations.sandboxes is not None:
@@ -115,7 +115,7 @@ class Sockets:
                         data = message.get("bytes") or (message.get("text") or "").encode()
                         if flow is not None and len(data) > UNCOUNTED_BYTES:
                             flow.taken()
-                        count = await self._dispatch(operations, caller, data, outbox, used, played, begin_sandbox)
+                        count = await self._dispatch(operations, caller, data, outbox, used, metrics, begin_sandbox)
                         if outbox.is_behind:
                             await inbox.pause_until(outbox.wait_for_room)
                         if wait_s := caller.charge(max(1, count)):
@@ -136,20 +136,20 @@ class Sockets:
         data: bytes,
         outbox: Outbox,
         used: set[str],
-        played: StepMetrics,
+        metrics: StepMetrics,
         begin_sandbox: Callable[[Frame, int], None],
     ) -> int:
         """Start the calls of a message's frames; return the number of frames."""
         steps, others = self._read(operations, caller, data)
         count = len(steps) + len(others)
         outbox.owed += count
-        played.steps += len(steps)
+        metrics.steps += len(steps)
         pending_bytes = len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
         for first in range(0, len(steps), _BATCH_STEPS):
             if first:
                 await outbox.wait_for_reader()
             batch = steps[first : first + _BATCH_STEPS] if len(steps) > _BATCH_STEPS else steps
-            self._step(operations, batch, outbox, used, played, pending_bytes)
+            self._step(operations, batch, outbox, used, metrics, pending_bytes)
         for frame in others:
             if isinstance(frame, bytes):
                 outbox.put(frame)
@@ -159,7 +159,7 @@ class Sockets:
             if frame.method.startswith(PREFIX):
                 begin_sandbox(frame, size)
             else:
-                self._tasks.start_soon(self._answer, operations, frame, outbox, used, played, size)
+                self._tasks.start_soon(self._answer, operations, frame, outbox, used, metrics, size)
         return count
 
     def _step(
@@ -168,7 +168,7 @@ class Sockets:
         steps: Sequence[StepFrame],
         outbox: Outbox,
         used: set[str],
-        played: StepMetrics,
+        metrics: StepMetrics,
         pending_bytes: int,
     ) -> None:
         """Answer steps at once, or start those that wait; each of these counts as `pending_bytes`."""
@@ -179,7 +179,7 @@ class Sockets:
                 outbox.remember(pending_bytes)
                 send = partial(outbox.put_and_forget, pending_bytes)
             if not operations.start_step(step, send):
-                self._tasks.start_soon(self._answer, operations, step, outbox, used, played, pending_bytes)
+                self._tasks.start_soon(self._answer, operations, step, outbox, used, metrics, pending_bytes)
         outbox.put(*answers)
 
     def _read(
@@ -229,13 +229,13 @@ class Sockets:
         frame: Frame | StepFrame,
         outbox: Outbox,
         used: set[str],
-        played: StepMetrics,
+        metrics: StepMetrics,
         size: int,
     ) -> None:
         try:
             if outbox.is_full and isinstance(frame, Frame):
                 await outbox.wait_for_reader()
-            outbox.put(await operations.answer(frame, used, played))
+            outbox.put(await operations.answer(frame, used, metrics))
         finally:
             outbox.forget(size)
 

@@ -69,26 +69,28 @@ class SandboxTransport:
         url: Address of the server.
         token: Token for it; None sends no token.
         ca: PEM file of the certificates to trust; None for the system's.
-        trees: Packs and unpacks folders; None: folders cannot be copied.
+        folder_transport: Packs and unpacks folders; None: folders cannot be copied.
     """
 
-    def __init__(self, url: str, token: str | None, ca: Path | str | None, trees: FolderTransport | None) -> None:
+    def __init__(
+        self, url: str, token: str | None, ca: Path | str | None, folder_transport: FolderTransport | None
+    ) -> None:
         self.address = url.rstrip("/")
         self.websocket = SharedWebSocket(self.address, url_connector(self.address, CALL_S, token=token, ca=ca))
         self.http = HttpTransfers(self.address, token, ca)
-        self._trees = trees
+        self._folder_transport = folder_transport
         self._rng = random.Random()
 
     @property
-    def trees(self) -> FolderTransport:
+    def folder_transport(self) -> FolderTransport:
         """Packs and unpacks folders.
 
         Raises:
-            UnsupportedError: The client was created without `trees`.
+            UnsupportedError: The client was created without `folder_transport`.
         """
-        if self._trees is None:
-            raise UnsupportedError("this client cannot copy folders: it was created without trees")
-        return self._trees
+        if self._folder_transport is None:
+            raise UnsupportedError("this client cannot copy folders: it was created without a folder transport")
+        return self._folder_transport
 
     async def call(self, method: str, body: msgspec.Struct, reply: type[T], timeout_s: float = CALL_S) -> T:
         """Call a sandbox method over the WebSocket. Raises the error that the server answers."""
@@ -225,12 +227,12 @@ class RemoteSandbox:
         """Copy a file or folder into the sandbox; see `envkit.protocols.Sandbox.upload`.
 
         Raises:
-            UnsupportedError: The client was created without `trees`.
+            UnsupportedError: The client was created without `folder_transport`.
         """
         if not target.rstrip("/"):
             raise UsageError(f"{target!r} is not a path of a file or folder")
         with self._unknown_is_lost():
-            async with aclosing(self._transport.trees.packed(source, "tree")) as pieces:
+            async with aclosing(self._transport.folder_transport.packed(source, "tree")) as pieces:
                 url = f"{self._url}/tree?{_query(path=target, user=user)}"
                 await self._transport.http.send("PUT", url, pieces, timeout_s=_TREE_S)
 
@@ -239,15 +241,15 @@ class RemoteSandbox:
 
         Raises:
             UsageError: `target` exists, or its folder does not.
-            UnsupportedError: The client was created without `trees`.
+            UnsupportedError: The client was created without `folder_transport`.
         """
-        trees = self._transport.trees
+        folder_transport = self._transport.folder_transport
         url = f"{self._url}/tree?{_query(path=source, max_bytes=str(max_bytes), user=user)}"
         with self._unknown_is_lost():
             async with aclosing(self._transport.http.pieces(url, timeout_s=_TREE_S)) as pieces:
-                await trees.unpacked(pieces, target, max_bytes=max_bytes)
+                await folder_transport.unpacked(pieces, target, max_bytes=max_bytes)
 
-    async def connect(self, place: str | int) -> socket.socket:
+    async def connect(self, address: str | int) -> socket.socket:
         """Not supported: sockets inside a remote sandbox are unreachable.
 
         Raises:

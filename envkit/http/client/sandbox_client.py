@@ -45,13 +45,18 @@ class SandboxClient:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
         token: Token for the server; default: the variable ``ENVKIT_TOKEN``.
         ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
-        trees: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: folders cannot be copied.
+        folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
     """
 
     def __init__(
-        self, url: str, token: str | None = None, *, ca: Path | str | None = None, trees: FolderTransport | None = None
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        ca: Path | str | None = None,
+        folder_transport: FolderTransport | None = None,
     ) -> None:
-        self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
+        self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, folder_transport)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
         self._connection_scope: anyio.CancelScope

@@ -149,7 +149,7 @@ def announced_bytes(scope: Mapping[str, Any]) -> int:
     return length or 0
 
 
-def room_of(scope: Mapping[str, Any]) -> Reservation:
+def reservation_of(scope: Mapping[str, Any]) -> Reservation:
     """Return the reservation of a request, which `envkit.http.server.middleware.AuthMiddleware` frees."""
     state = scope.get("state") or {}
     make: Callable[[], Reservation] = state.get("reservation", _unlimited)

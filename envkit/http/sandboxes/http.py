@@ -14,7 +14,7 @@ import msgspec
 
 from envkit.errors import EnvkitError, RequestError, UnsupportedError
 from envkit.http.auth.caller import Caller, caller_of
-from envkit.http.limits.memory_budget import room_of
+from envkit.http.limits.memory_budget import reservation_of
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
 from envkit.http.protocol.messages import DoneReply, read, write
@@ -71,7 +71,9 @@ class SandboxPaths:
         async def answer(caller: Caller) -> CallOutcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
-            return await self._run(partial(self.calls.work.exec, frame, caller, room_of(scope)), frame.key, receive)
+            return await self._run(
+                partial(self.calls.work.exec, frame, caller, reservation_of(scope)), frame.key, receive
+            )
 
         await self._answer(answer, scope, send)
 
@@ -80,7 +82,9 @@ class SandboxPaths:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
-            return await self._run(partial(self.calls.work.shell, frame, caller, room_of(scope)), frame.key, receive)
+            return await self._run(
+                partial(self.calls.work.shell, frame, caller, reservation_of(scope)), frame.key, receive
+            )
 
         await self._answer(answer, scope, send)
 

@@ -70,7 +70,7 @@ class SandboxOperations:
         problem: Converts an error to the problem that the caller receives.
         max_timeout_s: Limit on the timeout of a command, seconds.
         ttl_s: Limit on the idle time after which a sandbox is stopped, seconds.
-        permits: The specs that callers may use.
+        policy: The specs that callers may use.
         snapshots: The quota of snapshots.
 
     Attributes:
@@ -85,12 +85,12 @@ class SandboxOperations:
         *,
         max_timeout_s: float = MAX_TIMEOUT_S,
         ttl_s: float | None = None,
-        permits: SandboxPolicy | None = None,
+        policy: SandboxPolicy | None = None,
         snapshots: SnapshotBounds | None = None,
     ) -> None:
         self.access = SandboxLookup(pool, problem, max_timeout_s=max_timeout_s)
         self.work = work = SandboxWork(self.access)
-        self._policy = permits or SandboxPolicy()
+        self._policy = policy or SandboxPolicy()
         self._starts = PendingStarts(pool, self.access.keyed_calls.drop, ttl_s=ttl_s)
         self._snapshots = Snapshots(pool, snapshots or SnapshotBounds())
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
@@ -113,7 +113,7 @@ class SandboxOperations:
             "cancel": (msgspec.json.Decoder(wire.CancelFrame), self._plain(self.cancel)),
         }
 
-    def live(self, tasks: TaskGroup) -> None:
+    def run_in(self, tasks: TaskGroup) -> None:
         """Run calls that outlive their callers in `tasks`."""
         self.access.keyed_calls.tasks = self._starts.tasks = tasks
 

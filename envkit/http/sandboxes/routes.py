@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from envkit.errors import CapacityError, RateLimitError, RequestError, SandboxConflictError
 from envkit.http.auth.caller import Caller, caller_of
-from envkit.http.limits.memory_budget import Reservation, room_of
+from envkit.http.limits.memory_budget import Reservation, reservation_of
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
 from envkit.http.protocol.messages import (
@@ -79,7 +79,7 @@ class Add(Protocol):
         body: Any = None,
         opening: Any = None,
         more: dict[str, Any] | None = None,
-        gives: str | None = None,
+        content_type: str | None = None,
     ) -> None: ...
 
 
@@ -109,14 +109,14 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     add("POST", f"{_SANDBOXES}:exec", routes.execs, list[ExecOutcome], list[wire.ExecFrame])
     add("POST", f"{_SANDBOX}/shells/{{name}}", routes.shell, wire.ExecReply, wire.ShellBody, more=_more(key))
     add("DELETE", f"{_SANDBOX}/shells/{{name}}", routes.close_shell, DoneReply, more=_more(user))
-    add("GET", f"{_SANDBOX}/files", routes.read, more=_more(path, size, owner), gives=_BYTES)
+    add("GET", f"{_SANDBOX}/files", routes.read, more=_more(path, size, owner), content_type=_BYTES)
     add("PUT", f"{_SANDBOX}/files", routes.write, DoneReply, more=_more(path, mode, owner, key, takes=_BYTES))
-    add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size, owner), gives=TAR.decode())
-    add("PUT", f"{_SANDBOX}/tree", routes.take_tree, DoneReply, more=_more(path, owner, takes=TAR.decode()))
+    add("GET", f"{_SANDBOX}/tree", routes.download_tree, more=_more(path, size, owner), content_type=TAR.decode())
+    add("PUT", f"{_SANDBOX}/tree", routes.upload_tree, DoneReply, more=_more(path, owner, takes=TAR.decode()))
     add("POST", f"{_SANDBOX}/snapshot", routes.snapshot, wire.SnapshotReply, more=_more(key))
     add("GET", f"/v{PROTOCOL}/snapshots", routes.snapshots, wire.SnapshotsReply)
     add("DELETE", f"/v{PROTOCOL}/snapshots/{{snapshot}}", routes.remove_snapshot, DoneReply)
-    add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after), gives="text/event-stream")
+    add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after), content_type="text/event-stream")
 
 
 class _SandboxRoutes:
@@ -184,7 +184,7 @@ class _SandboxRoutes:
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
         caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
-        programs = _Programs(self._calls, caller, room_of(request.scope))
+        programs = _Programs(self._calls, caller, reservation_of(request.scope))
         await self._paths.until_disconnect(request.receive, partial(programs.run, bodies))
         return _json(b"[%b]" % b",".join(programs.outcomes))
 
@@ -205,7 +205,9 @@ class _SandboxRoutes:
         scope = request.scope
         max_bytes = number_of(scope, "max_bytes", MAX_FILE_BYTES, most=MAX_FILE_BYTES)
         frame = wire.ReadFrame(sandbox_id, path_of(scope), max_bytes, file_user_of(scope))
-        return Response(await self._calls.work.read_file(frame, caller_of(scope), room_of(scope)), media_type=_BYTES)
+        return Response(
+            await self._calls.work.read_file(frame, caller_of(scope), reservation_of(scope)), media_type=_BYTES
+        )
 
     async def write(self, sandbox_id: str, request: Request) -> Response:
         """Write a file, as a whole or not at all; missing folders are created."""
@@ -216,20 +218,20 @@ class _SandboxRoutes:
         self._calls.access.find(sandbox_id, caller)  # before the body is read
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
         frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
-        return _response(await self._calls.work.write(frame, caller, room_of(scope)))
+        return _response(await self._calls.work.write(frame, caller, reservation_of(scope)))
 
-    async def give_tree(self, sandbox_id: str) -> Response:
+    async def download_tree(self, sandbox_id: str) -> Response:
         """Download a file or folder as a tar stream; its names begin with ``tree`` or with ``.``."""
         return _AsgiResponse(partial(self._paths.download_tree, sandbox_id))
 
-    async def take_tree(self, sandbox_id: str) -> Response:
+    async def upload_tree(self, sandbox_id: str) -> Response:
         """Upload a tar stream with one file, link or folder; `path` is its path in the sandbox."""
         return _AsgiResponse(partial(self._paths.upload_tree, sandbox_id))
 
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
         """Take a snapshot of the sandbox's files; new sandboxes can start from it."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
-        return _response(await self._calls.snapshot(frame, caller_of(request.scope), room_of(request.scope)))
+        return _response(await self._calls.snapshot(frame, caller_of(request.scope), reservation_of(request.scope)))
 
     async def snapshots(self, request: Request) -> Response:
         """List all snapshots with their sizes, oldest first."""

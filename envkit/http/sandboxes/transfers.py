@@ -52,7 +52,7 @@ class FolderTransport(Protocol):
         ...
 
     async def unpacked(
-        self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False
+        self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
     ) -> None:
         """Write a tar stream to `target`, as a whole or not at all.
 
@@ -63,7 +63,7 @@ class FolderTransport(Protocol):
         """
         ...
 
-    def waiting_place(self) -> AbstractAsyncContextManager[Path]:
+    def staging_folder(self) -> AbstractAsyncContextManager[Path]:
         """A new, private folder for the duration of the block."""
         ...
 
@@ -72,12 +72,12 @@ class FolderTransfers:
     """Uploads folders to sandboxes and downloads them.
 
     Args:
-        trees: Packs and unpacks folders.
+        folder_transport: Packs and unpacks folders.
         max_bytes: Limit on the contents of a folder.
     """
 
-    def __init__(self, trees: FolderTransport, max_bytes: int = MAX_TREE_BYTES) -> None:
-        self._trees = trees
+    def __init__(self, folder_transport: FolderTransport, max_bytes: int = MAX_TREE_BYTES) -> None:
+        self._folder_transport = folder_transport
         self._max_bytes = max_bytes
         self._limiter = anyio.CapacityLimiter(_SERVER_AT_ONCE)
         self._tenants: dict[str, _TenantTransfers] = {}
@@ -93,7 +93,9 @@ class FolderTransfers:
             async with self._staging_folder(tenant) as folder:
                 target = folder / _NAME
                 async with aclosing(_pieces(receive, 2 * self._max_bytes + (16 << 20))) as pieces:
-                    await self._trees.unpacked(pieces, target, max_bytes=self._max_bytes, takes_any_link=True)
+                    await self._folder_transport.unpacked(
+                        pieces, target, max_bytes=self._max_bytes, allows_any_link=True
+                    )
                 await sandbox.upload(target, path, user=user)
                 return
         raise DeadlineError(f"the upload exceeded its timeout of {_TIMEOUT_S:g} s")
@@ -112,7 +114,7 @@ class FolderTransfers:
                 most = min(max_bytes, self._max_bytes)
                 await sandbox.download(path, folder / _NAME, max_bytes=most, user=user)
                 await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", TAR)]})
-                async with aclosing(self._trees.packed(folder / _NAME, _NAME)) as pieces:
+                async with aclosing(self._folder_transport.packed(folder / _NAME, _NAME)) as pieces:
                     async for piece in pieces:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
@@ -124,7 +126,7 @@ class FolderTransfers:
             raise RateLimitError(f"too many transfers of this tenant (limit {transfers.count}); retry later", 1.0)
         transfers.count += 1
         try:
-            async with transfers.limiter, self._limiter, self._trees.waiting_place() as folder:
+            async with transfers.limiter, self._limiter, self._folder_transport.staging_folder() as folder:
                 yield folder
         finally:
             transfers.count -= 1

@@ -87,7 +87,7 @@ class AccessLog:
         bytes_in: int,
         bytes_out: int,
         messages: tuple[int, int] | None = None,
-        played: StepMetrics | None = None,
+        step_metrics: StepMetrics | None = None,
     ) -> None:
         """Queue one line, in an event loop; `messages` are the number of socket messages in and out."""
         if self._queued - self._processed + len(self._lines) >= MAX_WAITING:
@@ -110,10 +110,10 @@ class AccessLog:
         }
         if messages is not None:
             fields["messages_in"], fields["messages_out"] = messages
-        if played is not None and played.envs:
-            fields["envs"] = " ".join(f"{env_id}:{count}" for env_id, count in played.envs.most_common())
-        if played is not None and played.steps:
-            fields["steps"] = played.steps
+        if step_metrics is not None and step_metrics.envs:
+            fields["envs"] = " ".join(f"{env_id}:{count}" for env_id, count in step_metrics.envs.most_common())
+        if step_metrics is not None and step_metrics.steps:
+            fields["steps"] = step_metrics.steps
         parts = path.split("/", 4)
         if len(parts) > 3 and parts[2] in _ITEMS:
             fields[_ITEMS[parts[2]]] = parts[3]

@@ -230,7 +230,7 @@ class AuthMiddleware:
         context.caller = caller
         state = scope.setdefault("state", {})
         state["caller"] = caller
-        state["played"] = context.played
+        state["step_metrics"] = context.step_metrics
         state["reservation"] = context.reservation
         state["memory_budget"] = self.memory_budget
 

@@ -54,7 +54,7 @@ class RequestContext:
         self.caller = NOBODY
         self.is_aborted = False
         """Whether it ended because its token was revoked."""
-        self.played = StepMetrics()
+        self.step_metrics = StepMetrics()
         self._authorizer = authorizer
         self._began = clock.stopwatch()
         self._receive = receive
@@ -157,7 +157,7 @@ class RequestContext:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             messages=messages,
-            played=self.played,
+            step_metrics=self.step_metrics,
         )
 
     def is_revoked(self) -> bool:

@@ -25,9 +25,9 @@ class StepMetrics:
         self.envs: Counter[str] = Counter()
 
 
-def played_of(scope: Mapping[str, Any]) -> StepMetrics:
+def step_metrics_of(scope: Mapping[str, Any]) -> StepMetrics:
     """Return the step metrics of an ASGI scope's request."""
-    found: StepMetrics | None = scope.get("state", {}).get("played")
+    found: StepMetrics | None = scope.get("state", {}).get("step_metrics")
     return found or StepMetrics()
 
 

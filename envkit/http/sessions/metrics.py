@@ -34,7 +34,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        table, counters = self._table, self._table.tally
+        table, counters = self._table, self._table.counters
         live = GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"])
         for state, count in sorted(Counter(view.state.value for view in table.views()).items()):
             live.add_metric([state], count)

@@ -77,7 +77,7 @@ class SessionTable:
 
     Attributes:
         host: Plays the episodes.
-        tally: Counters of sessions, steps and errors.
+        counters: Counters of sessions, steps and errors.
         is_closing: Set while the server shuts down: running steps finish, no session is created.
         now: Reads the event loop's clock.
     """
@@ -94,7 +94,7 @@ class SessionTable:
     ) -> None:
         if ttl_s <= 0 or step_timeout_s <= 0:
             raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
-        self.tally = SessionCounters()
+        self.counters = SessionCounters()
         self.is_closing = False
         self.host = host
         self._resumable = host if isinstance(host, ResumableHost) else None
@@ -233,7 +233,7 @@ class SessionTable:
         return [session.view(now) for session in self._sessions.values()]
 
     @contextmanager
-    def keeping(self, ids: set[str]) -> Iterator[None]:
+    def keep_alive(self, ids: set[str]) -> Iterator[None]:
         """Inside the block, the sessions in `ids` do not expire while their episode lasts.
 
         Args:
@@ -249,7 +249,7 @@ class SessionTable:
         self.now = clock.reader()
         self._has_sessions = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._stepper = Stepper(self.tally, self.now, clock.precise_reader(), self._tasks)
+        self._stepper = Stepper(self.counters, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._resumable is not None:
             # At once: they use slots, and expire like all others.
@@ -277,7 +277,7 @@ class SessionTable:
         if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
             raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots, which is its limit")
         self._leased[tenant] += 1
-        self.tally.sessions += 1
+        self.counters.sessions += 1
         session = self._sessions[id] = Session(id, task)
         if not self._has_sessions.is_set():
             self._has_sessions.set()

@@ -192,7 +192,7 @@ async def evaluate(
     splits = () if spec is None else spec.splits
     tasks = list(evaluation_tasks(env_id, {**found.options, **options}, split, seed, episodes, splits))
     if found.warning:
-        display.say(found.warning)
+        display.announce(found.warning)
     arguments: dict[str, JSON] = {
         "environment": env_id,
         "policy": policy,
@@ -220,7 +220,7 @@ async def evaluate(
         except BaseException as error:
             display.close()
             if line := tally.so_far():
-                display.say(line)
+                display.announce(line)
             if isinstance(error, UnreachableError) and url is not None:
                 reason = f"lost the server at {url}: {error}; repeat the evaluation once it is back"
                 raise UnreachableError(reason) from error
@@ -235,7 +235,7 @@ async def evaluate(
         raise EnvkitError(f"none of {episodes * attempts} episodes of {env_id} finished; the first failed: {errors[0]}")
     notes = [] if found.limits is None else advice(outcomes, found.limits)
     for line in notes:
-        display.say(line)
+        display.announce(line)
     return Evaluation(
         env_id=env_id,
         policy=policy,

@@ -54,7 +54,8 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
     if count > room:
         raise UsageError(
             f"envs: {count} {'sandbox' if count == 1 else 'sandboxes'} of {request.memory_mib} MiB each exceed the "
-            f"capacity of this machine ({describe(node.holds)}); lower envs.sandboxes or envs.memory_mib, or raise node"
+            f"capacity of this machine ({describe(node.capacity)}); "
+            "lower envs.sandboxes or envs.memory_mib, or raise node"
         )
     return count, max(int(min(own, room - count)), min(own, 1))
 
@@ -104,11 +105,11 @@ def env_host(
         episodes_per_sandbox=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         alert=partial(pool.alert, "restarts"),
-        probing=HeartbeatTimes(
+        heartbeat=HeartbeatTimes(
             liveness.interval_s, liveness.lost_s - liveness.interval_s, misses=1, longest_step_s=longest_s
         ),
         wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
-        seats=fleet_nodes.ledger,
+        session_store=fleet_nodes.ledger,
         replayable={spec.id for spec in environments.registered() if spec.replayable}.__contains__,
     )
 

@@ -114,9 +114,9 @@ async def serve_fleet(
                 tenant_share=limits.tenant_share,
                 max_request_bytes=limits.request_bytes,
                 pool=fleet.pool,
-                trees=tar_stream,
+                folder_transport=tar_stream,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
-                permits=SandboxPolicy(limits.networks, limits.profiles, limits.images, fleet.isolates),
+                policy=SandboxPolicy(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 snapshots=SnapshotBounds(
                     limits.snapshots_per_tenant,
                     limits.snapshots_mib_per_tenant,
@@ -210,9 +210,9 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         pool = Pool(
             fleet_nodes.nodes,
             stocks=[WarmSpec(spec, config.envs.warm, wait_until_serving), *map(_warm_spec, config.warm)],
-            most=config.limits.sandboxes_per_tenant,
+            max_per_tenant=config.limits.sandboxes_per_tenant,
             share=config.limits.tenant_share,
-            watch=LivenessTimes(**config.liveness.model_dump()),
+            liveness_times=LivenessTimes(**config.liveness.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=fleet_nodes.ledger,
         )
@@ -230,7 +230,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"capacity: {capacity.describe(node.holds)}; a tenant may use {share} % of each (node, limits)")
+            announce(f"capacity: {capacity.describe(node.capacity)}; a tenant may use {share} % of each (node, limits)")
         if not own_count:
             await forget_lost_sessions(fleet_nodes.ledger, pool, shared)
             yield Fleet(shared, pool, fleet_nodes.disks, (shared,), scale, fleet_nodes.isolates)

@@ -176,7 +176,7 @@ def open_sandbox(
         else:
             from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
-            client = SandboxClient(url, token, ca=ca, trees=tar_stream)
+            client = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
             # The client holds a task group: the same task must enter and exit it.
             opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
         sandbox = _enter(portal, resources, running(opened_backend, spec))
@@ -280,9 +280,9 @@ class BlockingSandbox:
         """Copy a file or folder out of the sandbox; see `envkit.protocols.Sandbox.download`."""
         self.wait_for(partial(self._sandbox.download, source, Path(target), max_bytes=max_bytes, user=user))
 
-    def connect(self, place: str | int) -> socket.socket:
+    def connect(self, address: str | int) -> socket.socket:
         """Connect to a socket or port in the sandbox; see `envkit.protocols.Sandbox.connect`."""
-        connected = self.wait_for(partial(self._sandbox.connect, place))
+        connected = self.wait_for(partial(self._sandbox.connect, address))
         connected.setblocking(True)
         return connected
 

@@ -88,7 +88,7 @@ async def sandbox_host(
             slots_per_sandbox=slots_per_sandbox,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
             unenforced=True,
-            probing=HeartbeatTimes(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
+            heartbeat=HeartbeatTimes(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
         ) as fleet,
     ):
         yield fleet

@@ -176,7 +176,7 @@ def _owner(note: ServerNote) -> Sequence[str]:
 
 async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
     try:
-        sandbox = await backend.attach(sandbox_id, observes=True)
+        sandbox = await backend.attach(sandbox_id, as_observer=True)
         stats = await sandbox.stats()
         await sandbox.release()
     except EnvkitError as error:

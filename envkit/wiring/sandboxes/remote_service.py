@@ -38,7 +38,7 @@ class RemoteServer:
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
         """Open a client during the block."""
-        async with SandboxClient(self.url, self._token(), ca=self.ca, trees=tar_stream) as client:
+        async with SandboxClient(self.url, self._token(), ca=self.ca, folder_transport=tar_stream) as client:
             yield client
 
     def _token(self) -> str | None:

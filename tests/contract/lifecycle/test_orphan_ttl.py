@@ -154,12 +154,12 @@ def test_a_raw_connection_to_a_detached_sandbox_reaches_its_agent_and_keeps_it_a
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         async with opened(lasting) as backend:
-            with closing(await backend.open_channel(stay.sandbox_id)) as door:
+            with closing(await backend.open_channel(stay.sandbox_id)) as control:
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
-                    await anyio.wait_readable(door)
-                assert b'"hello": 3' in door.recv(4096)
+                    await anyio.wait_readable(control)
+                assert b'"hello": 3' in control.recv(4096)
                 await anyio.sleep(LONELY_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))

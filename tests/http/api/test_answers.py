@@ -65,7 +65,7 @@ async def served(budget: MemoryBudget, tokens: TokenStore | None = None) -> Asyn
         is_ready.set()
 
     async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
-        app = create_app(host, pool=SmallPool(backend), trees=tar_stream)
+        app = create_app(host, pool=SmallPool(backend), folder_transport=tar_stream)
         middleware = AuthMiddleware(app, tokens, bodies=budget)
         tasks.start_soon(partial(serve, middleware, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
         await is_ready.wait()

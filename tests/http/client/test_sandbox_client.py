@@ -216,7 +216,7 @@ def test_a_lease_waits_for_capacity_for_wait_s() -> None:
                         pass
                 async with client.lease(SPEC, wait_s=10) as sandbox:
                     assert (await sandbox.exec(["true"], timeout_s=5)).exit_code == 0
-                with pytest.raises(UnsupportedError, match="created without trees"):
+                with pytest.raises(UnsupportedError, match="created without a folder transport"):
                     await sandbox.download("x", None)  # type: ignore[arg-type]
 
     clock.run(run)

@@ -70,7 +70,7 @@ def with_server(
             return await anyio.connect_tcp(host, int(port))
 
         async with slots() as host, FakeBackend() as backend, anyio.create_task_group() as tasks:
-            served_app = app or create_app(host, pool=SmallPool(backend), trees=tar_stream)
+            served_app = app or create_app(host, pool=SmallPool(backend), folder_transport=tar_stream)
             served = partial(serve, served_app, port=0, on_ready=on_ready, handle_signals=False)
             tasks.start_soon(partial(served, drain_s=1, max_connections=max_connections))
             await is_ready.wait()

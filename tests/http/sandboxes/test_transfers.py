@@ -32,12 +32,12 @@ class SlowTrees:
         yield b""
 
     async def unpacked(
-        self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False
+        self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
     ) -> None:
         async for _ in pieces:
             pass
 
-    def waiting_place(self) -> AbstractAsyncContextManager[Path]:
+    def staging_folder(self) -> AbstractAsyncContextManager[Path]:
         return self._staging_folder()
 
     @asynccontextmanager

@@ -82,7 +82,7 @@ def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
         await anyio.sleep(8)
         assert (await table.step("a", 1, "sleep 0")).observation.text == "2 slept"
         names = {"a", "unknown"}
-        with table.keeping(names):
+        with table.keep_alive(names):
             await anyio.sleep(1000)
             assert (await table.step("a", 2, "sleep 0")).observation.text == "3 slept"
         assert names == {"a"}
@@ -96,7 +96,7 @@ def test_a_finished_session_is_not_kept_from_expiring() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", Task("Count-v0", 0, {"end": 1}))
         await table.step("a", 0, "x")
-        with table.keeping({"a"}):
+        with table.keep_alive({"a"}):
             await anyio.sleep(12)
         assert table.views() == []
 
@@ -105,7 +105,7 @@ def test_a_finished_session_is_not_kept_from_expiring() -> None:
 
 def test_a_reset_that_exceeds_its_timeout_is_cancelled() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        with table.keeping({"a"}), pytest.raises(DeadlineError, match="the reset exceeded its timeout of 100 s"):
+        with table.keep_alive({"a"}), pytest.raises(DeadlineError, match="the reset exceeded its timeout of 100 s"):
             await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 1000}))
         assert (clock.now(), lender.open) == (100, 0)
 
@@ -234,7 +234,7 @@ def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
             for number in range(1000):
                 tasks.start_soon(episode, f"s{number}")
         assert texts == {"1 slept": 1000, "2 slept": 1000, "3 slept": 1000}
-        assert (clock.now(), sum(table.tally.buckets)) == (6, 3000)
+        assert (clock.now(), sum(table.counters.buckets)) == (6, 3000)
 
     on_table(main, capacity=1000)
 

@@ -115,7 +115,7 @@ def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
         assert [text(move) for move in moves] == ["far 1"]
         assert texts == ["far 1", "far 1"]
         assert (len(far.started), far.stepped, table.get("a").turn) == (1, [], 1)
-        assert (sum(table.tally.buckets), table.tally.step_seconds) == (1, 3)
+        assert (sum(table.counters.buckets), table.counters.step_seconds) == (1, 3)
 
     play(main)
 
@@ -164,7 +164,7 @@ def test_a_started_step_whose_sandbox_is_lost_is_played_again_once(error: Except
         assert moves == []
         assert (await table.step("a", 0, "x")).observation.text == "stepped x"
         assert [text(move) for move in moves] == ["stepped x"]
-        assert (far.stepped, table.get("a").turn, sum(table.tally.buckets)) == (["x"], 1, 1)
+        assert (far.stepped, table.get("a").turn, sum(table.counters.buckets)) == (["x"], 1, 1)
 
     play(main)
 

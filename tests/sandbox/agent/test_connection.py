@@ -168,7 +168,7 @@ def test_the_request_to_end_is_heard(box: Client, marker: str, sleepers: Callabl
 
 def test_one_that_stays_is_reached_again_by_its_door(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
     door = tmp_path / "door"
-    with started(tmp_path, detached=True, door=str(door), ttl_s=60) as first:
+    with started(tmp_path, detached=True, control_socket=str(door), ttl_s=60) as first:
         first.shell("x=1")
         first.start("exec", argv=["sleep", marker], timeout_s=60)
         assert first.call("ping")["end"] is True
@@ -196,7 +196,7 @@ def test_one_that_stays_is_reached_again_by_its_door(tmp_path: Path, marker: str
 
 
 def test_garbage_at_the_door_ends_that_channel_alone(tmp_path: Path) -> None:
-    with started(tmp_path, door=str(tmp_path / "door")) as box:
+    with started(tmp_path, control_socket=str(tmp_path / "door")) as box:
         box.call("ping")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "door"))

@@ -42,7 +42,8 @@ def tag() -> Iterator[str]:
 async def build(name: str, base: str | None = None, packages: tuple[str, ...] = ()) -> list[str]:
     reported: list[str] = []
     assert (
-        await image_build.build(name, base=base, offline=True, packages=packages, tag=TAG, say=reported.append) == TAG
+        await image_build.build(name, base=base, offline=True, packages=packages, tag=TAG, announce=reported.append)
+        == TAG
     )
     return reported
 

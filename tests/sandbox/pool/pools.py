@@ -50,9 +50,9 @@ async def opened(
     *fates: Fate,
     sandboxes: int | None = None,
     stocks: Sequence[WarmSpec] = (),
-    most: int | None = None,
+    max_per_tenant: int | None = None,
     share: float = 1.0,
-    watch: LivenessTimes | None = None,
+    liveness_times: LivenessTimes | None = None,
     restarts: RestartBudget | None = None,
     ledger: LedgerStore | None = None,
 ) -> AsyncIterator[tuple[Pool, FakeBackend]]:
@@ -63,7 +63,15 @@ async def opened(
 
     async with FakeBackend(fate) as backend:
         node = Node("here", backend, Capacity(sandboxes=sandboxes))
-        pool = Pool([node], stocks=stocks, most=most, share=share, watch=watch, restarts=restarts, ledger=ledger)
+        pool = Pool(
+            [node],
+            stocks=stocks,
+            max_per_tenant=max_per_tenant,
+            share=share,
+            liveness_times=liveness_times,
+            restarts=restarts,
+            ledger=ledger,
+        )
         async with pool:
             yield pool, backend
 

@@ -132,10 +132,10 @@ def test_an_answered_call_counts_as_an_answered_probe() -> None:
 
 
 def test_our_own_event_loop_lag_does_not_count_as_a_missed_probe() -> None:
-    watch = LivenessTimes(interval_s=0.04, suspect_s=0.1, lost_s=0.2)
+    liveness_times = LivenessTimes(interval_s=0.04, suspect_s=0.1, lost_s=0.2)
 
     async def main() -> None:
-        async with FakeBackend() as backend, Pool([Node("here", backend)], watch=watch) as pool:
+        async with FakeBackend() as backend, Pool([Node("here", backend)], liveness_times=liveness_times) as pool:
             for number in range(20):
                 await pool.create(f"sandbox {number}", SPEC)
             for _ in range(3):

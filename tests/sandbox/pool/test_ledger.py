@@ -42,7 +42,7 @@ async def opened(
     ledger: FakeLedger,
     *,
     stocks: Sequence[WarmSpec] = (),
-    most: int | None = None,
+    max_per_tenant: int | None = None,
     is_killed: bool = False,
 ) -> AsyncIterator[Pool]:
     """Open a pool; at the end, close it, or leave all as after a kill of its server."""
@@ -51,7 +51,7 @@ async def opened(
         sandbox.is_orphan = False
     async with backend:
         node = Node("here", backend)
-        async with Pool([node], stocks=stocks, most=most, ledger=ledger) as pool:
+        async with Pool([node], stocks=stocks, max_per_tenant=max_per_tenant, ledger=ledger) as pool:
             yield pool
             views = dict(ledger.views)
             for sandbox in backend.sandboxes if is_killed else ():
@@ -67,7 +67,7 @@ def test_a_re_attached_sandbox_counts_for_its_tenant() -> None:
         async with opened(backend, ledger, is_killed=True) as pool:
             for name in (":envs-a", "a"):
                 await pool.create(name, SPEC)
-        async with opened(backend, ledger, most=2) as pool:
+        async with opened(backend, ledger, max_per_tenant=2) as pool:
             await pool.create("b", SPEC)
             with pytest.raises(CapacityError, match="the anonymous tenant"):
                 await pool.create("c", SPEC)

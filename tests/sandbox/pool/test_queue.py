@@ -109,7 +109,7 @@ def test_tenants_are_served_in_turn_each_in_order_of_arrival() -> None:
 
 def test_a_tenant_at_its_quota_does_not_delay_others() -> None:
     async def main() -> None:
-        async with opened(most=2) as (pool, _):
+        async with opened(max_per_tenant=2) as (pool, _):
             for name in ("a", "b"):
                 await pool.create(name, SPEC, tenant="ann")
             with pytest.raises(CapacityError, match="tenant 'ann' is at its limit of 2 sandboxes"):
@@ -125,7 +125,7 @@ def test_a_tenant_at_its_quota_does_not_delay_others() -> None:
 
 def test_sandboxes_without_a_tenant_share_one_quota_except_those_of_the_pool() -> None:
     async def main() -> None:
-        async with opened(most=1, share=0.1, sandboxes=4) as (pool, _):
+        async with opened(max_per_tenant=1, share=0.1, sandboxes=4) as (pool, _):
             await pool.create(":envs-a", SPEC)
             await pool.create("a", SPEC)
             with pytest.raises(CapacityError, match="the anonymous tenant is at its limit of 1 sandboxes"):
@@ -231,7 +231,7 @@ def test_two_starving_requests_do_not_wait_for_each_other() -> None:
 
 def test_the_wanted_capacity_is_limited_by_quotas_and_by_what_nodes_can_hold() -> None:
     async def main() -> None:
-        async with opened(sandboxes=3, most=2) as (pool, _), anyio.create_task_group() as tasks:
+        async with opened(sandboxes=3, max_per_tenant=2) as (pool, _), anyio.create_task_group() as tasks:
             await pool.create("a", SPEC, tenant="ann")
             for number in range(2):
                 await pool.create(f"b{number}", SPEC, tenant="bob")

@@ -118,7 +118,7 @@ def test_counts_are_right_after_each_action_and_nothing_is_left(actions: list[Ac
         backends = [FakeBackend(lambda number, rng: Fate(start_s=rng.uniform(0, 2)), seed=at) for at in range(2)]
         async with backends[0], backends[1]:
             budget = RestartBudget(restarts=3, window_s=30)
-            pool = Pool(stocks=[WarmSpec(SPECS[0], 2)], most=MOST, restarts=budget)
+            pool = Pool(stocks=[WarmSpec(SPECS[0], 2)], max_per_tenant=MOST, restarts=budget)
             async with anyio.create_task_group() as tasks, pool:
                 play = Play(pool, backends, tasks)
                 for node in play.nodes:

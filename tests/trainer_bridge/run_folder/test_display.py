@@ -44,7 +44,7 @@ def play(display: Display, hands: Hands, count: int, step_s: float) -> None:
 
 def test_without_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end_of_a_part() -> None:
     display, stream, hands = line_display()
-    display.say("policy: 0.2 M parameters")
+    display.announce("policy: 0.2 M parameters")
     display.phase("train", 9)
     play(display, hands, 9, 3.0)
     display.phase("evaluate", 2)
@@ -147,10 +147,10 @@ def test_on_a_terminal_an_ended_part_leaves_one_line_and_the_cursor_comes_back(
 ) -> None:
     display, leader = terminal
     display.phase("train", 20)
-    display.say("[bold] is not markup here")
+    display.announce("[bold] is not markup here")
     display.advance(12, success=0.5)
     display.close()
-    display.say("done")
+    display.announce("done")
 
     raw = b""
     while not raw.endswith(b"done\r\n"):  # a terminal gives a few thousand bytes at a time
@@ -165,7 +165,7 @@ def test_on_a_terminal_an_ended_part_leaves_one_line_and_the_cursor_comes_back(
 
 def test_a_silent_display_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     display: Display = SilentDisplay()
-    display.say("hello")
+    display.announce("hello")
     display.phase("train", 1)
     display.advance(1, success=1.0)
     display.close()

@@ -469,7 +469,7 @@ class Noting(SilentDisplay):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         self.lines.append(line)
 
 

@@ -320,7 +320,7 @@ def test_a_model_without_the_answer_format_gets_a_warning() -> None:
     notes_shown: list[str] = []
 
     class Display(SilentDisplay):
-        def say(self, line: str) -> None:
+        def announce(self, line: str) -> None:
             notes_shown.append(line)
 
     async def main() -> Evaluation:

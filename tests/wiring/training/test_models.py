@@ -233,7 +233,7 @@ def make(draft, folder):
     print("writing", flush=True)
     sys.stdin.read()
 
-make_once(Path(sys.argv[1]), make, say=print)
+make_once(Path(sys.argv[1]), make, announce=print)
 """
 
 
@@ -250,7 +250,7 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_removes_its_files(
     def make(draft: Path, folder: Path) -> None:
         (folder / "config.json").write_text("whole")
 
-    assert make_once(place, make, say=silent)
+    assert make_once(place, make, announce=silent)
     assert (place / "config.json").read_text() == "whole"
     assert sorted(path.name for path in cache.iterdir()) == [".small.lock", "small"]
 
