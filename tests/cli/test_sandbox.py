@@ -18,7 +18,7 @@ import pytest
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
-from tests.contract.boxes import new_marker
+from tests.contract.kinds import new_marker
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 

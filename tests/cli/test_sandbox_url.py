@@ -17,9 +17,9 @@ from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.transfer import tar_stream
-from tests.http.boxes import scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import scripted
 
 NOTICE = "running on the server without standard input; output is printed when the program ends\n"
 SCRIPT = str(Path(sys.executable).with_name("envkit"))

@@ -19,7 +19,7 @@ from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring import environments
-from tests.e2e.fleet.fleet import NOTHING, Gateway, install_world, run, serving
+from tests.e2e.fleet.fleet import NOTHING, Gateway, install_environment, run, serving
 
 CAMPAIGN_S = 600.0
 """Seconds after which a campaign hangs."""
@@ -35,7 +35,7 @@ VOID = f"void: {KILLED}"
 VOID_OF_TWO = {f"{VOID}; the previous worker was lost during the same {call}" for call in ("reset", "step")}
 """What is said where chance has killed the box of a call that was made again, too: it looks as if the call did."""
 WORLDS = ("FrozenLake-v0", "SimpleSokoban-v0", ONCE)
-ONCE_WORLD = """
+ONCE_ENV = """
 from envkit.env import AsyncEnv
 from envkit.registry import register
 from envkit.types import Observation, Reset, Step
@@ -53,7 +53,7 @@ class Once(AsyncEnv):
         pass
 
 def register_all():
-    register("Once-v0", "once_world:Once", replayable=False)
+    register("Once-v0", "once_env:Once", replayable=False)
 """
 
 
@@ -172,7 +172,7 @@ class Campaign:
     async def _killing(self, number: int, delay_s: float) -> AsyncIterator[None]:
         """Have the box of an episode killed in a moment, unless it is killed already, and wait for that."""
         sandbox = await self._gateway.seat(f"episode-{number}")
-        sandbox_id = (await self._gateway.boxes(are_env_boxes=True)).get(sandbox or "")
+        sandbox_id = (await self._gateway.env_sandboxes()).get(sandbox or "")
         is_killed = anyio.Event()
         if sandbox is None or sandbox_id is None:
             is_killed.set()
@@ -230,8 +230,8 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         figures.update(finished=counted["finished"], rebuilt=counted["rebuilt"], void=void, killed_boxes=kills)
         figures.update(rebuilds=round(rebuilt))
 
-    install_world(folder / "site-packages", "once_world", ONCE_WORLD)
+    install_environment(folder / "site-packages", "once_env", ONCE_ENV)
     settings = ("envs.sandboxes=8", "envs.warm=4", "restarts.budget=1000", "restarts.window_s=0.5")
-    with serving(kind, folder, *settings, worlds=folder / "site-packages") as gateway:
+    with serving(kind, folder, *settings, environments=folder / "site-packages") as gateway:
         run(lambda: main(gateway), CAMPAIGN_S)
     return figures

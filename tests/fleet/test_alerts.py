@@ -19,7 +19,7 @@ from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
 from envkit.types import PoolEvent, SandboxState
-from tests.contract.boxes import arguments
+from tests.contract.kinds import arguments
 
 
 class Site:

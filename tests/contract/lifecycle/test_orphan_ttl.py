@@ -19,14 +19,14 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.wiring.sandboxes.local_service import list_detached_sandboxes
-from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
+from tests.contract.kinds import KINDS, Kind, groups_of, run, sleepers, until
 
 LONELY_S = 1.0
 
 # Starts a sandbox of the kind that it is told, in which the marker sleeps, says its id, and waits.
 OWNER = """
 import sys, anyio
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 
 async def main():
     kind, marker, orphan_ttl_s = sys.argv[1:]

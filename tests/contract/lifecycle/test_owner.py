@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from envkit.sandbox.host import run_dirs
-from tests.contract.boxes import (
+from tests.contract.kinds import (
     Kind,
     arguments,
     containers,
@@ -29,7 +29,7 @@ from tests.contract.boxes import (
 # Starts a sandbox of the kind that it is told, in which two processes sleep for the marker, says so, and waits.
 OWNER = """
 import signal, sys, anyio
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 
 async def main():
     async with KINDS[sys.argv[1]].sandbox("sh", "-c", "setsid sleep $0 & sleep $0", sys.argv[2]) as sandbox:
@@ -50,7 +50,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 BUSY_OWNERS = """
 import os, sys, anyio
 from envkit import clock
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 
 async def main():
     kind = KINDS[sys.argv[1]]

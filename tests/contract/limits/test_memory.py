@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 
 EVIDENCE = Path(__file__).parents[3] / "benchmarks" / "evidence" / "memory_without_owner.py"
 MEMORY_MIB = 256  # of which the agent has 224

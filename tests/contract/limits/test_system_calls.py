@@ -12,7 +12,7 @@ import pytest
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.containers import image
 

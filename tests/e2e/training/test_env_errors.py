@@ -12,7 +12,7 @@ import pytest
 
 import envkit
 from envkit.errors import EnvError, SessionBrokenError
-from tests.e2e.fleet.fleet import install_world, serving
+from tests.e2e.fleet.fleet import install_environment, serving
 
 ENVS = """
 import anyio
@@ -79,7 +79,7 @@ clock.run(main)
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    install_world(tmp_path / "site-packages", "broken", ENVS)
+    install_environment(tmp_path / "site-packages", "broken", ENVS)
     return tmp_path / "site-packages"
 
 
@@ -145,7 +145,7 @@ def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_is_told_to_run_o
 def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
     kind: str, tmp_path: Path, broken: Path
 ) -> None:
-    with serving(kind, tmp_path, worlds=broken) as gateway, envkit.make("Crash-v0", url=gateway.url) as env:
+    with serving(kind, tmp_path, environments=broken) as gateway, envkit.make("Crash-v0", url=gateway.url) as env:
         env.reset(seed=5)
         with pytest.raises(EnvError) as raised:
             env.step("on")

@@ -22,9 +22,9 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.types import SandboxSpec
-from tests.http.boxes import over_http, scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import over_http, scripted
 
 A = "/v1/sandboxes/a"
 

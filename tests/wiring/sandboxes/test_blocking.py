@@ -23,7 +23,7 @@ from envkit.env import AsyncEnv
 from envkit.errors import MissingFileError, SandboxLostError, SandboxNotFoundError, SandboxStartError, UsageError
 from envkit.types import Observation, Options, Reset, Step
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell, kind_of
-from tests.contract.boxes import new_marker, sleepers
+from tests.contract.kinds import new_marker, sleepers
 
 pytestmark = pytest.mark.bwrap
 
