@@ -30,7 +30,7 @@ _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = f"""
 begin;
 create table if not exists seats (
-    key text primary key, box text not null, session text not null, env_id text not null, seed text not null,
+    key text primary key, sandbox text not null, session text not null, env_id text not null, seed text not null,
     options text not null
 ) without rowid;
 create table if not exists sandboxes (
@@ -161,7 +161,9 @@ class Ledger:
             self.load()  # report a damaged file before anything is started
             with _undamaged(self._path):
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
-                rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
+                rows = self._connection.execute(
+                    "select key, sandbox, session, env_id, seed, options from seats"
+                ).fetchall()
                 for key, sandbox_id, session, env_id, seed, options in rows:
                     self._records[key] = SessionRecord(
                         sandbox_id, session, Task(env_id, int(seed), msgspec.json.decode(options))

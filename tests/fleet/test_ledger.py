@@ -228,7 +228,7 @@ def spoil(path: Path, *statements: str) -> None:
         "update sandboxes set phases = '[]'",
         "update seats set seed = 'seven'",
         "update seats set options = 'no'",
-        "alter table seats rename column box to case_",
+        "alter table seats rename column sandbox to case_",
         "drop table sandboxes",
     ],
 )
