@@ -26,7 +26,7 @@ from tests.contract.kinds import (
     volumes,
 )
 
-# Starts a sandbox of the kind that it is told, in which two processes sleep for the marker, says so, and waits.
+# Starts a sandbox of the given kind in which two processes sleep for the marker, prints a line, and waits.
 OWNER = """
 import signal, sys, anyio
 from tests.contract.kinds import KINDS
@@ -45,8 +45,8 @@ anyio.run(main)
 """
 
 CGROUPS = Path("/sys/fs/cgroup")
-# Forks, at each line that it is told, a process that starts, uses and stops sandboxes of a kind, three at once; it
-# says that one's number, and when it is gone. A process that begins by itself spends its first second on imports.
+# At each line of input, forks a process that starts, uses and stops sandboxes of a kind, three at once; prints its id,
+# and when it has ended. Forking avoids the imports, which take a new process a second.
 BUSY_OWNERS = """
 import os, sys, anyio
 from envkit import clock

@@ -1,4 +1,4 @@
-"""One promise for every kind of sandbox that bounds processes: whoever grades finds room, whatever the agent's do."""
+"""One promise for every kind of sandbox that bounds processes: a grader can start whatever the agent does."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.contract.kinds import Kind, run
 from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.containers import image
 
-# Makes each call that it is told, with zeros and with families of sockets, and writes the errors as JSON.
+# Makes each given call with zeros, opens sockets of each given family, and prints the errors as JSON.
 TRIES = """
 import ctypes, json, os, socket, sys
 call = ctypes.CDLL(None, use_errno=True).syscall

@@ -16,7 +16,7 @@ from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from tests.contract.kinds import Kind, run, until
 from tests.contract.shared import AnySandbox, Shared
 
-# Tries, for as long as it is told, all that could make a grader run or give away something; says what came of it.
+# For the given time, tries everything that could make a grader run or reveal something; prints what succeeded.
 TRY_ALL = """
 import os, sys, time
 home, own = sys.argv[1], "/tmp/own"

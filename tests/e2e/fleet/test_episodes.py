@@ -20,7 +20,7 @@ from envkit.http.client.env_client import EnvClient
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring import environments
-from tests.e2e.campaign import accounted_for, answers, moves_of, played, told, without_news
+from tests.e2e.campaign import accounted_for, answers, moves_of, played, reported_rebuilds, without_news
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, install_environment, run, serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
@@ -89,7 +89,7 @@ def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: st
                     steps += await played(episode, moves[6:7])
                     seconds.append(clock.now() - began)
                     steps += await played(episode, moves[7:])
-                assert told(steps[6:7]) == told(steps) == ["killed by signal 9 (SIGKILL)"]
+                assert reported_rebuilds(steps[6:7]) == reported_rebuilds(steps) == ["killed by signal 9 (SIGKILL)"]
                 assert without_info(start, steps) == without_info(*undisturbed)
         metrics = await gateway.metrics()
         assert metrics["envkit_env_sandboxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == KILLS
@@ -116,7 +116,11 @@ def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds
                     began = clock.now()
                     steps = before[task.seed][1] + await played(episode, moves[2:])
                     seconds.append(clock.now() - began)
-                    assert told(steps[2:3]) == told(steps) == ["env server did not answer for 4 s"]
+                    assert (
+                        reported_rebuilds(steps[2:3])
+                        == reported_rebuilds(steps)
+                        == ["env server did not answer for 4 s"]
+                    )
                     assert without_info(before[task.seed][0], steps) == without_info(*undisturbed)
 
                 before: dict[int, tuple[Reset, list[Step]]] = {}
@@ -161,7 +165,7 @@ def test_an_episode_that_kills_two_sandboxes_is_void_and_twenty_others_continue(
             texts = [" ".join([str(seed), *(f"move {turn}" for turn in range(end))]) for end in range(1, count + 1)]
             unharmed = [Step(Observation(text), float(n), False, False, {}) for n, text in enumerate(texts, 2)]
             assert [without_news(step) for step in steps] == unharmed
-            assert set(told(steps)) <= {cause}
+            assert set(reported_rebuilds(steps)) <= {cause}
         metrics = await gateway.metrics()
         assert metrics["envkit_env_sandboxes_lost_total"] == 2
         assert metrics["envkit_episodes_void_total"] == 1

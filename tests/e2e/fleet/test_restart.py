@@ -139,8 +139,8 @@ def test_a_sandbox_reaches_only_allowed_hosts_and_ends_with_its_server(kind: str
     async def leave(gateway: Gateway) -> None:
         async with SandboxClient(gateway.url) as client:
             await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
-            said = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
-            assert "elsewhere.example is not among the hosts" in said.stdout
+            output = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
+            assert "elsewhere.example is not among the hosts" in output.stdout
         await until(lambda: len(sleepers(marker)) == 1)
         gateway.process.kill()
         await gateway.exit_code()

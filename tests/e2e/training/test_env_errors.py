@@ -38,7 +38,7 @@ class Player:
     def answer(self, move):
         return move
 
-class PyBox(AsyncEnv):
+class Nested(AsyncEnv):
     async def reset(self, *, seed, options):
         self._box = await anyio.to_thread.run_sync(envkit.open_sandbox)
         return Reset(Observation("go"), {})
@@ -51,7 +51,7 @@ class PyBox(AsyncEnv):
 
 def register_all():
     envkit.register("Crash-v0", "broken:Crash", expert="broken:Player")
-    envkit.register("PyBox-v0", "broken:PyBox")
+    envkit.register("Nested-v0", "broken:Nested")
     envkit.register("NoModule-v0", "no_such_module:Env")
 """
 LINES = ENVS.splitlines()
@@ -133,9 +133,9 @@ def test_a_command_reports_an_environment_error_in_one_line(
 
 
 @pytest.mark.bwrap
-def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_is_told_to_run_outside(broken: Path) -> None:
-    error = error_of("local", "PyBox-v0", broken)
-    assert error.startswith("EnvError: PyBox-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
+def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_with_the_remedy(broken: Path) -> None:
+    error = error_of("local", "Nested-v0", broken)
+    assert error.startswith("EnvError: Nested-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
     assert "has neither user namespaces for bubblewrap nor a Docker daemon" in error
     assert "sandbox.kind: none in a training file, envkit serve --backend none" in error
     assert error.endswith(f"({broken}/broken.py:{OPENS})")
