@@ -88,5 +88,5 @@ with warnings.catch_warnings(record=True) as caught:
     envkit.registered(), envkit.registered()
 print([str(one.message) for one in caught])
 """
-    told = run(tmp_path, program, body="raise ValueError('boom')")
-    assert told == "brought\n[\"environments of 'lift:bring' are left out: ValueError('boom')\"]\n"
+    output = run(tmp_path, program, body="raise ValueError('boom')")
+    assert output == "brought\n[\"environments of 'lift:bring' are left out: ValueError('boom')\"]\n"

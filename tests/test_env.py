@@ -1,4 +1,4 @@
-"""What a world may say for itself, and that many worlds do not silence the server they are in."""
+"""Errors of environments and their texts, and fair turns for the sessions of a server."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from envkit.types import Info, Task
 from envkit.vector import SlotHost
 from tests.causes import cause
 
-TASK = Task("World-v0", 0)
+TASK = Task("Counting-v0", 0)
 
 
-class World(gymnasium.Env[str, str]):
+class Counting(gymnasium.Env[str, str]):
     """Counts its resets, and raises `error` in a step."""
 
     observation_space = Utf8Text(8)
@@ -56,18 +56,18 @@ class World(gymnasium.Env[str, str]):
 
 
 async def step_of(error: Exception) -> None:
-    episode = GymEpisode(World(error), TASK)
+    episode = GymEpisode(Counting(error), TASK)
     await episode.reset()
     await episode.step("go")
 
 
 @pytest.mark.parametrize("error", [UnreachableError("the judge"), CapacityError("the judge"), KeyError("x")])
-def test_what_breaks_inside_a_world_is_the_worlds_and_not_the_connections(error: Exception) -> None:
-    with pytest.raises(EnvError, match="World-v0 raised"):
+def test_an_error_inside_an_environment_is_an_env_error_and_not_a_connection_error(error: Exception) -> None:
+    with pytest.raises(EnvError, match="Counting-v0 raised"):
         clock.run(step_of, error)
 
 
-class Reads(World):
+class Reads(Counting):
     """Raises in a library that it calls."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -93,25 +93,25 @@ def test_an_error_names_the_line_of_the_environment_and_not_of_the_library_that_
 
 
 def test_an_error_for_remote_callers_and_its_pickled_copy_keep_what_they_may_say() -> None:
-    error = EnvError("World-v0", "KeyError in step: 'x'", "/home/me/world.py:7", "Traceback ...")
-    assert str(pickle.loads(pickle.dumps(error))) == "World-v0 raised KeyError in step: 'x' (/home/me/world.py:7)"
-    told = error.for_callers()
-    assert (str(told), told.trace) == ("World-v0 raised KeyError in step: 'x' (world.py:7)", "")
-    older = {**to_problem(error), "fields": {"env_id": "World-v0", "cause": "KeyError: 'x'"}}
-    assert str(from_problem(older)) == "World-v0 raised KeyError: 'x'"
+    error = EnvError("Counting-v0", "KeyError in step: 'x'", "/home/me/counting.py:7", "Traceback ...")
+    assert str(pickle.loads(pickle.dumps(error))) == "Counting-v0 raised KeyError in step: 'x' (/home/me/counting.py:7)"
+    public = error.for_callers()
+    assert (str(public), public.trace) == ("Counting-v0 raised KeyError in step: 'x' (counting.py:7)", "")
+    older = {**to_problem(error), "fields": {"env_id": "Counting-v0", "cause": "KeyError: 'x'"}}
+    assert str(from_problem(older)) == "Counting-v0 raised KeyError: 'x'"
 
 
 def test_environments_are_shown_with_their_options_and_their_calls_are_described() -> None:
     assert repr(envkit.make("FrozenLake-v0", size=5)) == "FrozenLake(size=5)"
-    with BlockingEnv("World-v0", lambda: SlotHost(lambda env_id: World(), 1), {"size": 5}) as env:
-        assert repr(env) == "BlockingEnv('World-v0', size=5)"
+    with BlockingEnv("Counting-v0", lambda: SlotHost(lambda env_id: Counting(), 1), {"size": 5}) as env:
+        assert repr(env) == "BlockingEnv('Counting-v0', size=5)"
     for env_class in (type(envkit.make("FrozenLake-v0")), BlockingEnv):
         assert str(inspect.getdoc(env_class.step)).startswith("Play")
         assert str(inspect.getdoc(env_class.reset)).startswith("Begin")
 
 
-@pytest.mark.parametrize("error", [OptionError("size", "too large"), SandboxLostError("box-1", cause("killed"))])
-def test_a_world_may_refuse_an_option_and_lose_a_sandbox(error: EnvkitError) -> None:
+@pytest.mark.parametrize("error", [OptionError("size", "too large"), SandboxLostError("sandbox-1", cause("killed"))])
+def test_an_environment_may_refuse_an_option_and_lose_a_sandbox(error: EnvkitError) -> None:
     with pytest.raises(type(error)):
         clock.run(step_of, error)
 
@@ -126,7 +126,7 @@ def test_others_get_their_turn_between_the_resets_of_many_sessions() -> None:
             await anyio.lowlevel.checkpoint()
 
     async def main() -> None:
-        host = SlotHost(lambda env_id: World(resets=resets), 40)
+        host = SlotHost(lambda env_id: Counting(resets=resets), 40)
         async with SessionTable(host) as table, anyio.create_task_group() as tasks:
             for number in range(40):
                 tasks.start_soon(table.create, f"s{number}", TASK)

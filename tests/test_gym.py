@@ -1,4 +1,4 @@
-"""Gymnasium's own `make` gives envkit's worlds."""
+"""Gymnasium's own `make` makes envkit's environments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOVES = ["right", "right", "down", "nonsense", "down"]
 
 
 def play(env: gymnasium.Env[str, str], seed: int) -> list[object]:
-    """Everything that the env says in one episode."""
-    told: list[object] = [env.reset(seed=seed)]
+    """Return all that the environment returns in one episode."""
+    returned: list[object] = [env.reset(seed=seed)]
     for move in MOVES:
         step = env.step(f"<answer>{move}</answer>")
-        told.append(step)
+        returned.append(step)
         if step[2] or step[3]:
             break
-    return told
+    return returned
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
@@ -32,7 +32,7 @@ def test_gymnasium_plays_the_same_episode_as_envkit(env_id: str) -> None:
         assert play(theirs, seed=3) == play(ours, seed=3)
 
 
-def test_gymnasium_puts_its_usual_wrappers_around_the_world() -> None:
+def test_gymnasium_puts_its_usual_wrappers_around_the_environment() -> None:
     with gymnasium.make("envkit/FrozenLake-v0", max_episode_steps=2) as env:
         assert isinstance(env, TimeLimit)
         assert isinstance(env.env, OrderEnforcing)
@@ -43,7 +43,7 @@ def test_gymnasium_puts_its_usual_wrappers_around_the_world() -> None:
         assert truncated
 
 
-def test_options_reach_the_world_and_its_refusal_reaches_the_caller() -> None:
+def test_options_reach_the_environment_and_its_refusal_reaches_the_caller() -> None:
     with pytest.raises(OptionError, match="slip"):
         gymnasium.make("envkit/FrozenLake-v0", slip=2)
 
@@ -99,7 +99,7 @@ gymnasium.make("envkit/FrozenLake-v0").close()
     assert "Gymnasium rejects the id 'some/odd/Name-v0'" in done.stderr
 
 
-def test_an_id_alone_is_enough_and_no_world_is_imported_for_the_names() -> None:
+def test_an_id_alone_is_enough_and_no_environment_is_imported_for_the_names() -> None:
     done = run(
         """
 import sys

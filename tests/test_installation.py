@@ -1,4 +1,4 @@
-"""What is said about optional packages that are missing, and how a command is written that works as typed."""
+"""Messages about missing optional packages, and commands in messages that work as typed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installation")]
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that lacks some packages and finds the checkout, whose folder ``docker`` is none.
+    """Return the programs of a virtual environment without some packages; the checkout's ``docker`` is only a folder.
 
-    It holds links to all else that is installed here.
+    It holds links to all other packages that are installed here.
     """
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, with_pip=False, symlinks=True)
@@ -43,18 +43,18 @@ def run(program: Path, *words: str, cwd: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("words", [("sandbox", "ls"), ("sandbox", "prune", "--dry-run")])
-def test_what_did_not_ask_for_docker_works_without_its_client_and_says_what_was_left_out(
+def test_a_command_that_does_not_need_docker_works_without_its_client_and_reports_it(
     words: tuple[str, ...], bare: Path, tmp_path: Path
 ) -> None:
-    code, _, said = run(bare / "envkit", *words, cwd=tmp_path)
+    code, _, message = run(bare / "envkit", *words, cwd=tmp_path)
     missing = f"the package docker is not installed (the folder {ROOT}/docker only has its name)"
-    assert (code, said) == (0, f'docker was left out: {missing}; install it: pip install "envkit[docker]"\n')
+    assert (code, message) == (0, f'docker was left out: {missing}; install it: pip install "envkit[docker]"\n')
 
 
 def test_the_doctor_works_without_dockers_client_and_names_it_once(bare: Path, tmp_path: Path) -> None:
-    code, said, _ = run(bare / "envkit", "doctor", cwd=tmp_path)
+    code, output, _ = run(bare / "envkit", "doctor", cwd=tmp_path)
     assert code == 0
-    assert said.count('pip install "envkit[docker]"') == 1
+    assert output.count('pip install "envkit[docker]"') == 1
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_what_needs_a_missing_package_names_it_and_the_command_that_installs_it(
     words: str, package: str, extra: str, bare: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "lake.yaml").write_text("env: {id: FrozenLake-v0}\n")
-    code, out, said = run(bare / "envkit", *words.split(), cwd=tmp_path)
-    assert (code, out) == (2, "")
+    code, output, message = run(bare / "envkit", *words.split(), cwd=tmp_path)
+    assert (code, output) == (2, "")
     assert any(
         f"the package {package} is not installed" in line and f'install it: pip install "envkit[{extra}]"' in line
-        for line in said.splitlines()
+        for line in message.splitlines()
     )
 
 
-def test_a_script_that_opens_a_docker_sandbox_is_told_the_same(bare: Path, tmp_path: Path) -> None:
+def test_a_script_that_opens_a_docker_sandbox_gets_the_same_message(bare: Path, tmp_path: Path) -> None:
     program = """
 import envkit, envkit.errors
 try:
@@ -92,9 +92,9 @@ try:
 except envkit.errors.UsageError as error:
     print(error)
 """
-    _, said, _ = run(bare / "python", "-c", program, cwd=tmp_path)
-    assert "the package docker is not installed" in said
-    assert 'install it: pip install "envkit[docker]"' in said
+    _, output, _ = run(bare / "python", "-c", program, cwd=tmp_path)
+    assert "the package docker is not installed" in output
+    assert 'install it: pip install "envkit[docker]"' in output
 
 
 @pytest.mark.parametrize(("is_on_path", "is_inside"), [(True, False), (False, False), (False, True)])

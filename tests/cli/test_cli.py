@@ -20,15 +20,15 @@ from envkit.errors import ConfigError, EnvError, OptionError, UnreachableError, 
 
 SCRIPT = Path(sys.executable).with_name("envkit")
 
-Told: TypeAlias = tuple[int, str, str]
-Call: TypeAlias = Callable[..., Told]
+Output: TypeAlias = tuple[int, str, str]
+Call: TypeAlias = Callable[..., Output]
 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a command in this process; gives its exit code, output and errors."""
 
-    def run(*words: str | Path) -> Told:
+    def run(*words: str | Path) -> Output:
         with pytest.raises(SystemExit) as ended:
             cli.main([str(word) for word in words])
         captured = capsys.readouterr()
@@ -38,7 +38,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return run
 
 
-def script(*words: str | Path, cwd: Path | None = None) -> Told:
+def script(*words: str | Path, cwd: Path | None = None) -> Output:
     """Run the real console script."""
     done = subprocess.run(
         [SCRIPT, *words],

@@ -18,7 +18,7 @@ import pytest
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
-from tests.contract.boxes import new_marker
+from tests.contract.kinds import new_marker
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
@@ -69,9 +69,9 @@ def test_a_timeout_is_124_and_a_signal_128_more() -> None:
     assert sandbox("run", "--backend", "local", "--", "sh", "-c", "kill -9 $$")[0] == 137
 
 
-def test_a_lost_box_is_125_and_says_why() -> None:
-    code, _, said = sandbox("run", "--backend", "local", "--ttl-s", "3", "--", "sleep", "60")
-    assert (code, said) == (125, "sandbox bwrap-1 lost: its time to live is over\n")
+def test_a_lost_sandbox_is_125_with_the_cause_as_message() -> None:
+    code, _, message = sandbox("run", "--backend", "local", "--ttl-s", "3", "--", "sleep", "60")
+    assert (code, message) == (125, "sandbox bwrap-1 lost: time to live exceeded\n")
 
 
 def test_a_closed_output_pipe_ends_the_command_without_an_error() -> None:

@@ -17,9 +17,9 @@ from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.transfer import tar_stream
-from tests.http.boxes import scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import scripted
 
 NOTICE = "running on the server without standard input; output is printed when the program ends\n"
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
@@ -131,11 +131,11 @@ def test_snapshots_are_listed_and_removed() -> None:
         (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty: a program on a server has no terminal"),
         (("run", "--url", "http://127.0.0.1:9"), "--url needs a program"),
         (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
-        (("ls", "--token-file", "x"), "--token-file and --ca go with --url"),
-        (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),
+        (("ls", "--token-file", "x"), "--token-file and --ca need --url"),
+        (("exec", "--ca", "x", "a", "--", "true"), "--token-file and --ca need --url"),
         (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "cannot read certificates from /nowhere"),
-        (("exec", "box", "--url", "http://127.0.0.1:9", "--", "true"), "--url: put options before the id"),
-        (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "no token can be read from /nowhere"),
+        (("exec", "a", "--url", "http://127.0.0.1:9", "--", "true"), "--url: put options before the id"),
+        (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "cannot read a token from /nowhere"),
         (("ls", "--url", "nonsense"), "'nonsense' is not a server address"),
     ],
 )

@@ -51,7 +51,7 @@ def numbers(page: str) -> list[int]:
 def episode(*turns: TurnRecord, start: str = "P_G", **changes: Any) -> EpisodeRecord:
     defaults: dict[str, Any] = {"index": 0, "member": 0, "reward": 0.0, "metrics": {}, "error": None, "train_step": 1}
     stop = changes.pop("stop", StopReason.TERMINATED)
-    return EpisodeRecord.of(Task("World-v0", 5), Reset(Observation(start), {}), turns, stop, **{**defaults, **changes})
+    return EpisodeRecord.of(Task("Mazes-v0", 5), Reset(Observation(start), {}), turns, stop, **{**defaults, **changes})
 
 
 def turn(action: str, seen: str, *, finish: FinishReason = FinishReason.STOP, prompt: str = "") -> TurnRecord:
@@ -163,7 +163,7 @@ def test_a_run_shows_its_last_train_step_or_the_chosen_one(tmp_path: Path) -> No
 LONG = "I look at the ice and think about it for a while.\n<answer>up</answer>"
 PAGE = """\
 run/trajectories/step-1.jsonl: train step 1, 1 episode of 1 task: 1 failed
-World-v0
+Mazes-v0
 
 episode 1  task 0 (seed 5), attempt 1  failed
 reward 0, 2 turns, ended: max_turns
@@ -267,7 +267,7 @@ def test_input_that_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str]
     (tmp_path / "run").rename(tmp_path / "begun")
     (tmp_path / "kept").rename(tmp_path / "run")
     (tmp_path / "evaluation").mkdir()
-    line_of_expert = orjson.dumps({"format": 1, "env_id": "World-v0", "seed": 1, "options": {}, "index": 0, "member": 0,
+    line_of_expert = orjson.dumps({"format": 1, "env_id": "Mazes-v0", "seed": 1, "options": {}, "index": 0, "member": 0,
         "train_step": None, "valid": True, "stop": "terminated", "error": None, "reward": 0, "metrics": {},
         "start": None, "start_info": {}, "turns": []})  # fmt: skip
     (tmp_path / "evaluation/episodes.jsonl").write_bytes(line_of_expert + b"\n")

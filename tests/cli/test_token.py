@@ -73,10 +73,10 @@ def test_a_list_shows_states_and_times_and_no_secret(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["create", "--tenant", "a", "--scopes", "plai"], "there is no 'plai'; did you mean 'play'?"),
+        (["create", "--tenant", "a", "--scopes", "plai"], "scopes: unknown scope 'plai'; did you mean 'play'?"),
         (["create", "--tenant", "a", "--scopes", ","], "a token needs at least one"),
         (["create", "--tenant", "a b"], "tenant: must be 1 to 32"),
-        (["create", "--tenant", "a", "--ttl", "soon"], "--ttl: must be a number of s, m, h or d, such as 30d"),
+        (["create", "--tenant", "a", "--ttl", "soon"], "--ttl: must be a whole number and s, m, h or d, such as 30d"),
         (["create", "--tenant", "a", "--ttl", "0d"], "ttl: must be above 0 s"),
         (["create"], "Missing option '--tenant'"),
         (["revoke", "bob"], "there is no token 'bob' to revoke"),

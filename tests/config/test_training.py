@@ -29,7 +29,7 @@ def problems(folder: Path, text: str, *overrides: str) -> list[str]:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_environments_id_is_all_that_must_be_said(tmp_path: Path) -> None:
+def test_only_the_environments_id_is_required(tmp_path: Path) -> None:
     run = load(tmp_path, MINIMAL)
     assert (run.env.id, run.seed, run.algorithm.preset, run.engine.model) == ("FrozenLake-v0", 7, "grpo", None)
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("env: {id: x", "line 1, column 12: not YAML: the '{' of line 1, column 6 has no '}'"),
         (
@@ -80,9 +80,9 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> Non
         ("env: \x01", "not YAML: it contains a control character"),
     ],
 )
-def test_what_is_not_yaml_is_named_with_its_place_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_not_yaml_is_named_with_its_place_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, text)
-    assert problem.startswith(f"{tmp_path}/run.yaml: {said}")
+    assert problem.startswith(f"{tmp_path}/run.yaml: {message}")
 
 
 def test_keys_that_stand_twice_in_one_place_are_all_named_with_their_lines(tmp_path: Path) -> None:
@@ -104,7 +104,9 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     path.write_text("node:\n  max_sandboxes: 4\n  max_sandboxes: 400\n")
     with pytest.raises(ConfigError) as caught:
         serving.read(path, [], {})
-    assert caught.value.problems == (f"{path}: line 3: duplicate key boxes (first in line 2); remove one of the two",)
+    assert caught.value.problems == (
+        f"{path}: line 3: duplicate key max_sandboxes (first in line 2); remove one of the two",
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,14 +146,14 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
     assert problems(tmp_path, MINIMAL + "sandbox: 3\n") == ["sandbox: must hold keys and values, got 3"]
 
 
-def test_bytes_that_are_no_text_are_said_in_one_line(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf_8_text_are_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"env: \xff\xfe")
     with pytest.raises(ConfigError, match=r"run\.yaml: not UTF-8 text \(byte 6\)"):
         config.load(tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "- env", "env", "3"])
-def test_a_file_without_keys_is_told_what_one_looks_like(text: str, tmp_path: Path) -> None:
+def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Path) -> None:
     assert problems(tmp_path, text) == [
         f"{tmp_path}/run.yaml: must hold keys and values, such as 'env: {{id: Sokoban-v0}}'"
     ]
@@ -262,7 +264,7 @@ def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path
 @pytest.mark.parametrize("name", ["tokenize", "chat_template", "add_generation_prompt", "tools", "conversation"])
 def test_an_argument_of_the_template_that_envkit_sets_is_refused_by_name(name: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, MINIMAL, "renderer.template.enable_thinking=false", f"renderer.template.{name}=1")
-    assert found == f"renderer.template: {name} is not an argument of the template; envkit sets it"
+    assert found == f"renderer.template: {name} is reserved: envkit sets it; remove it"
 
 
 @pytest.mark.parametrize("history", [0, -1, 1.5, True, "some", None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.boxes import KINDS, PARAMS, Kind, new_marker
+from tests.contract.kinds import KINDS, PARAMS, Kind, new_marker
 from tests.contract.shared import Shared, SharedSandboxes, sandboxes
 
 __all__ = ["sandboxes"]

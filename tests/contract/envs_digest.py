@@ -17,19 +17,19 @@ SIZES: dict[str, list[dict[str, Any]]] = {
 
 def draw(env_id: str, options: dict[str, Any]) -> str:
     """Return a hash of the levels of 1,000 seeds."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     with envkit.make(env_id, instructions=False, **options) as env:
         for seed in range(LEVELS):
-            told.update(env.reset(seed=seed)[0].encode())
-    return told.hexdigest()
+            digest.update(env.reset(seed=seed)[0].encode())
+    return digest.hexdigest()
 
 
 def main() -> None:
-    told = {}
+    digests = {}
     for env_id, sizes in SIZES.items():
         for options in sizes:
-            told[f"{env_id} {options}"] = draw(env_id, options)
-    print(json.dumps(told))
+            digests[f"{env_id} {options}"] = draw(env_id, options)
+    print(json.dumps(digests))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.host.layout import WORK
 from envkit.types import SandboxUser
-from tests.contract.boxes import Backend, Kind
+from tests.contract.kinds import Backend, Kind
 from tests.contract.remote import NamedRemoteSandbox
 
 AnySandbox: TypeAlias = AgentSandbox | NamedRemoteSandbox

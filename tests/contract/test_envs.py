@@ -118,8 +118,8 @@ def test_without_a_seed_new_levels_come_that_the_first_seed_decides(env_id: str)
 
 @EVERY_BOARD
 def test_gymnasium_wrappers_fit(env_id: str) -> None:
-    world = envkit.make(env_id)
-    shouting = TransformObservation(PassiveEnvChecker(world), str.upper, world.observation_space)
+    inner = envkit.make(env_id)
+    shouting = TransformObservation(PassiveEnvChecker(inner), str.upper, inner.observation_space)
     with RecordEpisodeStatistics(TimeLimit(shouting, max_episode_steps=2)) as env:
         text, _ = env.reset(seed=0)
         assert text == text.upper()
@@ -132,16 +132,16 @@ def test_gymnasium_wrappers_fit(env_id: str) -> None:
 
 @EVERY_ENV
 def test_copies_in_processes_of_their_own_play_like_single_ones(env_id: str) -> None:
-    told = []
+    played = []
     for seed in (20, 21, 22):
         with envkit.make(env_id) as env:
             start, _ = env.reset(seed=seed)
-            told.append((start, *env.step("nothing")[:4]))
+            played.append((start, *env.step("nothing")[:4]))
     vector = envkit.make_vec(env_id, 3, mode="async")
     try:
         starts, _ = vector.reset(seed=20)
         steps = vector.step(("nothing",) * 3)
-        assert list(zip(starts, *(list(part) for part in steps[:4]), strict=True)) == told
+        assert list(zip(starts, *(list(part) for part in steps[:4]), strict=True)) == played
     finally:
         vector.close()
 
@@ -170,9 +170,9 @@ def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: s
 
 
 def test_a_thousand_levels_of_each_size_are_the_same_in_every_process() -> None:
-    told = [_digest(hash_seed) for hash_seed in ("1", "2")]
-    assert told[0] == told[1]
-    assert len(set(told[0].values())) == 6  # and no two are alike
+    digests = [_digest(hash_seed) for hash_seed in ("1", "2")]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0].values())) == 6  # and no two are alike
 
 
 def _digest(hash_seed: str) -> dict[str, str]:
@@ -182,5 +182,5 @@ def _digest(hash_seed: str) -> dict[str, str]:
     run = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
-    told: dict[str, str] = json.loads(run.stdout)
-    return told
+    digests: dict[str, str] = json.loads(run.stdout)
+    return digests

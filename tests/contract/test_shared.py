@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.boxes import PARAMS, Kind
+from tests.contract.kinds import PARAMS, Kind
 from tests.contract.shared import AnySandbox, SharedSandboxes
 
 pytestmark = pytest.mark.parametrize("kind", PARAMS[:1], indirect=True)

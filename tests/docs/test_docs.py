@@ -60,7 +60,7 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
     installed = install(GUIDE, {"lift.py", "pyproject.toml", "slow_lift.py"}, tmp_path)
     output = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
     assert output == ""  # doctest prints only differences
-    with serving("process", tmp_path, worlds=installed) as gateway:
+    with serving("process", tmp_path, environments=installed) as gateway:
         for env_id in ("Lift-v0", "SlowLift-v0"):
             with envkit.make(env_id, url=gateway.url) as env:
                 assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."

@@ -1,4 +1,4 @@
-"""Many episodes of a real gateway, of which some have their box killed: each ends once, and nothing is left."""
+"""Many episodes of a real server while some sandboxes are killed: each episode ends once, and nothing is left."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring import environments
-from tests.e2e.fleet.fleet import NOTHING, Gateway, install_world, run, serving
+from tests.e2e.fleet.fleet import NOTHING, Gateway, install_environment, run, serving
 
 CAMPAIGN_S = 600.0
-"""Seconds after which a campaign hangs."""
+"""Time limit of a campaign, in seconds."""
 
 PLAYERS = 32
 LONGEST_DELAY_S = 0.02
-"""Seconds within which most moves are answered."""
+"""In seconds; most moves are answered within it."""
 SEED = 5
 MOVES = 7
 KILLED = "killed by signal 9 (SIGKILL)"
 ONCE = "Once-v0"
 VOID = f"void: {KILLED}"
 VOID_OF_TWO = {f"{VOID}; the previous worker was lost during the same {call}" for call in ("reset", "step")}
-"""What is said where chance has killed the box of a call that was made again, too: it looks as if the call did."""
-WORLDS = ("FrozenLake-v0", "SimpleSokoban-v0", ONCE)
-ONCE_WORLD = """
+"""Causes if the sandbox of a repeated call is killed by chance, too: the call then looks like the culprit."""
+ENV_IDS = ("FrozenLake-v0", "SimpleSokoban-v0", ONCE)
+ONCE_ENV = """
 from envkit.env import AsyncEnv
 from envkit.registry import register
 from envkit.types import Observation, Reset, Step
 
 class Once(AsyncEnv):
     async def reset(self, *, seed, options):
-        self.said = []
+        self.actions = []
         return Reset(Observation("nothing"), {})
 
     async def step(self, action):
-        self.said.append(action)
-        return Step(Observation(" ".join(self.said)), float(len(self.said)), False, False, {})
+        self.actions.append(action)
+        return Step(Observation(" ".join(self.actions)), float(len(self.actions)), False, False, {})
 
     async def close(self):
         pass
 
 def register_all():
-    register("Once-v0", "once_world:Once", replayable=False)
+    register("Once-v0", "once_env:Once", replayable=False)
 """
 
 
@@ -78,37 +78,37 @@ async def answers(host: EnvHost, task: Task, moves: Sequence[str]) -> tuple[Rese
 
 
 def without_news(answer: Reset | Step) -> Reset | Step:
-    """An answer, but for what it says of rebuilds."""
+    """Return an answer without its report of a rebuild."""
     return replace(answer, info={key: value for key, value in answer.info.items() if key != "rebuilt"})
 
 
 def recited(moves: Sequence[str]) -> list[Reset | Step]:
-    """What an undisturbed episode of `ONCE` answers."""
-    said = [" ".join(moves[:turn]) for turn in range(1, len(moves) + 1)]
-    steps = [Step(Observation(text), float(turn), False, False, {}) for turn, text in enumerate(said, 1)]
+    """Return the answers of an undisturbed episode of `ONCE`."""
+    texts = [" ".join(moves[:turn]) for turn in range(1, len(moves) + 1)]
+    steps = [Step(Observation(text), float(turn), False, False, {}) for turn, text in enumerate(texts, 1)]
     return [Reset(Observation("nothing"), {"metrics": {}}), *steps]
 
 
-def told(answers: Sequence[Reset | Step]) -> list[object]:
-    """The rebuilds that an episode's answers speak of."""
+def reported_rebuilds(answers: Sequence[Reset | Step]) -> list[object]:
+    """Return the causes of the rebuilds that an episode's answers report."""
     return [answer.info["rebuilt"] for answer in answers if "rebuilt" in answer.info]
 
 
 class Campaign:
-    """Many episodes, of which some have their box killed while they are played, and what became of each.
+    """Plays many episodes, kills the sandboxes of some meanwhile, and records the outcome of each.
 
     Args:
-        gateway: Where they are played.
-        episodes: How many.
-        kill_chance: How likely it is for each that its box is to be killed.
+        gateway: The server that runs them.
+        episodes: Their number.
+        kill_chance: Probability in [0, 1] that the sandbox of an episode is killed.
 
     Attributes:
-        outcomes: What became of each episode, by its number.
-        drawn: The episodes whose box chance wanted to be killed.
-        killed: The sandboxes that were killed, and for which episode. Fewer than those drawn, where several in one box
-            were: the others go on in another box, which is killed at their next move, or are over.
-        seen: Number of these that the gateway has said to be lost.
-        rebuilds: Number of rebuilds that answers spoke of.
+        outcomes: The outcomes of each episode, by its number.
+        drawn: The episodes whose sandbox is to be killed.
+        killed: The killed sandboxes with their episode. They are fewer than the drawn episodes if some of these shared
+            a sandbox and ended before their next move.
+        seen: Number of these that the gateway reported lost.
+        rebuilds: Number of rebuilds that answers reported.
     """
 
     def __init__(self, gateway: Gateway, episodes: int, kill_chance: float) -> None:
@@ -132,47 +132,47 @@ class Campaign:
     async def _play_all(self, client: EnvClient, here: EnvHost) -> None:
         while self._waiting:
             number = self._waiting.pop()
-            task = Task(WORLDS[number % len(WORLDS)], number)
+            task = Task(ENV_IDS[number % len(ENV_IDS)], number)
             moves = moves_of(task, MOVES)
             if task.env_id == ONCE:
                 unharmed = recited(moves)
             else:
                 start, steps = await answers(here, task, moves)
                 unharmed = [start, *steps]
-            heard: list[Reset | Step] = []
+            received: list[Reset | Step] = []
             before = self.seen
             try:
-                await self._play(client, task, moves[: len(unharmed) - 1], heard)
+                await self._play(client, task, moves[: len(unharmed) - 1], received)
             except SandboxLostError as loss:
                 outcome = f"void: {loss.cause}"
                 self.outcomes[number].append(outcome)
                 fewest = 1 if task.env_id == ONCE else 2 if outcome in VOID_OF_TWO else REBUILDS + 1
                 assert len(self.killed) - before >= fewest
             else:
-                assert len(heard) == len(unharmed)
-                self.outcomes[number].append("rebuilt" if told(heard) else "finished")
-            self.rebuilds += told(heard).count(KILLED)
-            assert [without_news(answer) for answer in heard] == unharmed[: len(heard)]
+                assert len(received) == len(unharmed)
+                self.outcomes[number].append("rebuilt" if reported_rebuilds(received) else "finished")
+            self.rebuilds += reported_rebuilds(received).count(KILLED)
+            assert [without_news(answer) for answer in received] == unharmed[: len(received)]
 
-    async def _play(self, client: EnvClient, task: Task, moves: Sequence[str], heard: list[Reset | Step]) -> None:
-        """Play an episode; if chance wants it, its box is killed about when a move is played that chance has chosen."""
+    async def _play(self, client: EnvClient, task: Task, moves: Sequence[str], received: list[Reset | Step]) -> None:
+        """Play an episode; if its sandbox is to be killed, kill it at about the time of a random move."""
         number = task.seed
         chance = random.Random(f"{SEED}: {number}")
         turn, delay_s = chance.randrange(len(moves)), chance.uniform(0, LONGEST_DELAY_S)
         if chance.random() < self._kill_chance:
             self.drawn.add(number)
         async with client.lease(task, id=f"episode-{number}") as episode:
-            heard.append(await episode.reset())
+            received.append(await episode.reset())
             for played, move in enumerate(moves):
                 is_due = played >= turn and number in self.drawn and number not in self.killed.values()
                 async with self._killing(number, delay_s) if is_due else nullcontext():
-                    heard.append(await episode.step(move))
+                    received.append(await episode.step(move))
 
     @asynccontextmanager
     async def _killing(self, number: int, delay_s: float) -> AsyncIterator[None]:
-        """Have the box of an episode killed in a moment, unless it is killed already, and wait for that."""
+        """Kill the sandbox of an episode after a delay, unless it is killed already; wait for that after the block."""
         sandbox = await self._gateway.seat(f"episode-{number}")
-        sandbox_id = (await self._gateway.boxes(are_env_boxes=True)).get(sandbox or "")
+        sandbox_id = (await self._gateway.env_sandboxes()).get(sandbox or "")
         is_killed = anyio.Event()
         if sandbox is None or sandbox_id is None:
             is_killed.set()
@@ -192,24 +192,24 @@ class Campaign:
 
 
 def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) -> dict[str, int]:
-    """Play a campaign on a gateway of its own; see that each episode ended once, and that nothing is left.
+    """Play a campaign on a server of its own; check that each episode ended once, and that nothing is left.
 
     Args:
-        kind: Backend of the gateway.
-        folder: An empty folder, for the gateway's state and its world.
-        episodes: How many are played.
-        kill_chance: How likely it is for each that its box is to be killed.
+        kind: Backend of the server.
+        folder: An empty folder for the server's state and its environment.
+        episodes: Number of episodes.
+        kill_chance: Probability in [0, 1] that the sandbox of an episode is killed.
 
     Returns:
-        How many episodes finished, were rebuilt or are void, how many boxes were killed, and how often one was rebuilt.
+        The numbers of finished, rebuilt and void episodes, of killed sandboxes, and of rebuilds.
     """
     figures: dict[str, int] = {}
 
     async def main(gateway: Gateway) -> None:
         campaign = Campaign(gateway, episodes, kill_chance)
         await campaign.run()
-        counted = Counter(outcome for said in campaign.outcomes.values() for outcome in said)
-        assert all(len(said) == 1 for said in campaign.outcomes.values())
+        counted = Counter(outcome for outcomes in campaign.outcomes.values() for outcome in outcomes)
+        assert all(len(outcomes) == 1 for outcomes in campaign.outcomes.values())
         assert counted.total() == episodes
         assert counted.keys() - VOID_OF_TWO == {"finished", "rebuilt", VOID}
         kills = len(campaign.killed)
@@ -222,7 +222,7 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         assert metrics["envkit_sessions_created_total"] == episodes
         void = sum(counted[outcome] for outcome in {VOID, *VOID_OF_TWO})
         assert metrics["envkit_episodes_void_total"] == void
-        # An answer speaks of one rebuild, also when it has taken more; whoever finished unharmed has had none.
+        # An answer reports one rebuild even after several; episodes that finished undisturbed had no rebuild.
         rebuilt = metrics["envkit_episodes_rebuilt_total"]
         assert campaign.rebuilds <= rebuilt <= REBUILDS * (episodes - counted["finished"])
         assert await gateway.end() == 0
@@ -230,8 +230,8 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         figures.update(finished=counted["finished"], rebuilt=counted["rebuilt"], void=void, killed_boxes=kills)
         figures.update(rebuilds=round(rebuilt))
 
-    install_world(folder / "site-packages", "once_world", ONCE_WORLD)
+    install_environment(folder / "site-packages", "once_env", ONCE_ENV)
     settings = ("envs.sandboxes=8", "envs.warm=4", "restarts.budget=1000", "restarts.window_s=0.5")
-    with serving(kind, folder, *settings, worlds=folder / "site-packages") as gateway:
+    with serving(kind, folder, *settings, environments=folder / "site-packages") as gateway:
         run(lambda: main(gateway), CAMPAIGN_S)
     return figures

@@ -37,7 +37,7 @@ def test_a_move_is_found_in_tags_in_boxed_or_alone(text: str, move: str) -> None
         ("<answer>let me think <answer>down</answer>", "down"),  # the last opening before its closing
         ("</answer><answer>left</answer>", "left"),  # a closing before any opening does not
         ("<answer>jump</answer><answer>up</answer>", None),  # even where it is not a move
-        ("\\boxed{up} <answer>down</answer>", "down"),  # tags go before boxes
+        ("\\boxed{up} <answer>down</answer>", "down"),  # tags go before \boxed
         ("\\boxed{up} <answer>jump</answer>", None),
         ("<answer>up \\boxed{left}", "left"),  # an opening alone is no pair
     ],

@@ -54,7 +54,7 @@ LARGE = {
     "random bytes": random.Random(1).randbytes(MEGABYTE).decode("latin-1"),
     "openings": "<answer>" * (MEGABYTE // 8),
     "closings": "</answer>" * (MEGABYTE // 8),
-    "boxes": "\\boxed{" * (MEGABYTE // 7),
+    "boxed": "\\boxed{" * (MEGABYTE // 7),
     "braces": "}" * MEGABYTE,
     "bars": f"<answer>{'|' * MEGABYTE}</answer>",
     "moves": f"<answer>{'up||' * (MEGABYTE // 4)}up</answer>",
@@ -66,7 +66,7 @@ TAGS = {
     "nested": "<answer>" * 1000 + "up" + "</answer>" * 1000,
     "crossed": "</answer><answer>" * 1000,
     "a thousand moves": f"<answer>{' || '.join(['left'] * 1000)}</answer>",
-    "a thousand boxes": "\\boxed{up}" * 1000,
+    "a thousand boxed": "\\boxed{up}" * 1000,
 }
 ODD = [
     *("", "\ud800", "\udfff<answer>up</answer>", "\x00", "\ufeff", "\u202eup", "\u2028", "\r\n", "e\u0301" * 50),
@@ -123,12 +123,12 @@ def test_copies_in_numpy_answer_any_text_too(env_id: str, options: dict[str, Any
         (TAGS["nested"], True, True),
         (TAGS["crossed"], False, False),
         (TAGS["a thousand moves"], False, True),
-        (TAGS["a thousand boxes"], True, True),
+        (TAGS["a thousand boxed"], True, True),
         (LARGE["moves"], False, True),
         (LARGE["bars"], False, False),
         (LARGE["spaces around a move"], True, True),
         (LARGE["a move at the end"], True, True),
-        (LARGE["boxes"], False, False),
+        (LARGE["boxed"], False, False),
         (ODD[2], True, True),  # a surrogate before the tags
     ],
 )

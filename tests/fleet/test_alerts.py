@@ -19,7 +19,7 @@ from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
 from envkit.types import PoolEvent, SandboxState
-from tests.contract.boxes import arguments
+from tests.contract.kinds import arguments
 
 
 class Site:
@@ -136,30 +136,30 @@ def test_a_demand_counts_when_both_samples_have_it(before: int, now: int, both: 
 def test_a_steady_demand_scales_the_cluster() -> None:
     async def main() -> None:
         demands = [0, 4, 6, -1, -3, -3]
-        told: list[tuple[float, int]] = []
+        calls: list[tuple[float, int]] = []
 
         async def act(count: int) -> None:
-            told.append((clock.now() - began, count))
+            calls.append((clock.now() - began, count))
 
         began = clock.now()
         with anyio.move_on_after(61):
             await autoscale(lambda: demands.pop(0), act, 10)
-        assert told == [(30, 4), (50, -1), (60, -3)]
+        assert calls == [(30, 4), (50, -1), (60, -3)]
 
     clock.run(main, virtual=True)
 
 
 def test_a_scaling_call_that_fails_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        told: list[int] = []
+        calls: list[int] = []
 
         async def act(count: int) -> None:
-            told.append(count)
+            calls.append(count)
             raise RuntimeError("the cluster's head is gone")
 
         with anyio.move_on_after(35):
             await autoscale(lambda: 2, act, 10)
-        assert told == [2, 2]
+        assert calls == [2, 2]
 
     clock.run(main, virtual=True)
     assert caplog.text.count("RuntimeError: the cluster's head is gone") == 2
@@ -210,16 +210,16 @@ def test_stopping_a_users_program_stops_its_child_processes(tmp_path: Path) -> N
 
 
 def test_disks_that_are_almost_full_are_reported_in_one_alert_at_each_check() -> None:
-    told: list[tuple[float, str, str]] = []
+    alerts: list[tuple[float, str, str]] = []
     free = {"the disk of /tmp": (1023, 512), "Docker's disk": (2047, 1024), "another": (2048, 1024)}
 
     async def main() -> None:
         with anyio.move_on_after(20):
-            await watch_disks(lambda: free, lambda kind, text: told.append((clock.now(), kind, text)))
+            await watch_disks(lambda: free, lambda kind, text: alerts.append((clock.now(), kind, text)))
 
     clock.run(main, virtual=True)
     text = (
         "Docker's disk has 2,047 MiB free; below 1,024 MiB no sandbox is started; "
         "the disk of /tmp has 1,023 MiB free; below 512 MiB no sandbox is started"
     )
-    assert told == [(0, "disk", text), (15, "disk", text)]
+    assert alerts == [(0, "disk", text), (15, "disk", text)]

@@ -1,4 +1,4 @@
-"""Heartbeats of env servers: one that computes is healthy, one that hangs is lost; our event-loop lag does not count."""
+"""Heartbeats of env servers: a busy one is healthy, a hung one is lost; our event-loop lag does not count."""
 
 from __future__ import annotations
 

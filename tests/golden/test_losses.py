@@ -141,7 +141,7 @@ def test_the_k3_estimate_is_zero_only_where_both_agree() -> None:
     assert min(estimates[1:]) > 0.004
 
 
-def test_the_k3_estimate_of_a_token_that_the_reference_finds_absurd_stays_finite() -> None:
+def test_the_k3_estimate_of_a_token_that_the_reference_finds_absurd_is_finite() -> None:
     assert kl_estimate(tensor(-200.0, 0.0), tensor(0.0, -200.0)).isfinite().all()
 
 

@@ -20,9 +20,9 @@ from envkit.http.protocol.asgi import Receive, Scope, Send
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.types import Task
-from tests.http.boxes import scripted
 from tests.http.envs import slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import scripted
 
 COUNT = {"env_id": "Count-v0", "seed": 7}
 LONG = Task("Count-v0", 1, {"end": 10_000})

@@ -122,9 +122,9 @@ class ScriptedEngine:
         call = Call(session, tuple(prompt_ids), params, clock.now())
         self.calls.append(call)
         await anyio.lowlevel.checkpoint()
-        said = tuple(ord(letter) for letter in self._say(call))
-        logprobs = tuple(-0.5 * (place + 1) for place in range(len(said)))
-        return Completion(said, logprobs, FinishReason.LENGTH, ((self.version, len(said)),))
+        token_ids = tuple(ord(letter) for letter in self._say(call))
+        logprobs = tuple(-0.5 * (place + 1) for place in range(len(token_ids)))
+        return Completion(token_ids, logprobs, FinishReason.LENGTH, ((self.version, len(token_ids)),))
 
     def forget(self, session: str) -> None:
         self.forgotten.append(session)
@@ -175,8 +175,8 @@ class LetterRenderer:
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
         return Prompt(self.open(observation))
 
-    def action(self, said: Sequence[int]) -> str:
-        return text_of(said)
+    def action(self, token_ids: Sequence[int]) -> str:
+        return text_of(token_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
         return text_of(token_ids)

@@ -73,7 +73,7 @@ def stops(result: RolloutResult) -> list[str]:
 # --- Tokens ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_begins_with_all_that_was_said_before_and_nothing_is_said_twice() -> None:
+def test_a_prompt_begins_with_the_whole_history_once() -> None:
     engine = ScriptedEngine(lambda call: "up"[: 1 + len(call.prompt) % 2])
     answers = script(Answer("start"), Answer("one"), Answer("two!"), Answer("", ends="terminated"))
     (trajectory,) = play(answers, engine=engine).trajectories
@@ -89,7 +89,7 @@ def test_a_prompt_begins_with_all_that_was_said_before_and_nothing_is_said_twice
         assert later.prompt[: len(earlier.prompt)] == earlier.prompt
 
 
-def test_the_mask_is_one_on_what_the_policy_said_and_nowhere_else() -> None:
+def test_the_mask_is_one_on_the_tokens_of_the_policy_and_nowhere_else() -> None:
     engine = ScriptedEngine(lambda call: "xy")
     engine.version = 3
     answers = script(Answer("s"), Answer("t", reward=0.5), Answer("u", reward=-1.0, ends="truncated"))
@@ -104,7 +104,7 @@ def test_the_mask_is_one_on_what_the_policy_said_and_nowhere_else() -> None:
     assert sample.group == A.key
 
 
-def test_the_world_hears_the_renderers_action_and_the_engine_the_renderers_stop() -> None:
+def test_the_environment_gets_the_renderers_action_and_the_engine_the_renderers_stop() -> None:
     host = ScriptedHost(script(Answer(), Answer(ends="terminated")))
     engine = ScriptedEngine(lambda call: "down!")
     play(script(), host=host, engine=engine, turn_tokens=5)
@@ -140,7 +140,7 @@ def test_only_the_longest_context_counts_against_the_bound_on_tokens() -> None:
     assert (cut.stop, len(cut.turns)) == (StopReason.MAX_TOKENS, 2)
 
 
-def test_rewards_are_added_up_and_the_worlds_metrics_are_folded_as_it_says() -> None:
+def test_rewards_are_added_up_and_metrics_are_folded_as_the_environment_declares() -> None:
     folds: Info = {"metrics": {"valid": "mean", "success": "last", "pushes": "sum"}}
     answers = script(
         Answer(info=folds),
@@ -156,7 +156,7 @@ def test_rewards_are_added_up_and_the_worlds_metrics_are_folded_as_it_says() -> 
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
-def test_the_world_ends_an_episode(ends: str) -> None:
+def test_the_environment_ends_an_episode(ends: str) -> None:
     result = play(script(Answer(), Answer(), Answer(ends=ends)))
     assert stops(result) == [ends]
     assert len(result.trajectories[0].turns) == 2
@@ -186,7 +186,7 @@ def test_an_episode_is_cut_off_when_the_next_turn_might_not_fit(max_tokens: int,
 
 
 @pytest.mark.parametrize(("hangs", "turns"), [(0, 0), (1, 0), (2, 1)])  # the reset, the first or second step
-def test_a_world_that_hangs_voids_its_episode_after_the_timeout(hangs: int, turns: int) -> None:
+def test_an_environment_that_hangs_voids_its_episode_after_the_timeout(hangs: int, turns: int) -> None:
     answers = [Answer("s", after_s=1), Answer("t", after_s=1), Answer("u", after_s=1)]
     answers[hangs] = Answer(after_s=3600)
     ended: list[float] = []
@@ -254,7 +254,7 @@ def test_a_lost_episode_is_played_again_with_the_same_seeds_and_leaves_no_trace_
     assert seeds[2:] == [call.params.seed for call in whole.calls]
 
 
-def test_an_episode_that_stays_lost_is_tried_up_to_the_budget_and_kept_as_data() -> None:
+def test_an_episode_that_is_lost_each_time_is_tried_up_to_the_budget_and_kept_as_data() -> None:
     engine = ScriptedEngine()
     result = play(breaks(99, at=2), engine=engine, retries=2)
     (trajectory,) = result.trajectories

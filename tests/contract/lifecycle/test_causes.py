@@ -12,7 +12,7 @@ import pytest
 from envkit.errors import MissingFileError
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind
-from tests.contract.boxes import KINDS, Kind, agent_above, run, sleepers, until
+from tests.contract.kinds import KINDS, Kind, agent_above, run, sleepers, until
 
 _HOG = "head -c 600000000 /dev/zero | tail -n 1"
 bounded = pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envkit.protocols import Sandbox
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 from tests.contract.shared import AnySandbox, Shared
 
 CLOSE = """

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.contract.boxes import Kind, groups_of, run, sleepers, traces, until
+from tests.contract.kinds import Kind, groups_of, run, sleepers, traces, until
 from tests.contract.lifecycle.test_owner import left_by
 from tests.contract.untidy import WAYS, leave_everything
 
-# Starts a sandbox of the kind that it is told, leaves everything in it, says so, and waits.
+# Starts a sandbox of the given kind, leaves everything in it, prints a line, and waits.
 OWNER = """
 import sys, anyio
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 from tests.contract.untidy import leave_everything
 
 async def main():

@@ -15,7 +15,7 @@ from envkit.errors import DeadlineError, SandboxEndedError, SandboxLostError, Sa
 from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
 from envkit.types import SandboxSpec
-from tests.contract.boxes import (
+from tests.contract.kinds import (
     PARAMS,
     SOON_S,
     Kind,

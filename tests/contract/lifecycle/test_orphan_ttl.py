@@ -1,4 +1,4 @@
-"""One promise for the kinds of sandbox that outlive their owner: nobody must come for them to be cleared away."""
+"""One promise for the kinds of sandbox that outlive their owner: an orphan ends by itself."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.wiring.sandboxes.local_service import list_detached_sandboxes
-from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
+from tests.contract.kinds import KINDS, Kind, groups_of, run, sleepers, until
 
-LONELY_S = 1.0
+ORPHAN_TTL_S = 1.0
 
-# Starts a sandbox of the kind that it is told, in which the marker sleeps, says its id, and waits.
+# Starts a sandbox of the given kind in which the marker sleeps, prints its id, and waits.
 OWNER = """
 import sys, anyio
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 
 async def main():
     kind, marker, orphan_ttl_s = sys.argv[1:]
@@ -60,7 +60,7 @@ def lasting(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def stay(lasting: Kind, marker: str) -> Iterator[Stay]:
-    argv = [sys.executable, "-c", OWNER, lasting.name, marker, str(LONELY_S)]
+    argv = [sys.executable, "-c", OWNER, lasting.name, marker, str(ORPHAN_TTL_S)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
         try:
             assert owner.stdout is not None
@@ -83,7 +83,7 @@ def test_an_orphaned_detached_sandbox_ends_itself_and_leaves_nothing(lasting: Ki
         stay.owner.send_signal(signal.SIGKILL)
         stay.owner.wait(20)
         await until(lambda: not sleepers(marker))
-        assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
+        assert ORPHAN_TTL_S - 0.1 < clock.now() - began < ORPHAN_TTL_S + 3
         tail = stay.sandbox_id.partition("-")[2]
         # Bubblewrap, which owns the sandbox's folder, ends a moment after the programs of the sandbox.
         await until(lambda: all(run_dirs.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
@@ -105,17 +105,17 @@ def test_a_detached_sandbox_runs_while_its_owner_or_a_client_is_connected(
 ) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
-        await anyio.sleep(LONELY_S + 0.5)
+        await anyio.sleep(ORPHAN_TTL_S + 0.5)
         assert len(sleepers(marker)) == 1
         async with opened(lasting) as backend:
             visited = await backend.attach(stay.sandbox_id)
             stay.owner.send_signal(signal.SIGKILL)
             stay.owner.wait(20)
-            await anyio.sleep(LONELY_S + 0.5)
+            await anyio.sleep(ORPHAN_TTL_S + 0.5)
             assert (await visited.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
             began = clock.now()
         await until(lambda: not sleepers(marker))
-        assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
+        assert ORPHAN_TTL_S - 0.1 < clock.now() - began < ORPHAN_TTL_S + 3
 
     run(main)
 
@@ -127,12 +127,12 @@ def test_inspecting_a_sandbox_does_not_restart_its_orphan_timeout(lasting: Kind,
         stay.owner.wait(20)
         began = clock.now()
         looks, warnings = 0, list[str]()
-        while sleepers(marker) and clock.now() - began < 4 * LONELY_S:
+        while sleepers(marker) and clock.now() - began < 4 * ORPHAN_TTL_S:
             found = await list_detached_sandboxes(with_servers=True, warn=warnings.append)
             looks += stay.sandbox_id in [one.id for one in found if not one.problem]
-            await anyio.sleep(LONELY_S / 10)
+            await anyio.sleep(ORPHAN_TTL_S / 10)
         assert looks
-        assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
+        assert ORPHAN_TTL_S - 0.1 < clock.now() - began < ORPHAN_TTL_S + 3
 
     run(main)
 
@@ -142,7 +142,7 @@ def test_inspecting_a_sandbox_does_not_disconnect_its_client(lasting: Kind, stay
         await until(lambda: len(sleepers(marker)) == 1)
         for _ in range(3):
             await list_detached_sandboxes(with_servers=True, warn=list[str]().append)
-        await anyio.sleep(LONELY_S + 0.5)
+        await anyio.sleep(ORPHAN_TTL_S + 0.5)
         assert len(sleepers(marker)) == 1
 
     run(main)
@@ -158,9 +158,9 @@ def test_a_raw_connection_to_a_detached_sandbox_reaches_its_agent_and_keeps_it_a
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
-                    await anyio.wait_readable(control)
-                assert b'"hello": 3' in control.recv(4096)
-                await anyio.sleep(LONELY_S + 0.5)
+                    await anyio.wait_readable(door)
+                assert b'"hello": 3' in door.recv(4096)
+                await anyio.sleep(ORPHAN_TTL_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))
             with pytest.raises(SandboxError, match="there is no detached sandbox 'bwrap-nothere1' on this machine"):

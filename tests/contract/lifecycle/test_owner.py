@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from envkit.sandbox.host import run_dirs
-from tests.contract.boxes import (
+from tests.contract.kinds import (
     Kind,
     arguments,
     containers,
@@ -26,10 +26,10 @@ from tests.contract.boxes import (
     volumes,
 )
 
-# Starts a sandbox of the kind that it is told, in which two processes sleep for the marker, says so, and waits.
+# Starts a sandbox of the given kind in which two processes sleep for the marker, prints a line, and waits.
 OWNER = """
 import signal, sys, anyio
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 
 async def main():
     async with KINDS[sys.argv[1]].sandbox("sh", "-c", "setsid sleep $0 & sleep $0", sys.argv[2]) as sandbox:
@@ -45,12 +45,12 @@ anyio.run(main)
 """
 
 CGROUPS = Path("/sys/fs/cgroup")
-# Forks, at each line that it is told, a process that starts, uses and stops sandboxes of a kind, three at once; it
-# says that one's number, and when it is gone. A process that begins by itself spends its first second on imports.
+# At each line of input, forks a process that starts, uses and stops sandboxes of a kind, three at once; prints its id,
+# and when it has ended. Forking avoids the imports, which take a new process a second.
 BUSY_OWNERS = """
 import os, sys, anyio
 from envkit import clock
-from tests.contract.boxes import KINDS
+from tests.contract.kinds import KINDS
 
 async def main():
     kind = KINDS[sys.argv[1]]

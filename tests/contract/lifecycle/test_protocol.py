@@ -25,7 +25,7 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.types import SandboxSpec
-from tests.contract.boxes import KINDS, PARAMS, Kind, run
+from tests.contract.kinds import KINDS, PARAMS, Kind, run
 from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.fake.backend import FakeBackend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envkit.errors import SandboxRefusedError
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 
 MAKE = """
 import sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envkit.types import ExecResult, SandboxUser
-from tests.contract.boxes import ISOLATING, Kind, run
+from tests.contract.kinds import ISOLATING, Kind, run
 from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.containers import docker
 

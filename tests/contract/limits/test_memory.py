@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 
 EVIDENCE = Path(__file__).parents[3] / "benchmarks" / "evidence" / "memory_without_owner.py"
 MEMORY_MIB = 256  # of which the agent has 224
@@ -47,7 +47,7 @@ TAKE = "bytearray(int(__import__('sys').argv[1]) << 20)"
 
 
 @asynccontextmanager
-async def box_of(kind: Kind) -> AsyncIterator[AgentSandbox]:
+async def sandbox_of(kind: Kind) -> AsyncIterator[AgentSandbox]:
     async with kind.backend() as backend:
         if not backend.capabilities()["memory"]:
             pytest.skip("memory is not bounded here")
@@ -69,7 +69,7 @@ def test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns(kind: Ki
 
 def test_a_sandbox_outlives_programs_that_find_no_memory_left(kind: Kind) -> None:
     async def main() -> None:
-        async with box_of(kind) as sandbox:
+        async with sandbox_of(kind) as sandbox:
             filled = await sandbox.exec([kind.python, "-c", SHARE_ALL], timeout_s=20)
             assert filled.is_out_of_memory
             for _ in range(3):
@@ -85,7 +85,7 @@ def test_a_sandbox_outlives_programs_that_find_no_memory_left(kind: Kind) -> Non
 
 def test_the_agents_programs_cannot_use_an_eighth_of_the_memory_and_a_grader_can(kind: Kind) -> None:
     async def main() -> None:
-        async with box_of(kind) as sandbox:
+        async with sandbox_of(kind) as sandbox:
             take = [kind.python, "-c", TAKE, "222"]
             assert (await sandbox.exec(take, timeout_s=20)).is_out_of_memory
             assert (await sandbox.exec(take, user="grader", timeout_s=20)).exit_code == 0
@@ -102,7 +102,7 @@ def test_ipc_objects_of_more_than_16_mib_are_removed_before_a_grader_starts(
     kind: Kind, script: str, argument: str, left: str
 ) -> None:
     async def main() -> None:
-        async with box_of(kind) as sandbox:
+        async with sandbox_of(kind) as sandbox:
             made = await sandbox.exec([kind.python, "-c", script, argument], timeout_s=20)
             assert (made.exit_code, made.stderr) == (0, "")
             count = ["sh", "-c", "cat /proc/sysvipc/* | grep -vc key || true"]

@@ -1,4 +1,4 @@
-"""One promise for every kind of sandbox that bounds processes: whoever grades finds room, whatever the agent's do."""
+"""One promise for every kind of sandbox that bounds processes: a grader can start whatever the agent does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from envkit.errors import MissingFileError
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import SandboxUser
-from tests.contract.boxes import Backend, Kind, run
+from tests.contract.kinds import Backend, Kind, run
 
 PIDS = 64
 USERS: tuple[SandboxUser, ...] = ("grader", "agent")

@@ -12,11 +12,11 @@ import pytest
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.containers import image
 
-# Makes each call that it is told, with zeros and with families of sockets, and writes the errors as JSON.
+# Makes each given call with zeros, opens sockets of each given family, and prints the errors as JSON.
 TRIES = """
 import ctypes, json, os, socket, sys
 call = ctypes.CDLL(None, use_errno=True).syscall

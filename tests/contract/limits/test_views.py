@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import ForbiddenError, SandboxRefusedError
-from tests.contract.boxes import KINDS, Kind, run
+from tests.contract.kinds import KINDS, Kind, run
 
 
 @pytest.fixture

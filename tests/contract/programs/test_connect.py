@@ -13,10 +13,10 @@ import pytest
 
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
-from tests.contract.boxes import Kind, run
+from tests.contract.kinds import Kind, run
 from tests.contract.shared import AnySandbox, Shared
 
-# Listens on a socket of the name or the port that it is told, and sends each connection back what comes from it.
+# Listens on a socket of the given name or port, and echoes what each connection sends.
 SERVER = """
 import socket, sys, threading, os
 place = sys.argv[1]

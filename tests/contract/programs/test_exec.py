@@ -11,7 +11,7 @@ from envkit import clock
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult, SandboxUser
-from tests.contract.boxes import ALSO_REMOTE, SOON_S, Kind, run, sleepers, until
+from tests.contract.kinds import ALSO_REMOTE, SOON_S, Kind, run, sleepers, until
 from tests.contract.shared import AnySandbox, Shared
 
 ALL_BYTES = bytes(range(256))

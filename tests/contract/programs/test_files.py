@@ -12,7 +12,7 @@ import pytest
 
 from envkit.errors import MissingFileError, RefusedFileError, TooLargeError, UnsupportedError, UsageError
 from envkit.protocols import Sandbox
-from tests.contract.boxes import ALSO_REMOTE, Kind, run
+from tests.contract.kinds import ALSO_REMOTE, Kind, run
 from tests.contract.shared import AnySandbox, Shared
 
 ALL_BYTES = bytes(range(256))

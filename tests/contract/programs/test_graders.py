@@ -13,10 +13,10 @@ import pytest
 from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
 from envkit.protocols import Sandbox
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from tests.contract.boxes import Kind, run, until
+from tests.contract.kinds import Kind, run, until
 from tests.contract.shared import AnySandbox, Shared
 
-# Tries, for as long as it is told, all that could make a grader run or give away something; says what came of it.
+# For the given time, tries everything that could make a grader run or reveal something; prints what succeeded.
 TRY_ALL = """
 import os, sys, time
 home, own = sys.argv[1], "/tmp/own"

@@ -8,7 +8,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxLostError
-from tests.contract.boxes import ALSO_REMOTE, SOON_S, Kind, run, sleepers, until
+from tests.contract.kinds import ALSO_REMOTE, SOON_S, Kind, run, sleepers, until
 from tests.contract.shared import AnySandbox, Shared
 
 COMMANDS = [

@@ -31,7 +31,7 @@ from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
 from envkit.wiring.sandboxes import running_servers
-from tests.contract.boxes import arguments, containers, processes, volumes
+from tests.contract.kinds import arguments, containers, processes, volumes
 from tests.sandbox.containers import docker, image, missing
 
 LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
@@ -112,10 +112,16 @@ class Gateway:
                 await anyio.sleep(0.02)
         raise TimeoutError(f"{id} is {last}, expected {state}")
 
-    async def boxes(self, *, are_env_boxes: bool) -> dict[str, str]:
-        """Return the backend ids of its leased sandboxes, by their ids."""
-        found = await self._sandboxes("leased", "suspect")  # suspect: heartbeats may be late on a busy machine
-        return {id: sandbox_id for id, sandbox_id in found.items() if id.startswith(":envs-") == are_env_boxes}
+    async def env_sandboxes(self) -> dict[str, str]:
+        """Return the backend ids of the leased sandboxes for environments, by their ids."""
+        return {id: found for id, found in (await self._leased()).items() if id.startswith(":envs-")}
+
+    async def user_sandboxes(self) -> dict[str, str]:
+        """Return the backend ids of the other leased sandboxes, by their ids."""
+        return {id: found for id, found in (await self._leased()).items() if not id.startswith(":envs-")}
+
+    async def _leased(self) -> dict[str, str]:
+        return await self._sandboxes("leased", "suspect")  # suspect: heartbeats may be late on a busy machine
 
     async def warm_sandboxes(self) -> dict[str, str]:
         """Return the backend ids of its warm sandboxes, by their ids."""
@@ -246,7 +252,7 @@ def serving(
     *settings: str,
     port: int | None = None,
     is_awaited: bool = True,
-    worlds: Path | None = None,
+    environments: Path | None = None,
 ) -> Iterator[Gateway]:
     """Run a server for the duration of the block, as from a shell.
 
@@ -256,20 +262,20 @@ def serving(
         settings: ``"key=value"`` settings.
         port: Its port; None chooses a free one.
         is_awaited: Whether the block starts when the server is ready.
-        worlds: Folder of `install_world` with further environments.
+        environments: Folder of `install_environment` with further environments.
     """
     port = port or free_port()
     log = state / f"{kind}-{port}.log"
     words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=null"]
     env_image = None
     if kind == "docker":
-        env_image = games_image() if worlds is None else _games_image_with(worlds)
+        env_image = games_image() if environments is None else _games_image_with(environments)
         settings = (*settings, f"envs.image={env_image}")
     for setting in settings:
         words += ["--set", setting]
     env = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}
-    if worlds is not None:
-        env["PYTHONPATH"] = os.pathsep.join([str(worlds), *sys.path])
+    if environments is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(environments), *sys.path])
     with log.open("a") as errors:
         command = [sys.executable, "-m", "envkit", "serve", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
@@ -285,7 +291,7 @@ def serving(
                 process.wait(_STOP_S)
         finally:
             gateway.clear()
-            if env_image is not None and worlds is not None:
+            if env_image is not None and environments is not None:
                 docker("image", "rm", "--force", env_image)
 
 
@@ -328,15 +334,15 @@ def _remove_old_games_images() -> None:
             subprocess.run(["docker", "image", "rm", tag], capture_output=True, check=False)
 
 
-def _games_image_with(worlds: Path) -> str:
-    """Add a folder of `install_world` to that image, and return the id of the new image."""
+def _games_image_with(environments: Path) -> str:
+    """Add a folder of `install_environment` to that image, and return the id of the new image."""
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w", dereference=True) as archive:
         recipe = f"FROM {games_image()}\nCOPY added /opt/envkit\n".encode()
         entry = tarfile.TarInfo("Dockerfile")
         entry.size = len(recipe)
         archive.addfile(entry, io.BytesIO(recipe))
-        archive.add(worlds, "added", filter=_is_source)
+        archive.add(environments, "added", filter=_is_source)
     command = ["docker", "build", "--quiet", "-"]
     built = subprocess.run(command, input=context.getvalue(), capture_output=True, timeout=_BUILD_S, check=True)
     return built.stdout.decode().split()[-1]
@@ -346,7 +352,7 @@ def _is_source(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if entry.name.endswith("__pycache__") else entry
 
 
-def install_world(folder: Path, name: str, source: str) -> None:
+def install_environment(folder: Path, name: str, source: str) -> None:
     """Create a ``site-packages`` folder with the environments that ``register_all`` of `source` registers."""
     folder.mkdir()
     (folder / f"{name}.py").write_text(source)

@@ -17,7 +17,7 @@ from envkit.errors import EnvkitError, SandboxLostError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
-from tests.contract.boxes import arguments, parent, processes, until
+from tests.contract.kinds import arguments, parent, processes, until
 from tests.e2e.fleet.fleet import NOTHING, Gateway, run, serving
 from tests.sandbox.containers import docker
 

@@ -7,7 +7,6 @@ import signal
 import statistics
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,8 +20,8 @@ from envkit.http.client.env_client import EnvClient
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring import environments
-from tests.e2e.campaign import accounted_for, answers, moves_of, played, told, without_news
-from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, install_world, run, serving
+from tests.e2e.campaign import accounted_for, answers, moves_of, played, reported_rebuilds, without_news
+from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, install_environment, run, serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
 
@@ -61,7 +60,7 @@ class Mine(AsyncEnv):
         pass
 
 def register_all():
-    register("Mine-v0", "mine_world:Mine")
+    register("Mine-v0", "mine_env:Mine")
 """
 CULPRIT = 7
 OTHERS = 20
@@ -84,13 +83,13 @@ def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: st
                 await gateway.wait_for_warm(1)
                 async with client.lease(task) as episode:
                     start, steps = await episode.reset(), await played(episode, moves[:6])
-                    (sandbox_id,) = (await gateway.boxes(are_env_boxes=True)).values()
+                    (sandbox_id,) = (await gateway.env_sandboxes()).values()
                     began = clock.now()
                     await gateway.kill_env_sandbox(sandbox_id)
                     steps += await played(episode, moves[6:7])
                     seconds.append(clock.now() - began)
                     steps += await played(episode, moves[7:])
-                assert told(steps[6:7]) == told(steps) == ["killed by signal 9 (SIGKILL)"]
+                assert reported_rebuilds(steps[6:7]) == reported_rebuilds(steps) == ["killed by signal 9 (SIGKILL)"]
                 assert without_info(start, steps) == without_info(*undisturbed)
         metrics = await gateway.metrics()
         assert metrics["envkit_env_sandboxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == KILLS
@@ -117,13 +116,17 @@ def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds
                     began = clock.now()
                     steps = before[task.seed][1] + await played(episode, moves[2:])
                     seconds.append(clock.now() - began)
-                    assert told(steps[2:3]) == told(steps) == ["env server did not answer for 4 s"]
+                    assert (
+                        reported_rebuilds(steps[2:3])
+                        == reported_rebuilds(steps)
+                        == ["env server did not answer for 4 s"]
+                    )
                     assert without_info(before[task.seed][0], steps) == without_info(*undisturbed)
 
                 before: dict[int, tuple[Reset, list[Step]]] = {}
                 for task, episode in zip(tasks, (one, two), strict=True):
                     before[task.seed] = await episode.reset(), await played(episode, moves_of(task, 2))
-                (sandbox_id,) = (await gateway.boxes(are_env_boxes=True)).values()
+                (sandbox_id,) = (await gateway.env_sandboxes()).values()
                 os.kill(gateway.env_server(sandbox_id), signal.SIGSTOP)
                 async with anyio.create_task_group() as group:
                     for task, episode in zip(tasks, (one, two), strict=True):
@@ -162,13 +165,13 @@ def test_an_episode_that_kills_two_sandboxes_is_void_and_twenty_others_continue(
             texts = [" ".join([str(seed), *(f"move {turn}" for turn in range(end))]) for end in range(1, count + 1)]
             unharmed = [Step(Observation(text), float(n), False, False, {}) for n, text in enumerate(texts, 2)]
             assert [without_news(step) for step in steps] == unharmed
-            assert set(told(steps)) <= {cause}
+            assert set(reported_rebuilds(steps)) <= {cause}
         metrics = await gateway.metrics()
         assert metrics["envkit_env_sandboxes_lost_total"] == 2
         assert metrics["envkit_episodes_void_total"] == 1
 
-    install_world(tmp_path / "site-packages", "mine_world", MINE_ENV)
-    with serving(kind, tmp_path, *ONE_SANDBOX, worlds=tmp_path / "site-packages") as gateway:
+    install_environment(tmp_path / "site-packages", "mine_env", MINE_ENV)
+    with serving(kind, tmp_path, *ONE_SANDBOX, environments=tmp_path / "site-packages") as gateway:
         run(lambda: main(gateway), 60)
 
 
@@ -186,7 +189,7 @@ def test_a_script_continues_when_a_sandbox_is_killed(kind: str, tmp_path: Path) 
         try:
             env.reset(seed=5)
             env.step("<answer>right</answer>")
-            (sandbox_id,) = clock.run(partial(gateway.boxes, are_env_boxes=True)).values()
+            (sandbox_id,) = clock.run(gateway.env_sandboxes).values()
             clock.run(gateway.kill_env_sandbox, sandbox_id)
             assert env.step("<answer>left</answer>")[4]["rebuilt"] == "killed by signal 9 (SIGKILL)"
         finally:

@@ -16,7 +16,7 @@ from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import SandboxSpec, SandboxView
-from tests.contract.boxes import new_marker, sleepers, until
+from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, run, serving
 from tests.sandbox.containers import docker
 

@@ -17,7 +17,7 @@ from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from envkit.wiring.sandboxes import running_servers
-from tests.contract.boxes import new_marker, sleepers, until
+from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
@@ -44,8 +44,8 @@ def test_named_sandboxes_survive_a_killed_server(kind: str, tmp_path: Path) -> N
             await sandbox.write("kept", b"there")
             await sandbox.shell("work").run(f"cd /tmp; word=kept; sleep {marker} &", timeout_s=10)
         await until(lambda: len(sleepers(marker)) == 2)
-        held = await gateway.boxes(are_env_boxes=False)
-        serves = await gateway.boxes(are_env_boxes=True)
+        held = await gateway.user_sandboxes()
+        serves = await gateway.env_sandboxes()
         pids = first_pids(gateway, held | serves)
         gateway.process.kill()
         await gateway.exit_code()
@@ -53,8 +53,8 @@ def test_named_sandboxes_survive_a_killed_server(kind: str, tmp_path: Path) -> N
         return held, serves, pids
 
     async def come_back(gateway: Gateway, held: dict[str, str], serves: dict[str, str], pids: dict[str, int]) -> None:
-        assert await gateway.boxes(are_env_boxes=False) == held
-        assert await gateway.boxes(are_env_boxes=True) == serves
+        assert await gateway.user_sandboxes() == held
+        assert await gateway.env_sandboxes() == serves
         assert first_pids(gateway, held | serves) == pids
         assert len(sleepers(marker)) == 2
         for id in held:
@@ -102,7 +102,7 @@ def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, t
         return set(found)
 
     async def leave(gateway: Gateway) -> None:
-        sandbox_ids = await gateway.boxes(are_env_boxes=True)
+        sandbox_ids = await gateway.env_sandboxes()
         server = gateway.url, str(gateway.ledger)
         assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *server)}
         gateway.process.kill()
@@ -111,7 +111,7 @@ def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, t
         assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *server)}
 
     async def come_back(gateway: Gateway) -> None:
-        sandbox_ids = await gateway.boxes(are_env_boxes=True)
+        sandbox_ids = await gateway.env_sandboxes()
         server = gateway.url, str(gateway.ledger)
         assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *server)}
 
@@ -139,8 +139,8 @@ def test_a_sandbox_reaches_only_allowed_hosts_and_ends_with_its_server(kind: str
     async def leave(gateway: Gateway) -> None:
         async with SandboxClient(gateway.url) as client:
             await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
-            said = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
-            assert "elsewhere.example is not among the hosts" in said.stdout
+            output = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
+            assert "elsewhere.example is not among the hosts" in output.stdout
         await until(lambda: len(sleepers(marker)) == 1)
         gateway.process.kill()
         await gateway.exit_code()

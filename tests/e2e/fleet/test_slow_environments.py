@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet.fleet import install_world
+from tests.e2e.fleet.fleet import install_environment
 
 ENVIRONMENT = """
 import ctypes
@@ -36,7 +36,7 @@ class Slow(AsyncEnv):
         pass
 
 def register_all():
-    register("Slow-v0", "slow_world:Slow")
+    register("Slow-v0", "slow_env:Slow")
 """
 SERVE = """
 import sys
@@ -85,7 +85,7 @@ clock.run(main)
 
 def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
     """Return the lines that `script` prints with a server whose sandboxes are lost after `lost_s`."""
-    install_world(tmp_path / "site-packages", "slow_world", ENVIRONMENT)
+    install_environment(tmp_path / "site-packages", "slow_env", ENVIRONMENT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site-packages"), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", SERVE + script, str(lost_s)],

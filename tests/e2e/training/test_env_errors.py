@@ -12,7 +12,7 @@ import pytest
 
 import envkit
 from envkit.errors import EnvError, SessionBrokenError
-from tests.e2e.fleet.fleet import install_world, serving
+from tests.e2e.fleet.fleet import install_environment, serving
 
 ENVS = """
 import anyio
@@ -38,7 +38,7 @@ class Player:
     def answer(self, move):
         return move
 
-class PyBox(AsyncEnv):
+class Nested(AsyncEnv):
     async def reset(self, *, seed, options):
         self._box = await anyio.to_thread.run_sync(envkit.open_sandbox)
         return Reset(Observation("go"), {})
@@ -51,7 +51,7 @@ class PyBox(AsyncEnv):
 
 def register_all():
     envkit.register("Crash-v0", "broken:Crash", expert="broken:Player")
-    envkit.register("PyBox-v0", "broken:PyBox")
+    envkit.register("Nested-v0", "broken:Nested")
     envkit.register("NoModule-v0", "no_such_module:Env")
 """
 LINES = ENVS.splitlines()
@@ -79,7 +79,7 @@ clock.run(main)
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    install_world(tmp_path / "site-packages", "broken", ENVS)
+    install_environment(tmp_path / "site-packages", "broken", ENVS)
     return tmp_path / "site-packages"
 
 
@@ -133,9 +133,9 @@ def test_a_command_reports_an_environment_error_in_one_line(
 
 
 @pytest.mark.bwrap
-def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_is_told_to_run_outside(broken: Path) -> None:
-    error = error_of("local", "PyBox-v0", broken)
-    assert error.startswith("EnvError: PyBox-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
+def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_with_the_remedy(broken: Path) -> None:
+    error = error_of("local", "Nested-v0", broken)
+    assert error.startswith("EnvError: Nested-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
     assert "has neither user namespaces for bubblewrap nor a Docker daemon" in error
     assert "sandbox.kind: none in a training file, envkit serve --backend none" in error
     assert error.endswith(f"({broken}/broken.py:{OPENS})")
@@ -145,7 +145,7 @@ def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_is_told_to_run_o
 def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
     kind: str, tmp_path: Path, broken: Path
 ) -> None:
-    with serving(kind, tmp_path, worlds=broken) as gateway, envkit.make("Crash-v0", url=gateway.url) as env:
+    with serving(kind, tmp_path, environments=broken) as gateway, envkit.make("Crash-v0", url=gateway.url) as env:
         env.reset(seed=5)
         with pytest.raises(EnvError) as raised:
             env.step("on")

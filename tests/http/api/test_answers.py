@@ -24,9 +24,9 @@ from envkit.http.server import http_connection
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.sandbox.transfer import tar_stream
-from tests.http.boxes import scripted
 from tests.http.envs import slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import scripted
 
 MIB = 1 << 20
 Asked: TypeAlias = Callable[..., Awaitable[httpx.Response]]

@@ -162,7 +162,7 @@ JUNK = [
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
-def test_junk_is_answered_with_a_bad_request_and_the_socket_stays_open(junk: str | bytes) -> None:
+def test_junk_is_answered_with_a_bad_request_and_keeps_the_socket_open(junk: str | bytes) -> None:
     async def main(socket: ClientConnection) -> None:
         (answer,) = await ask(socket, junk)
         assert answer["error"]["type"] == "bad_request"

@@ -30,9 +30,9 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
-from tests.http.boxes import Relay, by_client, scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import Relay, by_client, scripted
 from tests.sandbox.containers import image
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
 

@@ -17,10 +17,10 @@ from envkit.http.server import http_connection
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.http.server.websocket_connection import MAX_PAUSE_S
-from tests.http.boxes import scripted
 from tests.http.envs import slots
 from tests.http.pools import SmallPool
 from tests.http.raw import UPGRADE, frame
+from tests.http.remote_sandboxes import scripted
 
 MIB = 1 << 20
 TASK = b'"env_id":"Count-v0","seed":1,"options":{"end":100000}'

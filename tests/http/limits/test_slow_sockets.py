@@ -15,7 +15,7 @@ from tests.http.limits.slow import Connect, flood, read_to_end, with_server
 from tests.http.raw import UPGRADE, frame
 
 
-def test_an_idle_socket_stays_open_while_it_answers_pings() -> None:
+def test_an_idle_socket_is_kept_open_while_it_answers_pings() -> None:
     async def main(connect: Connect) -> None:
         async with await connect() as stream:
             await stream.send(UPGRADE)

@@ -11,8 +11,8 @@ import pytest
 
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from tests.http.boxes import A, over_http, run
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import A, over_http, run
 from tests.http.stage import over_http as without_pool
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import httpx
 
-from tests.http.boxes import A, over_http, run, scripted
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import A, over_http, run, scripted
 from tests.sandbox.fake.backend import FakeBackend
 
 

@@ -16,8 +16,8 @@ from envkit.errors import RateLimitError
 from envkit.http.protocol.asgi import Message
 from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FolderTransfers
 from envkit.protocols import Sandbox
-from tests.http.boxes import over_http
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import over_http
 from tests.http.stage import settle
 
 

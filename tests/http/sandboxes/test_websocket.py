@@ -22,9 +22,9 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.types import SandboxSpec
-from tests.http.boxes import over_http, scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import over_http, scripted
 
 A = "/v1/sandboxes/a"
 
@@ -106,7 +106,7 @@ def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
         ("sandbox.log", {"sandbox_id": "a"}, "unsupported"),
     ],
 )
-def test_an_invalid_call_is_rejected_and_the_socket_stays_open(method: str, params: dict[str, Any], code: str) -> None:
+def test_an_invalid_call_is_rejected_and_keeps_the_socket_open(method: str, params: dict[str, Any], code: str) -> None:
     async def main(socket: ClientConnection, pool: SmallPool) -> None:
         await send(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
         await receive(socket, 1)

@@ -84,7 +84,7 @@ def test_an_invalid_request_is_refused_without_a_log_entry(caplog: pytest.LogCap
         async with await anyio.connect_tcp(client.base_url.host, client.base_url.port or 0) as stream:
             await stream.send(UPGRADE % b"websocket")
             assert (await stream.receive()).startswith(b"HTTP/1.1 101 ")
-            await stream.send(b"\x81\x82\x00\x00\x00\x00\xff\xfe")  # a text that is none
+            await stream.send(b"\x81\x82\x00\x00\x00\x00\xff\xfe")  # a text frame that is not UTF-8
             assert (await stream.receive())[:1] == b"\x88"
 
     over_http(main)

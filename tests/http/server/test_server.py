@@ -23,9 +23,9 @@ from envkit.http.api.app import create_app
 from envkit.http.client.env_client import EnvClient
 from envkit.http.server.server import serve
 from envkit.types import Task
-from tests.http.boxes import scripted
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import scripted
 
 PROGRAM = """
 import sys

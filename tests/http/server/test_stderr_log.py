@@ -41,7 +41,7 @@ def test_a_process_whose_log_is_not_read_continues_and_exits() -> None:
         finally:
             running.kill()
     assert last == b"a last word"
-    # How many were dropped X.
+    # The number of dropped records may appear anywhere between them.
     kept = [line for line in lines if line.startswith(b"warning ")]
     assert kept[:3] == [b"warning 0", b"warning 1", b"warning 2"]
     assert len(lines) < 10_000

@@ -20,7 +20,7 @@ from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.types import SandboxSpec, SandboxUser
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 
 pytestmark = pytest.mark.bwrap
 

@@ -16,7 +16,7 @@ import pytest
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 
 pytestmark = [
     pytest.mark.bwrap,

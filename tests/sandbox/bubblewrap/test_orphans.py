@@ -17,7 +17,7 @@ from envkit import clock
 from envkit.sandbox.bubblewrap import orphans
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
-from tests.contract.boxes import arguments, until
+from tests.contract.kinds import arguments, until
 
 pytestmark = [
     pytest.mark.alone,  # every backend of the machine reaps

@@ -21,7 +21,7 @@ from envkit.errors import (
 from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import CauseKind, SandboxSpec
-from tests.contract.boxes import KINDS, run, until
+from tests.contract.kinds import KINDS, run, until
 from tests.contract.shared import AnySandbox, SharedSandboxes
 from tests.sandbox.containers import containers_of, docker, image
 

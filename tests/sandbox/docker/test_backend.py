@@ -21,7 +21,7 @@ from envkit.sandbox.docker import orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker

@@ -15,7 +15,7 @@ from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.disk_quota import tasks
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
-from tests.contract.boxes import KINDS, run
+from tests.contract.kinds import KINDS, run
 from tests.contract.shared import AnySandbox, SharedSandboxes
 from tests.sandbox.containers import image, reduced_image
 

@@ -11,7 +11,7 @@ from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
 from envkit.sandbox.docker.container_config import Image
 from envkit.sandbox.docker.images import DEFAULT_IMAGE, why_other_format
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 from tests.sandbox.containers import labelled_image
 
 SAID = (

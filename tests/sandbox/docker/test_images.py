@@ -13,7 +13,7 @@ from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker import image_build
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 from tests.sandbox.containers import docker, image
 
 TAG = "envkit-test/python:1"

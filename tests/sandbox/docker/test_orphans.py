@@ -18,7 +18,7 @@ from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.types import JSON, SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker

@@ -21,7 +21,7 @@ from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 from tests.sandbox.containers import containers_of, docker, image
 
 MACHINES = ("x86_64", "aarch64")

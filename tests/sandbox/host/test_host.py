@@ -21,7 +21,7 @@ from envkit.protocols import EnvHost
 from envkit.types import Task
 from envkit.wiring import environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 
 Kind: TypeAlias = Literal["local", "process"]
 

@@ -20,7 +20,7 @@ from envkit.sandbox.bubblewrap import uid_ranges
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
-from tests.contract.boxes import run, until
+from tests.contract.kinds import run, until
 from tests.sandbox.containers import image
 
 as_root = pytest.mark.skipif(

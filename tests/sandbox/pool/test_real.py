@@ -23,7 +23,7 @@ from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.reattach import Attaches
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
-from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
+from tests.contract.kinds import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
 from tests.sandbox.containers import containers_of, docker
 from tests.sandbox.pool.pools import FakeLedger
 

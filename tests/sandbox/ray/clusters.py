@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.contract.boxes import arguments, processes
+from tests.contract.kinds import arguments, processes
 
 _LOG_CHARACTERS = 2000
 

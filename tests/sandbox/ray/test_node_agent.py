@@ -19,7 +19,7 @@ from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.ray.node_agent import Answer, NodeActor, NodeKind, greeting
 from envkit.types import Cause, SandboxSpec
 from tests.causes import cause
-from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
+from tests.contract.kinds import KINDS, new_marker, run, sleepers, traces, until
 
 
 @asynccontextmanager

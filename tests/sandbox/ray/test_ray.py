@@ -29,7 +29,7 @@ from envkit.sandbox.ray.backend import RayNodeBackend
 from envkit.sandbox.ray.cluster import Cluster as Connection
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.types import Cause, SandboxSpec
-from tests.contract.boxes import agent_above, new_marker, parent, run, sleepers, until
+from tests.contract.kinds import agent_above, new_marker, parent, run, sleepers, until
 from tests.sandbox.pool.pools import FakeLedger
 from tests.sandbox.ray.clusters import Cluster, running
 

@@ -18,7 +18,7 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.snapshots import snapshot_inside
 from envkit.types import SandboxSpec
-from tests.contract.boxes import run
+from tests.contract.kinds import run
 
 pytestmark = pytest.mark.bwrap
 

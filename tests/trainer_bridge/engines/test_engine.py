@@ -197,7 +197,7 @@ def test_requests_that_come_while_a_batch_runs_form_the_next(tiny_folder: Path) 
     assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (2, 3)]
 
 
-@pytest.mark.parametrize("slowness_s", [0.0, 1.0])  # worlds that answer at once, or each at a moment of its own
+@pytest.mark.parametrize("slowness_s", [0.0, 1.0])  # environments that answer at once, or at different times
 def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_member(
     tiny_folder: Path, slowness_s: float
 ) -> None:
@@ -213,15 +213,15 @@ def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_
         def open(self, observation: Any) -> tuple[int, ...]:
             return (1, int(observation.text))
 
-    def told(task: Task, time: int) -> Sequence[Answer]:
+    def answers_of(task: Task, time: int) -> Sequence[Answer]:
         number = str(3 + 2 * task.seed + time)
         answers = [Answer(number, after_s=slowness_s * (9 - task.seed))] * (1 + task.seed)
         return [*answers, Answer(number, ends="terminated")]
 
     limits = RolloutLimits(max_turns=4, max_tokens=200, turn_tokens=1, timeout_s=30.0, retries=0)
     engine = TransformersEngine(model, pad_id=0)
-    tasks = [Task("World-v0", seed) for seed in (2, 0, 1)]
-    rollout = Rollout(ScriptedHost(told), engine, TaskRenderer(), limits, 100)
+    tasks = [Task("Mazes-v0", seed) for seed in (2, 0, 1)]
+    rollout = Rollout(ScriptedHost(answers_of), engine, TaskRenderer(), limits, 100)
     clock.run(lambda: rollout.groups(tasks, 2, temperature=1.0, seed=1), virtual=True)
     assert fed == [[7, 8, 3, 4, 5, 6], [7, 8, 5, 6], [7, 8]]
 
@@ -266,8 +266,8 @@ def test_each_row_ends_at_its_own_limit_or_stop_token(tiny_folder: Path) -> None
 def test_the_pass_after_the_last_token_is_saved(tiny_folder: Path) -> None:
     async def main() -> int:
         watched = Watched(tiny_folder)
-        said = await watched.all_of([("a", [1, 5, 6], params(3, n=4)), ("b", [1, 5], params(4, n=2))])
-        assert [len(completion.token_ids) for completion in said] == [4, 2]
+        completions = await watched.all_of([("a", [1, 5, 6], params(3, n=4)), ("b", [1, 5], params(4, n=2))])
+        assert [len(completion.token_ids) for completion in completions] == [4, 2]
         return len(watched.fed)
 
     assert clock.run(main, virtual=True) == 4

@@ -18,12 +18,12 @@ def test_a_failing_model_raises_in_every_waiting_caller_and_the_engine_works_aft
     async def main() -> list[str]:
         watched, reference = Watched(tiny_folder), open_model(tiny_folder)
         (kept,) = await watched.all_of([("z", [1, 9, 9], params(7, n=1))])
-        told: list[str] = []
+        errors: list[str] = []
 
         async def fails(name: str) -> None:
             with pytest.raises(RuntimeError, match="out of memory") as caught:
                 await watched.engine.generate([1, 5, 6], params(1, n=3), session=name)
-            told.append(f"{name}: {caught.value}")
+            errors.append(f"{name}: {caught.value}")
 
         def break_the_second_pass() -> None:
             if len(watched.fed) == 3:
@@ -41,7 +41,7 @@ def test_a_failing_model_raises_in_every_waiting_caller_and_the_engine_works_aft
         ]
         for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
             agrees_with_the_slow_way(reference, prompt, how, got)
-        return told
+        return errors
 
     assert sorted(clock.run(main, virtual=True)) == [f"{name}: out of memory" for name in "abc"]
 

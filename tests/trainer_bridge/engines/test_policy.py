@@ -51,17 +51,19 @@ def weights(policy: Policy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
-def test_a_tiny_policy_knows_every_word_of_its_world_and_says_a_move_in_one_token(env_id: str, tmp_path: Path) -> None:
+def test_a_tiny_policy_knows_every_word_of_its_environment_and_needs_one_token_for_a_move(
+    env_id: str, tmp_path: Path
+) -> None:
     run = run_of(env_id)
     policy = open_policy(run)
     assert isinstance(policy.renderer, PlainRenderer)
-    with environments.make(env_id, **run.env.options) as world:
+    with environments.make(env_id, **run.env.options) as env:
         for seed in range(500, 530):
-            text, info = world.reset(seed=seed)
+            text, info = env.reset(seed=seed)
             ended = False
             while not ended:
                 assert policy.tokenizer.unk_token_id not in policy.renderer.open(Observation(text))
-                text, _, terminated, truncated, _ = world.step(f"<answer>{info['legal_moves'][seed % 4]}</answer>")
+                text, _, terminated, truncated, _ = env.step(f"<answer>{info['legal_moves'][seed % 4]}</answer>")
                 ended = terminated or truncated
     for move in info["legal_moves"]:
         (token,) = policy.renderer.demonstrate(f"<answer>{move}</answer>")
@@ -159,7 +161,7 @@ def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: 
     assert policy.trainer._settings.temperature == 0.6
 
 
-def test_a_full_disk_is_said_when_weights_are_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_when_weights_are_written(tmp_path: Path) -> None:
     policy = open_policy(run_of())
     disk = tmp_path / "disk"
     with full_disk(disk, 8 << 10), pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):

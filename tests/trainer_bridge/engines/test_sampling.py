@@ -35,7 +35,7 @@ class Dice(nn.Module):
 
 
 def roll(count: int, **how: Any) -> list[tuple[int, float]]:
-    """Sample so many tokens, each at a place of its own in one long completion."""
+    """Sample `count` tokens in one completion."""
     engine = TransformersEngine(Dice(), pad_id=0)  # type: ignore[arg-type]
 
     async def main() -> Completion:

@@ -49,8 +49,8 @@ def groups(seed: int, *, count: int = 3, members: int = 4, vocabulary: int = 19)
         for member in range(members):
             turns = [(some(1, 4), some(1, 3)) for _ in range(rng.randint(1, 3))]
             rewards = [float(member % 2), *(0.5 * turn for turn in range(1, len(turns)))]
-            said = sum(len(one) for one, _ in turns)
-            logprobs = [-rng.uniform(1.0, 4.0) for _ in range(said)]
+            generated = sum(len(one) for one, _ in turns)
+            logprobs = [-rng.uniform(1.0, 4.0) for _ in range(generated)]
             drawn.append(sample(prompt, *turns, rewards=rewards, logprobs=logprobs, group=str(group)))
     return drawn
 
@@ -94,7 +94,7 @@ def test_blocks_and_shared_prompts_give_the_gradient_and_report_of_plain_rows(
     assert report["peak_memory_mib"] > 0
 
 
-def test_a_group_is_read_with_its_prompt_once_and_stays_in_one_minibatch(tiny_folder: Path) -> None:
+def test_a_group_is_read_with_its_prompt_once_and_is_kept_in_one_minibatch(tiny_folder: Path) -> None:
     samples = groups(2, count=4)
     trainee = Trainee(tiny_folder, tiny_folder, preset="grpo", minibatches=2, is_large=True)
     fed: list[tuple[int, int]] = []
@@ -131,7 +131,7 @@ def test_bfloat16_products_keep_the_direction_of_the_gradient_and_the_format_of_
 # --- Samples without advantage ---------------------------------------------------------------------------------------
 
 
-def test_samples_without_advantage_are_not_looked_at_and_the_gradient_stays(tiny_folder: Path) -> None:
+def test_samples_without_advantage_are_skipped_and_the_gradient_is_the_same(tiny_folder: Path) -> None:
     samples = groups(5)
     flat = [replace(one, rewards=tuple(0.0 for _ in one.rewards)) if one.group == "1" else one for one in samples]
     how = {**KINDS["grpo"], **ONE_UPDATE}
@@ -171,10 +171,10 @@ def split(one: Sample) -> list[Sample]:
     """A sample for each turn, whose prompt is all that came before."""
     parts = []
     for turn in sorted({of for of, own in zip(one.turn_ids, one.mask, strict=True) if own}):
-        own = [int(said and of == turn) for said, of in zip(one.mask, one.turn_ids, strict=True)]
-        end = max(place for place, said in enumerate(own) if said) + 1
+        own = [int(is_own and of == turn) for is_own, of in zip(one.mask, one.turn_ids, strict=True)]
+        end = max(place for place, is_own in enumerate(own) if is_own) + 1
         mask = tuple(own[:end])
-        logprobs = tuple(logp if said else 0.0 for logp, said in zip(one.logprobs[:end], mask, strict=True))
+        logprobs = tuple(logp if is_own else 0.0 for logp, is_own in zip(one.logprobs[:end], mask, strict=True))
         parts.append(
             replace(
                 one, token_ids=one.token_ids[:end], mask=mask, logprobs=logprobs, turn_ids=one.turn_ids[:end],

@@ -163,8 +163,8 @@ def test_an_engine_plays_with_what_was_published(tiny_folder: Path, tmp_path: Pa
         return await engine.generate([1, 5, 6], how)
 
     got = clock.run(main, virtual=True)
-    said, logps = slow_generate(trainee.model, [1, 5, 6], how)
-    assert list(got.token_ids) == said
+    token_ids, logps = slow_generate(trainee.model, [1, 5, 6], how)
+    assert list(got.token_ids) == token_ids
     assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
     assert got.versions == ((1, 10),)
 

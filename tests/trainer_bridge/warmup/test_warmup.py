@@ -157,7 +157,7 @@ def test_the_loss_of_a_pretrained_policy_is_that_of_the_plain_way(chat_folder: P
     assert losses == [pytest.approx(-math.fsum(logps) / len(logps), abs=1e-4)]
 
 
-def test_imitation_ends_when_it_is_told_to(tiny_folder: Path) -> None:
+def test_imitation_ends_when_it_is_asked_to_stop(tiny_folder: Path) -> None:
     made, losses = imitate(tiny_folder, Stage(30, 32, 1e-3), stop_at=4)
     assert made == len(losses) == 4
 

@@ -107,7 +107,7 @@ def test_without_a_drawing_the_observation_is_all_there_is() -> None:
     ("typed", "sent"),
     [("up", "<answer>up</answer>"), (" jUMP ", "<answer>Jump</answer>"), ("left", "left"), (" up up", " up up")],
 )
-def test_a_bare_move_gets_the_experts_format_and_other_text_stays_unchanged(typed: str, sent: str) -> None:
+def test_a_bare_move_gets_the_experts_format_and_other_text_is_unchanged(typed: str, sent: str) -> None:
     game = Game(Echo(), "Echo-v0", expert=EchoExpert())
     game.begin(0)
     assert game.answer(typed) == sent

@@ -23,7 +23,7 @@ from envkit.env import AsyncEnv
 from envkit.errors import MissingFileError, SandboxLostError, SandboxNotFoundError, SandboxStartError, UsageError
 from envkit.types import Observation, Options, Reset, Step
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell, kind_of
-from tests.contract.boxes import new_marker, sleepers
+from tests.contract.kinds import new_marker, sleepers
 
 pytestmark = pytest.mark.bwrap
 
@@ -61,12 +61,12 @@ class Runs(AsyncEnv):
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         await self._kept.aclose()
-        self._box = await self._kept.enter_async_context(envkit.open_sandbox_async("local"))
-        await self._box.write("seed", str(seed).encode())
+        self._sandbox = await self._kept.enter_async_context(envkit.open_sandbox_async("local"))
+        await self._sandbox.write("seed", str(seed).encode())
         return Reset(Observation("go"), {})
 
     async def step(self, action: str) -> Step:
-        done = await self._box.shell().run(action)
+        done = await self._sandbox.shell().run(action)
         return Step(Observation(done.stdout), 0.0, False, False, {})
 
     async def close(self) -> None:
