@@ -29,7 +29,7 @@ _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = f"""
 begin;
-create table if not exists seats (
+create table if not exists sessions (
     key text primary key, sandbox text not null, session text not null, env_id text not null, seed text not null,
     options text not null
 ) without rowid;
