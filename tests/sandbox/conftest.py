@@ -1,4 +1,4 @@
-"""What the tests of sandboxes share: processes that can be found again."""
+"""Shared by the tests of sandboxes: processes that can be found by their arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract import kinds
+from tests.contract.boxes import new_marker
+from tests.contract.boxes import sleepers as find_sleepers
 from tests.contract.shared import sandboxes
 
 __all__ = ["sandboxes"]
@@ -15,10 +16,10 @@ __all__ = ["sandboxes"]
 @pytest.fixture
 def marker() -> str:
     """A number of seconds that nobody else on the machine sleeps, by which a ``sleep`` is found again."""
-    return kinds.new_marker()
+    return new_marker()
 
 
 @pytest.fixture
 def sleepers(marker: str) -> Callable[[], int]:
     """Counts the processes, anywhere on the machine, that sleep for `marker`."""
-    return lambda: len(kinds.sleepers(marker))
+    return lambda: len(find_sleepers(marker))

@@ -1,4 +1,4 @@
-"""What the tests of Docker share: images with Python, and what is left with the daemon."""
+"""Shared by the tests of Docker: images with Python, and the containers that the daemon lists."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def missing(reason: str) -> NoReturn:
 
 
 def docker(*arguments: str) -> str:
-    """Return what Docker's own program says."""
+    """Return the output of the docker command."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()
 
 
 def containers_of(sandbox_id: str, pid: int | None = None) -> list[str]:
-    """Return the ids of the containers of one of our boxes, or of another process."""
+    """Return the ids of the containers of a sandbox that this process, or process `pid`, started."""
     owner = os.getpid() if pid is None else pid
     lines = docker(
         "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.sandbox"}} {{.Label "envkit.owner"}}', "--no-trunc"
     ).splitlines()
     ours = (line.split(" ") for line in lines if f"-{owner}-" in line)
-    return [container for container, box, _ in ours if box == sandbox_id]
+    return [container for container, sandbox, _ in ours if sandbox == sandbox_id]

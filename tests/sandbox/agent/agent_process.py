@@ -1,4 +1,4 @@
-"""The agent as a plain process, and a small blocking client that talks frames with it."""
+"""The agent as a plain process, and a small blocking client that exchanges frames with it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 from envkit.sandbox import agent
 
 Frame = tuple[dict[str, Any], bytes]
-PATIENCE_S = 20.0
-"""How long an answer may take; what is slower hangs."""
+TIMEOUT_S = 20.0
+"""How long an answer may take before it counts as hanging."""
 
 
 @dataclass
 class Answer:
-    """All that came for one call."""
+    """The whole answer to one call."""
 
     end: dict[str, Any] = field(default_factory=dict)
     out: bytes = b""
@@ -37,10 +37,10 @@ class Answer:
 
 
 class Client:
-    """One channel to an agent that has said hello."""
+    """One channel to an agent that has sent its hello."""
 
     def __init__(self, line: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        line.settimeout(PATIENCE_S)
+        line.settimeout(TIMEOUT_S)
         self.line = line
         self.process = process
         self._buffer = bytearray()
@@ -85,7 +85,7 @@ class Client:
             self._waiting.setdefault(header["id"], []).append((header, body))
 
     def waiting(self, number: int) -> int:
-        """Return how many frames of a call have come that nobody took."""
+        """Return the number of frames of a call that were received and not taken."""
         return len(self._waiting.get(number, ()))
 
     def answer(self, number: int) -> Answer:
@@ -118,7 +118,7 @@ class Client:
         return self.call("shell", name=name, command=command, timeout_s=timeout_s, **fields)
 
     def is_at_end(self) -> bool:
-        """Whether the agent closes the channel without saying anything more."""
+        """Whether the agent closes the channel without another frame."""
         try:
             self.frame()
         except (EOFError, ConnectionError):
@@ -150,7 +150,7 @@ def config(work: Path, **settings: Any) -> dict[str, Any]:
 def started(
     work: Path, *, python: str = sys.executable, prefix: Sequence[str] = (), **settings: Any
 ) -> Iterator[Client]:
-    """Start an agent in `work`, and see to it that it ends."""
+    """Start an agent in `work`, and end it after the block."""
     ours, theirs = socket.socketpair()
     with ours:
         process = subprocess.Popen(
@@ -170,7 +170,7 @@ def started(
             finally:
                 ours.close()
                 try:
-                    process.wait(PATIENCE_S)
+                    process.wait(TIMEOUT_S)
                 finally:
                     process.kill()
 
@@ -184,12 +184,12 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> bool:
-    """Whether the process ends within the time that anything may take."""
+    """Whether the process ends within `TIMEOUT_S`."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], PATIENCE_S)[0])
+        return bool(select.select([handle], [], [], TIMEOUT_S)[0])
     finally:
         os.close(handle)

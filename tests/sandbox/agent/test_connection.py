@@ -1,4 +1,4 @@
-"""The agent's channel, whatever comes by it, and the life of the agent itself."""
+"""The agent's channel: frames, malformed input, and how the agent ends."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tests.sandbox.agent.agent_process import Client, config, encoded, started, 
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Client]:
+def sandbox(tmp_path: Path) -> Iterator[Client]:
     with started(tmp_path) as client:
         yield client
 
 
-def test_it_says_hello_and_answers(box: Client) -> None:
-    assert (box.hello["hello"], box.hello["pid"]) == (3, box.pid)
-    assert box.call("ping").end == {"id": 1, "end": True}
+def test_the_agent_sends_hello_and_answers_a_ping(sandbox: Client) -> None:
+    assert (sandbox.hello["hello"], sandbox.hello["pid"]) == (3, sandbox.pid)
+    assert sandbox.call("ping").end == {"id": 1, "end": True}
 
 
-def test_frames_may_be_torn_anywhere(box: Client) -> None:
+def test_frames_may_be_split_anywhere(sandbox: Client) -> None:
     frames = b"".join(encoded({"id": n, "do": "ping", "filling": "\u00e9" * n}) for n in range(1, 40))
     chance = random.Random(7)
     while frames:
         size = chance.choice((1, 2, 3, 7, 50))
-        box.line.sendall(frames[:size])
+        sandbox.line.sendall(frames[:size])
         frames = frames[size:]
-    assert [box.frame()[0]["id"] for _ in range(39)] == list(range(1, 40))
+    assert [sandbox.frame()[0]["id"] for _ in range(39)] == list(range(1, 40))
 
 
 GARBAGE = {
@@ -41,27 +41,27 @@ GARBAGE = {
     "long body": struct.pack(">II", 2, (1 << 16) + 1) + b"{}",
     "not json": struct.pack(">II", 4, 0) + b"nope",
     "not utf-8": struct.pack(">II", 4, 0) + b'"\xff\xfe"',
-    "no object": encoded([]),  # type: ignore[arg-type]
-    "no number": encoded({"do": "ping"}),
-    "a number that is none": encoded({"id": "x", "do": "ping"}),
+    "not an object": encoded([]),  # type: ignore[arg-type]
+    "no id": encoded({"do": "ping"}),
+    "an id that is not a number": encoded({"id": "x", "do": "ping"}),
     "deeply nested": struct.pack(">II", 200_000, 0) + b"[" * 200_000,
     "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_what_is_no_frame_ends_the_agent(box: Client, name: str, marker: str, sleepers: Callable[[], int]) -> None:
-    box.start("exec", argv=["sleep", marker], timeout_s=60)
-    box.line.sendall(GARBAGE[name])
-    assert box.is_at_end()
-    assert box.process is not None
-    assert box.process.wait(20) == 3
-    assert box.process.stderr is not None
-    assert b"broken frame" in box.process.stderr.read()
+def test_a_malformed_frame_ends_the_agent(sandbox: Client, name: str, marker: str, sleepers: Callable[[], int]) -> None:
+    sandbox.start("exec", argv=["sleep", marker], timeout_s=60)
+    sandbox.line.sendall(GARBAGE[name])
+    assert sandbox.is_at_end()
+    assert sandbox.process is not None
+    assert sandbox.process.wait(20) == 3
+    assert sandbox.process.stderr is not None
+    assert b"broken frame" in sandbox.process.stderr.read()
     assert sleepers() == 0
 
 
-def test_calls_of_the_wrong_form_are_bad_and_nothing_more(box: Client) -> None:
+def test_invalid_calls_are_refused_and_the_agent_keeps_running(sandbox: Client) -> None:
     wrong: list[dict[str, Any]] = [
         {"do": "exec"},
         {"do": "exec", "argv": "ls", "timeout_s": 1},
@@ -83,90 +83,94 @@ def test_calls_of_the_wrong_form_are_bad_and_nothing_more(box: Client) -> None:
         {"do": ["ping"]},
     ]
     for fields in wrong:
-        number = box.start(**fields)
-        answer = box.answer(number)
+        number = sandbox.start(**fields)
+        answer = sandbox.answer(number)
         assert answer["error"] in ("bad", "unsupported", "missing", "refused"), fields
-    assert box.call("ping")["end"] is True
-    assert box.exec("echo", "fine").out == b"fine\n"
+    assert sandbox.call("ping")["end"] is True
+    assert sandbox.exec("echo", "fine").out == b"fine\n"
 
 
-def test_frames_for_calls_that_are_over_are_ignored(box: Client) -> None:
+def test_frames_for_finished_calls_are_ignored(sandbox: Client) -> None:
     for what in ({"more": True}, {"eof": True}, {"cancel": True}, {"ack": 5}):
-        box.send({"id": 77, **what}, b"x" if "more" in what else b"")
-    assert box.call("ping")["end"] is True
+        sandbox.send({"id": 77, **what}, b"x" if "more" in what else b"")
+    assert sandbox.call("ping")["end"] is True
 
 
-def test_the_channels_end_ends_everything(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    box.shell(f"(setsid sleep {marker} &); sleep {marker} &")
-    box.start("exec", argv=["sleep", marker], timeout_s=60)
-    box.call("ping")
-    box.line.close()
-    assert box.process is not None
-    assert box.process.wait(20) == 0
+def test_closing_the_channel_ends_every_process(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
+    sandbox.shell(f"(setsid sleep {marker} &); sleep {marker} &")
+    sandbox.start("exec", argv=["sleep", marker], timeout_s=60)
+    sandbox.call("ping")
+    sandbox.line.close()
+    assert sandbox.process is not None
+    assert sandbox.process.wait(20) == 0
     assert sleepers() == 0
 
 
-def test_the_commands_end_is_the_boxs(tmp_path: Path) -> None:
+def test_the_agent_exits_with_the_exit_code_of_its_command(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo $HOME; echo problem >&2; sleep 0.1; exit 7"]
-    with started(tmp_path, command=command) as box:
-        assert box.frame() == ({"ending": "exited"}, b"")
-        assert box.is_at_end()
-        assert box.process is not None
-        assert box.process.wait(20) == 7
-        assert box.process.stderr is not None
-        assert box.process.stderr.read() == b"problem\n"
+    with started(tmp_path, command=command) as sandbox:
+        assert sandbox.frame() == ({"ending": "exited"}, b"")
+        assert sandbox.is_at_end()
+        assert sandbox.process is not None
+        assert sandbox.process.wait(20) == 7
+        assert sandbox.process.stderr is not None
+        assert sandbox.process.stderr.read() == b"problem\n"
 
 
 @pytest.mark.parametrize(("command", "code"), [(["no-such"], 127), (["sh", "-c", "kill -9 $$"], 137)])
-def test_a_command_that_does_not_start_or_is_killed_ends_the_box(tmp_path: Path, command: list[str], code: int) -> None:
-    with started(tmp_path, command=command) as box:
-        assert box.process is not None
-        assert box.process.wait(20) == code
+def test_a_command_that_does_not_start_or_is_killed_ends_the_agent(
+    tmp_path: Path, command: list[str], code: int
+) -> None:
+    with started(tmp_path, command=command) as sandbox:
+        assert sandbox.process is not None
+        assert sandbox.process.wait(20) == code
 
 
-def test_the_log_is_the_end_of_what_the_command_wrote(tmp_path: Path) -> None:
+def test_the_log_holds_the_end_of_the_commands_output(tmp_path: Path) -> None:
     script = "head -c 100000 /dev/zero | tr '\\0' x >&2; echo end >&2; touch done; sleep 600"
-    with started(tmp_path, command=["sh", "-c", script]) as box:
-        box.sh("while [ ! -e done ]; do sleep 0.01; done")
-        assert box.call("log").data == b"x" * ((64 << 10) - 4) + b"end\n"
+    with started(tmp_path, command=["sh", "-c", script]) as sandbox:
+        sandbox.sh("while [ ! -e done ]; do sleep 0.01; done")
+        assert sandbox.call("log").data == b"x" * ((64 << 10) - 4) + b"end\n"
 
 
-def test_others_do_not_end_what_the_command_left_to_itself(
+def test_other_calls_do_not_end_background_processes_of_the_command(
     tmp_path: Path, marker: str, sleepers: Callable[[], int]
 ) -> None:
     script = f"(setsid sleep {marker} &); sleep {marker}"
-    with started(tmp_path, command=["sh", "-c", script]) as box:
+    with started(tmp_path, command=["sh", "-c", script]) as sandbox:
         while sleepers() < 2:
-            box.call("ping")
-        box.sh("kill -9 $PPID; sleep 600")
+            sandbox.call("ping")
+        sandbox.sh("kill -9 $PPID; sleep 600")
         assert sleepers() == 2
     assert sleepers() == 0
 
 
-def test_stats_count_processes(box: Client) -> None:
-    box.shell("sleep 600 & sleep 600 &")
-    found = box.call("stats").end
+def test_stats_count_processes(sandbox: Client) -> None:
+    sandbox.shell("sleep 600 & sleep 600 &")
+    found = sandbox.call("stats").end
     assert found["processes"] >= 5  # the agent, the shell's lane, bash, and the two
     assert 0 < found["uptime_s"] < 60
 
 
-def test_its_time_to_live_ends_it(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
-    with started(tmp_path, ttl_s=2, detached=True) as box:
-        box.start("exec", argv=["sleep", marker], timeout_s=60)
-        assert box.frame() == ({"ending": "expired"}, b"")
-        assert box.is_at_end()
+def test_the_agent_ends_when_its_time_to_live_expires(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
+    with started(tmp_path, ttl_s=2, detached=True) as sandbox:
+        sandbox.start("exec", argv=["sleep", marker], timeout_s=60)
+        assert sandbox.frame() == ({"ending": "expired"}, b"")
+        assert sandbox.is_at_end()
         assert sleepers() == 0
 
 
-def test_the_request_to_end_is_heard(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    box.shell(f"sleep {marker} &")
-    assert box.process is not None
-    box.process.send_signal(signal.SIGTERM)
-    assert box.process.wait(20) == 128 + signal.SIGTERM
+def test_sigterm_ends_the_agent_and_its_processes(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
+    sandbox.shell(f"sleep {marker} &")
+    assert sandbox.process is not None
+    sandbox.process.send_signal(signal.SIGTERM)
+    assert sandbox.process.wait(20) == 128 + signal.SIGTERM
     assert sleepers() == 0
 
 
-def test_one_that_stays_is_reached_again_by_its_door(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
+def test_a_detached_agent_is_reached_again_through_its_socket(
+    tmp_path: Path, marker: str, sleepers: Callable[[], int]
+) -> None:
     door = tmp_path / "door"
     with started(tmp_path, detached=True, control_socket=str(door), ttl_s=60) as first:
         first.shell("x=1")
@@ -195,12 +199,12 @@ def test_one_that_stays_is_reached_again_by_its_door(tmp_path: Path, marker: str
     assert wait_until_gone(first.pid)
 
 
-def test_garbage_at_the_door_ends_that_channel_alone(tmp_path: Path) -> None:
-    with started(tmp_path, control_socket=str(tmp_path / "door")) as box:
-        box.call("ping")
+def test_garbage_at_the_socket_ends_only_that_channel(tmp_path: Path) -> None:
+    with started(tmp_path, door=str(tmp_path / "door")) as sandbox:
+        sandbox.call("ping")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "door"))
             stranger = Client(line)
             line.sendall(GARBAGE["text"])
             assert stranger.is_at_end()
-        assert box.call("ping")["end"] is True
+        assert sandbox.call("ping")["end"] is True

@@ -1,4 +1,4 @@
-"""The agent runs programs: what comes back, what is bounded, and that nothing is left."""
+"""The agent runs programs: it returns their output, bounds them, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,91 +17,91 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become othe
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Client]:
+def sandbox(tmp_path: Path) -> Iterator[Client]:
     with started(tmp_path) as client:
         yield client
 
 
 @pytest.fixture
-def users_box() -> Iterator[Client]:
-    """A box with users of its own, in a folder that all may enter."""
+def users_sandbox() -> Iterator[Client]:
+    """A sandbox with its own users, in a folder that all users may enter."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)
         with started(Path(folder), agent_uid=1000, grader_uid=1001) as client:
             yield client
 
 
-def test_output_and_exit_code_are_the_programs(box: Client) -> None:
-    answer = box.sh("echo out; echo err >&2; exit 5")
+def test_exec_returns_the_output_and_the_exit_code_of_the_program(sandbox: Client) -> None:
+    answer = sandbox.sh("echo out; echo err >&2; exit 5")
     assert (answer["code"], answer.out, answer.err) == (5, b"out\n", b"err\n")
     assert (answer["timed_out"], answer["cut"]) == (False, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGABRT])
-def test_a_signal_is_a_negative_exit_code(box: Client, number: int) -> None:
-    assert box.sh(f"kill -{int(number)} $$")["code"] == -number
+def test_a_signal_is_a_negative_exit_code(sandbox: Client, number: int) -> None:
+    assert sandbox.sh(f"kill -{int(number)} $$")["code"] == -number
 
 
-def test_bytes_come_back_as_they_were(box: Client) -> None:
+def test_bytes_come_back_unchanged(sandbox: Client) -> None:
     content = bytes(range(256)) * 40
-    assert box.exec("cat", stdin=True, feed=content).out == content
+    assert sandbox.exec("cat", stdin=True, feed=content).out == content
 
 
-def test_a_line_of_ten_megabytes_comes_back_whole(box: Client) -> None:
-    answer = box.sh("head -c 10000000 /dev/zero | tr '\\0' x", keep_bytes=20 << 20)
+def test_a_line_of_ten_megabytes_comes_back_whole(sandbox: Client) -> None:
+    answer = sandbox.sh("head -c 10000000 /dev/zero | tr '\\0' x", keep_bytes=20 << 20)
     assert answer.out == b"x" * 10_000_000
 
 
-def test_an_exec_without_input_reads_nothing(box: Client) -> None:
-    assert box.exec("cat").out == b""
+def test_an_exec_without_input_reads_nothing(sandbox: Client) -> None:
+    assert sandbox.exec("cat").out == b""
 
 
-def test_variables_are_the_boxs_and_the_calls_and_no_others(box: Client) -> None:
-    answer = box.exec("env", "-0", env={"NEW": "two\nlines", "HOME": "/elsewhere"})
+def test_a_program_gets_the_variables_of_the_sandbox_and_of_the_call_and_no_others(sandbox: Client) -> None:
+    answer = sandbox.exec("env", "-0", env={"NEW": "two\nlines", "HOME": "/elsewhere"})
     variables = dict(entry.split(b"=", 1) for entry in answer.out.rstrip(b"\0").split(b"\0"))
     assert variables == {b"NEW": b"two\nlines", b"HOME": b"/elsewhere", b"PATH": os.environ["PATH"].encode()}
 
 
-def test_it_starts_in_the_folder_that_is_named(box: Client, tmp_path: Path) -> None:
+def test_a_program_starts_in_the_given_folder(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
-    assert box.exec("pwd", cwd=str(tmp_path / "inner")).out == f"{tmp_path}/inner\n".encode()
-    assert box.exec("pwd").out == f"{tmp_path}\n".encode()
+    assert sandbox.exec("pwd", cwd=str(tmp_path / "inner")).out == f"{tmp_path}/inner\n".encode()
+    assert sandbox.exec("pwd").out == f"{tmp_path}\n".encode()
 
 
-def test_who_cannot_be_started_says_why(box: Client, tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_reports_why(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("no program")
-    missing, forbidden, nowhere = box.exec("no-such"), box.exec("./plain"), box.exec("true", cwd="/no/such")
+    missing, forbidden, nowhere = sandbox.exec("no-such"), sandbox.exec("./plain"), sandbox.exec("true", cwd="/no/such")
     assert (missing["code"], missing.err) == (127, b"no-such: No such file or directory\n")
     assert (forbidden["code"], forbidden.err) == (126, b"./plain: Permission denied\n")
     assert (nowhere["code"], nowhere.err) == (126, b"/no/such: No such file or directory\n")
 
 
-def test_nul_in_an_argument_is_refused(box: Client) -> None:
-    assert box.exec("echo", "a\0b")["error"] == "bad"
-    assert box.exec("echo", "still here").out == b"still here\n"
+def test_nul_in_an_argument_is_refused(sandbox: Client) -> None:
+    assert sandbox.exec("echo", "a\0b")["error"] == "bad"
+    assert sandbox.exec("echo", "still here").out == b"still here\n"
 
 
-def test_a_timeout_ends_the_program_and_keeps_what_it_wrote(box: Client) -> None:
-    answer = box.sh("echo before; trap '' TERM INT HUP; sleep 600; sleep 600", timeout_s=2)
+def test_a_timeout_ends_the_program_and_keeps_what_it_wrote(sandbox: Client) -> None:
+    answer = sandbox.sh("echo before; trap '' TERM INT HUP; sleep 600; sleep 600", timeout_s=2)
     assert (answer["code"], answer["timed_out"], answer.out) == (None, True, b"before\n")
     assert 2 <= answer["duration_s"] < 12
 
 
-def test_nobody_outlives_a_timeout(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
+def test_no_process_outlives_a_timeout(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
     script = f"""setsid sleep {marker} & (setsid sh -c 'trap "" TERM; (sleep {marker} &) ; sleep {marker}' &)
     while [ $(grep -zlx {marker} /proc/[0-9]*/cmdline 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.01; done
     echo all; sleep 600"""
-    answer = box.sh(script, timeout_s=5)
+    answer = sandbox.sh(script, timeout_s=5)
     assert (answer.out, answer["timed_out"]) == (b"all\n", True)
     assert sleepers() == 0
 
 
-def test_nobody_outlives_the_program(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    answer = box.sh(f"(setsid sleep {marker} &) ; sleep {marker} & exit 3")
+def test_no_process_outlives_the_program(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
+    answer = sandbox.sh(f"(setsid sleep {marker} &) ; sleep {marker} & exit 3")
     assert (answer["code"], sleepers()) == (3, 0)
 
 
-def test_a_program_that_goes_on_without_its_first_thread_is_ended_as_others(box: Client, tmp_path: Path) -> None:
+def test_a_program_without_its_main_thread_is_killed_at_the_timeout(sandbox: Client, tmp_path: Path) -> None:
     script = """
 import ctypes, os, threading, time
 def go_on():
@@ -112,167 +112,169 @@ def go_on():
 threading.Thread(target=go_on).start()
 ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # ends the thread that calls it
 """
-    answer = box.exec(sys.executable, "-c", script, timeout_s=3)
+    answer = sandbox.exec(sys.executable, "-c", script, timeout_s=3)
     assert (answer["code"], answer["timed_out"]) == (None, True)
     written = (tmp_path / "alive").stat().st_size
     assert written > 0
-    box.exec("sleep", "0.2")
+    sandbox.exec("sleep", "0.2")
     assert (tmp_path / "alive").stat().st_size == written
 
 
-def test_who_holds_the_output_open_does_not_hold_the_answer_back(box: Client) -> None:
-    answer = box.sh("sleep 600 & echo done")
+def test_a_child_that_holds_the_output_open_does_not_delay_the_answer(sandbox: Client) -> None:
+    answer = sandbox.sh("sleep 600 & echo done")
     assert (answer["code"], answer.out) == (0, b"done\n")
 
 
-def test_of_400_megabytes_the_last_one_is_kept(box: Client) -> None:
-    answer = box.sh("yes | head -c 400000000; echo end", keep_bytes=1 << 20, timeout_s=60)
+def test_of_400_megabytes_the_last_one_is_kept(sandbox: Client) -> None:
+    answer = sandbox.sh("yes | head -c 400000000; echo end", keep_bytes=1 << 20, timeout_s=60)
     assert answer["code"] == 0
     assert answer.out == b"y\n" * ((1 << 19) - 2) + b"end\n"
     assert answer["cut"] == 400_000_004 - (1 << 20)
-    memory = Path(f"/proc/{box.pid}/status").read_text()
+    memory = Path(f"/proc/{sandbox.pid}/status").read_text()
     peak_kib = int(memory.split("VmHWM:")[1].split()[0])
     assert peak_kib < 64 << 10
 
 
-def test_sixteen_callers_get_their_own_answers(box: Client) -> None:
-    numbers = {box.start("exec", argv=["sh", "-c", f"sleep 0.1; echo {n}"], timeout_s=20): n for n in range(16)}
-    assert [box.answer(number).out for number in numbers] == [f"{n}\n".encode() for n in numbers.values()]
+def test_sixteen_callers_get_their_own_answers(sandbox: Client) -> None:
+    numbers = {sandbox.start("exec", argv=["sh", "-c", f"sleep 0.1; echo {n}"], timeout_s=20): n for n in range(16)}
+    assert [sandbox.answer(number).out for number in numbers] == [f"{n}\n".encode() for n in numbers.values()]
 
 
-def test_a_command_that_kills_its_lane_is_reported_and_leaves_nobody(
-    box: Client, marker: str, sleepers: Callable[[], int]
+def test_a_command_that_kills_its_lane_is_reported_and_leaves_no_process(
+    sandbox: Client, marker: str, sleepers: Callable[[], int]
 ) -> None:
-    answer = box.sh(f"setsid sleep {marker} & kill -9 $PPID; sleep {marker}")
+    answer = sandbox.sh(f"setsid sleep {marker} & kill -9 $PPID; sleep {marker}")
     assert answer["code"] == -9
     assert sleepers() == 0
-    assert box.exec("echo", "next").out == b"next\n"
+    assert sandbox.exec("echo", "next").out == b"next\n"
 
 
-def test_a_stopped_lane_does_not_outlive_the_timeout(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    answer = box.sh(f"kill -STOP $PPID; sleep {marker}", timeout_s=0.3)
+def test_a_stopped_lane_does_not_outlive_the_timeout(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
+    answer = sandbox.sh(f"kill -STOP $PPID; sleep {marker}", timeout_s=0.3)
     assert (answer["timed_out"], sleepers()) == (True, 0)
 
 
-def test_cancelling_kills_what_the_call_started(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    number = box.start("exec", argv=["sh", "-c", f"echo up; sleep {marker}"], timeout_s=60, stream=True)
-    assert box.next(number) == ({"id": number, "of": "out"}, b"up\n")
-    box.send({"id": number, "cancel": True})
-    assert box.answer(number)["end"] is True
+def test_cancelling_a_call_kills_its_processes(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
+    number = sandbox.start("exec", argv=["sh", "-c", f"echo up; sleep {marker}"], timeout_s=60, stream=True)
+    assert sandbox.next(number) == ({"id": number, "of": "out"}, b"up\n")
+    sandbox.send({"id": number, "cancel": True})
+    assert sandbox.answer(number)["end"] is True
     assert sleepers() == 0
 
 
-def test_a_tree_of_programs_that_start_others_anew_ends_with_its_call(
-    box: Client, marker: str, sleepers: Callable[[], int]
+def test_a_tree_of_respawning_programs_ends_with_its_call(
+    sandbox: Client, marker: str, sleepers: Callable[[], int]
 ) -> None:
     script = f"""again() {{ while :; do sleep {marker}; done; }}
     tree() {{ if [ "$1" -gt 0 ]; then tree $(($1 - 1)) & tree $(($1 - 1)) & wait; else again; fi; }}
     tree 5"""
-    number = box.start("exec", argv=["bash", "-c", script], timeout_s=1)
+    number = sandbox.start("exec", argv=["bash", "-c", script], timeout_s=1)
     while sleepers() < 32:
-        assert box.call("ping")["end"] is True
-    assert box.answer(number)["timed_out"]
+        assert sandbox.call("ping")["end"] is True
+    assert sandbox.answer(number)["timed_out"]
     assert sleepers() == 0
 
 
-def test_streamed_output_comes_while_the_program_runs(box: Client) -> None:
-    number = box.start("exec", argv=["cat"], timeout_s=20, stdin=True, stream=True)
+def test_streamed_output_comes_while_the_program_runs(sandbox: Client) -> None:
+    number = sandbox.start("exec", argv=["cat"], timeout_s=20, stdin=True, stream=True)
     for piece in (b"one", b"four"):
-        box.feed(number, piece, end=False)
-        assert box.next(number) == ({"id": number, "ack": len(piece)}, b"")
-        assert box.next(number) == ({"id": number, "of": "out"}, piece)
-    box.send({"id": number, "eof": True})
-    assert box.answer(number)["code"] == 0
+        sandbox.feed(number, piece, end=False)
+        assert sandbox.next(number) == ({"id": number, "ack": len(piece)}, b"")
+        assert sandbox.next(number) == ({"id": number, "of": "out"}, piece)
+    sandbox.send({"id": number, "eof": True})
+    assert sandbox.answer(number)["code"] == 0
 
 
-def test_what_a_program_reads_no_more_is_acknowledged_all_the_same(box: Client) -> None:
+def test_input_that_a_program_no_longer_reads_is_still_acknowledged(sandbox: Client) -> None:
     script = "exec <&-; echo closed; sleep 20"
-    number = box.start("exec", argv=["sh", "-c", script], timeout_s=20, stdin=True, stream=True)
-    assert box.next(number)[1] == b"closed\n"
+    number = sandbox.start("exec", argv=["sh", "-c", script], timeout_s=20, stdin=True, stream=True)
+    assert sandbox.next(number)[1] == b"closed\n"
     for _ in range(3):  # the first finds out that nobody reads
-        box.feed(number, b"lost", end=False)
-    assert box.next(number) == ({"id": number, "ack": 4}, b"")
-    box.send({"id": number, "cancel": True})
-    assert box.answer(number)["end"] is True
+        sandbox.feed(number, b"lost", end=False)
+    assert sandbox.next(number) == ({"id": number, "ack": 4}, b"")
+    sandbox.send({"id": number, "cancel": True})
+    assert sandbox.answer(number)["end"] is True
 
 
-def test_a_reader_who_does_not_read_does_not_fill_the_agents_memory(box: Client) -> None:
-    number = box.start("exec", argv=["sh", "-c", "yes | head -c 100000000"], timeout_s=60, stream=True)
-    ping = box.start("ping")
+def test_a_client_that_does_not_read_does_not_fill_the_agents_memory(sandbox: Client) -> None:
+    number = sandbox.start("exec", argv=["sh", "-c", "yes | head -c 100000000"], timeout_s=60, stream=True)
+    ping = sandbox.start("ping")
     total, pinged = 0, False
     while True:
-        header, body = box.frame()
+        header, body = sandbox.frame()
         total += len(body)
         pinged = pinged or header["id"] == ping
         if header["id"] == number and "end" in header:
             break
     assert (total, pinged) == (100_000_000, True)
-    peak_kib = int(Path(f"/proc/{box.pid}/status").read_text().split("VmHWM:")[1].split()[0])
+    peak_kib = int(Path(f"/proc/{sandbox.pid}/status").read_text().split("VmHWM:")[1].split()[0])
     assert peak_kib < 64 << 10
 
 
-def test_a_program_with_a_terminal_sees_one_of_that_size(box: Client) -> None:
-    answer = box.sh("tty -s && stty size && echo x > /dev/tty", pty=[31, 97])
+def test_a_terminal_has_the_requested_size(sandbox: Client) -> None:
+    answer = sandbox.sh("tty -s && stty size && echo x > /dev/tty", pty=[31, 97])
     assert (answer["code"], answer.out, answer.err) == (0, b"31 97\r\nx\r\n", b"")
 
 
-def test_a_terminal_can_be_resized_and_typed_into(box: Client) -> None:
+def test_a_terminal_can_be_resized_and_typed_into(sandbox: Client) -> None:
     script = "trap 'stty size' WINCH; echo up; read x; read y; echo got $y"
-    number = box.start("exec", argv=["bash", "-c", script], timeout_s=20, pty=[10, 20], stream=True)
-    assert box.next(number)[1] == b"up\r\n"
-    assert box.call("resize", of=number, rows=40, cols=50)["end"] is True
-    box.feed(number, b"a\nb\n", end=False)
-    answer = box.answer(number)
+    number = sandbox.start("exec", argv=["bash", "-c", script], timeout_s=20, pty=[10, 20], stream=True)
+    assert sandbox.next(number)[1] == b"up\r\n"
+    assert sandbox.call("resize", of=number, rows=40, cols=50)["end"] is True
+    sandbox.feed(number, b"a\nb\n", end=False)
+    answer = sandbox.answer(number)
     assert answer["code"] == 0
     assert b"40 50\r\n" in answer.out
     assert answer.out.endswith(b"got b\r\n")
 
 
-def test_control_c_in_a_terminal_interrupts(box: Client) -> None:
-    number = box.start("exec", argv=["cat"], timeout_s=20, pty=[10, 20], stream=True)
-    box.feed(number, b"up\n", end=False)
+def test_control_c_in_a_terminal_interrupts(sandbox: Client) -> None:
+    number = sandbox.start("exec", argv=["cat"], timeout_s=20, pty=[10, 20], stream=True)
+    sandbox.feed(number, b"up\n", end=False)
     seen = b""
-    while seen.count(b"up\r\n") < 2:  # the terminal's echo, and what shows that the program itself runs
-        seen += box.next(number)[1]
-    box.feed(number, b"\x03", end=False)
-    assert box.answer(number)["code"] == -signal.SIGINT
+    while seen.count(b"up\r\n") < 2:  # the terminal's echo, then the output of the program itself
+        seen += sandbox.next(number)[1]
+    sandbox.feed(number, b"\x03", end=False)
+    assert sandbox.answer(number)["code"] == -signal.SIGINT
 
 
-def test_root_is_unsupported_unless_the_configuration_allows_it(box: Client, tmp_path: Path) -> None:
-    assert box.exec("id", user="root")["error"] == "unsupported"
+def test_root_is_unsupported_unless_the_configuration_allows_it(sandbox: Client, tmp_path: Path) -> None:
+    assert sandbox.exec("id", user="root")["error"] == "unsupported"
 
 
 @as_root
-def test_users_are_the_boxs_and_have_no_privilege(users_box: Client) -> None:
-    status = users_box.exec("cat", "/proc/self/status").out.decode()
+def test_programs_run_as_the_users_of_the_sandbox_without_privileges(users_sandbox: Client) -> None:
+    status = users_sandbox.exec("cat", "/proc/self/status").out.decode()
     lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert (lines["Uid"].split(), lines["Groups"].strip()) == (["1000"] * 4, "")
     assert {lines[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
     assert lines["NoNewPrivs"] == "1"
-    assert users_box.exec("id", "-u", user="grader").out == b"1001\n"
-    assert users_box.exec("sh", "-c", "cat /proc/self/oom_score_adj; ulimit -c").out == b"1000\n0\n"
+    assert users_sandbox.exec("id", "-u", user="grader").out == b"1001\n"
+    assert users_sandbox.exec("sh", "-c", "cat /proc/self/oom_score_adj; ulimit -c").out == b"1000\n0\n"
 
 
 @as_root
-def test_the_agent_is_out_of_its_programs_reach(users_box: Client) -> None:
-    answer = users_box.sh(f"kill -9 {users_box.pid}; cat /proc/{users_box.pid}/environ; ls /proc/{users_box.pid}/fd")
+def test_programs_can_neither_kill_nor_read_the_agent(users_sandbox: Client) -> None:
+    answer = users_sandbox.sh(
+        f"kill -9 {users_sandbox.pid}; cat /proc/{users_sandbox.pid}/environ; ls /proc/{users_sandbox.pid}/fd"
+    )
     assert (answer["code"] != 0, answer.out) == (True, b"")
-    assert users_box.call("ping")["end"] is True
+    assert users_sandbox.call("ping")["end"] is True
 
 
 @as_root
-def test_a_user_owns_its_terminal(users_box: Client) -> None:
-    assert users_box.sh('stat -c %u "$(tty)"', pty=[10, 20]).out == b"1000\r\n"
+def test_a_user_owns_its_terminal(users_sandbox: Client) -> None:
+    assert users_sandbox.sh('stat -c %u "$(tty)"', pty=[10, 20]).out == b"1000\r\n"
 
 
-def test_programs_inherit_nothing_but_their_three_files(box: Client) -> None:
-    assert box.exec("ls", "/proc/self/fd").out.split() == [b"0", b"1", b"2", b"3"]  # the last is the listing's own
+def test_programs_inherit_only_their_three_standard_files(sandbox: Client) -> None:
+    assert sandbox.exec("ls", "/proc/self/fd").out.split() == [b"0", b"1", b"2", b"3"]  # the last is the listing's own
 
 
-def test_the_agents_death_ends_its_programs(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    number = box.start("exec", argv=["sh", "-c", f"echo $$; exec sleep {marker}"], timeout_s=60, stream=True)
-    pid = int(box.next(number)[1])
-    os.kill(box.pid, signal.SIGKILL)
+def test_the_agents_death_ends_its_programs(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
+    number = sandbox.start("exec", argv=["sh", "-c", f"echo $$; exec sleep {marker}"], timeout_s=60, stream=True)
+    pid = int(sandbox.next(number)[1])
+    os.kill(sandbox.pid, signal.SIGKILL)
     assert wait_until_gone(pid)
     assert sleepers() == 0
 
@@ -284,8 +286,8 @@ def test_a_grader_of_an_agent_that_is_not_process_1_removes_no_system_v_objects(
         "ctypes.memset(c.shmat(c.shmget(0, size, 0o1600), None, 0), 1, size)"
     )
     count = "import sys; sys.stdout.write(str(len(open('/proc/sysvipc/shm').readlines()) - 1))"
-    # The namespace is the agent's own, so that no object of this machine is at stake.
-    with started(tmp_path, prefix=("unshare", "--ipc")) as box:
-        assert box.exec(sys.executable, "-c", make)["code"] == 0
-        assert box.exec("true", user="grader")["code"] == 0
-        assert box.exec(sys.executable, "-c", count).out == b"1"
+    # The agent has its own IPC namespace, so the objects of this machine are safe.
+    with started(tmp_path, prefix=("unshare", "--ipc")) as sandbox:
+        assert sandbox.exec(sys.executable, "-c", make)["code"] == 0
+        assert sandbox.exec("true", user="grader")["code"] == 0
+        assert sandbox.exec(sys.executable, "-c", count).out == b"1"

@@ -20,14 +20,14 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Client]:
+def sandbox(tmp_path: Path) -> Iterator[Client]:
     with started(tmp_path) as client:
         yield client
 
 
 @pytest.fixture
-def users_box() -> Iterator[tuple[Client, Path]]:
-    """A box with users of its own, and the folder that it works in."""
+def users_sandbox() -> Iterator[tuple[Client, Path]]:
+    """A sandbox with its own users, and its working folder."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         work = Path(folder, "work")
         work.mkdir()
@@ -58,106 +58,106 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 
     return made
 
 
-def test_what_is_written_is_read(box: Client, tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(sandbox: Client, tmp_path: Path) -> None:
     content = os.urandom(3 * MIB + 17)
-    assert box.call("write", path="a/b/c", mode=0o640, feed=content)["end"] is True
-    answer = box.call("read", path=str(tmp_path / "a/b/c"), max_bytes=4 * MIB)
+    assert sandbox.call("write", path="a/b/c", mode=0o640, feed=content)["end"] is True
+    answer = sandbox.call("read", path=str(tmp_path / "a/b/c"), max_bytes=4 * MIB)
     assert (answer.data, answer["size"], answer["mode"]) == (content, len(content), 0o640)
     assert names(tmp_path / "a/b") == ["c"]
 
 
-def test_an_empty_file_is_a_file(box: Client) -> None:
-    assert box.call("write", path="empty", mode=0o644, feed=b"")["end"] is True
-    answer = box.call("read", path="empty", max_bytes=0)
+def test_an_empty_file_is_written_and_read_back(sandbox: Client) -> None:
+    assert sandbox.call("write", path="empty", mode=0o644, feed=b"")["end"] is True
+    answer = sandbox.call("read", path="empty", max_bytes=0)
     assert (answer.data, answer["size"]) == (b"", 0)
 
 
-def test_a_write_that_is_cancelled_leaves_the_old_file(box: Client, tmp_path: Path) -> None:
+def test_a_cancelled_write_leaves_the_old_file(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    number = box.start("write", path="a", mode=0o644)
-    box.feed(number, b"new", end=False)
-    box.send({"id": number, "cancel": True})
-    assert box.answer(number)["end"] is True
+    number = sandbox.start("write", path="a", mode=0o644)
+    sandbox.feed(number, b"new", end=False)
+    sandbox.send({"id": number, "cancel": True})
+    assert sandbox.answer(number)["end"] is True
     assert (names(tmp_path), (tmp_path / "a").read_text()) == (["a"], "old")
 
 
-def test_a_write_replaces_a_link_and_not_what_it_leads_to(box: Client, tmp_path: Path) -> None:
+def test_a_write_replaces_a_link_and_not_its_target(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
     (tmp_path / "link").symlink_to("kept")
-    box.call("write", path="link", mode=0o644, feed=b"new")
+    sandbox.call("write", path="link", mode=0o644, feed=b"new")
     assert ((tmp_path / "kept").read_text(), (tmp_path / "link").read_text()) == ("kept", "new")
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_what_cannot_be_read_is_missing(box: Client, tmp_path: Path) -> None:
+def test_paths_that_cannot_be_read_are_missing(sandbox: Client, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     for path in ("none", ".", "pipe", "loop", "/dev/zero", "a\0b"):
-        assert box.call("read", path=path, max_bytes=MIB)["error"] == "missing", path
+        assert sandbox.call("read", path=path, max_bytes=MIB)["error"] == "missing", path
 
 
-def test_what_is_too_large_is_not_read(box: Client, tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 101)
-    answer = box.call("read", path="large", max_bytes=100)
+    answer = sandbox.call("read", path="large", max_bytes=100)
     assert (answer["error"], answer.data) == ("too_large", b"")
 
 
-def test_a_file_of_unknown_size_is_read_to_its_end(box: Client) -> None:
-    assert box.call("read", path="/proc/version", max_bytes=MIB).data == Path("/proc/version").read_bytes()
+def test_a_file_of_unknown_size_is_read_to_its_end(sandbox: Client) -> None:
+    assert sandbox.call("read", path="/proc/version", max_bytes=MIB).data == Path("/proc/version").read_bytes()
 
 
-def test_what_cannot_be_written_is_refused(box: Client, tmp_path: Path) -> None:
+def test_writes_to_invalid_paths_are_refused(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for path in ("folder", "file/below", "", "folder/", "a\0b", "/proc/none"):
-        assert box.call("write", path=path, mode=0o644, feed=b"x")["error"] == "refused", path
+        assert sandbox.call("write", path=path, mode=0o644, feed=b"x")["error"] == "refused", path
     assert names(tmp_path) == ["file", "folder"]
 
 
-def test_a_full_disk_refuses_and_leaves_nothing(box: Client, tmp_path: Path) -> None:
-    assert box.call("write", path="/dev/full/x", mode=0o644, feed=b"x")["error"] == "refused"
+def test_a_full_disk_refuses_and_leaves_nothing(sandbox: Client, tmp_path: Path) -> None:
+    assert sandbox.call("write", path="/dev/full/x", mode=0o644, feed=b"x")["error"] == "refused"
 
 
-def test_reading_a_large_file_keeps_nobody_waiting_and_no_memory(box: Client, tmp_path: Path) -> None:
+def test_reading_a_large_file_neither_delays_other_calls_nor_fills_the_memory(sandbox: Client, tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate(200 * MIB)
-    reading = box.start("read", path="large", max_bytes=200 * MIB)
-    ping = box.start("ping")
+    reading = sandbox.start("read", path="large", max_bytes=200 * MIB)
+    ping = sandbox.start("ping")
     seen_before_ping = 0
-    while (frame := box.frame())[0]["id"] != ping:
+    while (frame := sandbox.frame())[0]["id"] != ping:
         seen_before_ping += len(frame[1])
     assert seen_before_ping < 10 * MIB
     size = seen_before_ping
-    while "end" not in (frame := box.frame())[0]:
+    while "end" not in (frame := sandbox.frame())[0]:
         size += len(frame[1])
     assert (size, frame[0]["id"]) == (200 * MIB, reading)
-    assert int(Path(f"/proc/{box.pid}/status").read_text().split("VmHWM:")[1].split()[0]) < 64 << 10
+    assert int(Path(f"/proc/{sandbox.pid}/status").read_text().split("VmHWM:")[1].split()[0]) < 64 << 10
 
 
 @as_root
-def test_files_belong_to_the_agents_user_and_links_lead_only_where_it_may_go(
-    users_box: tuple[Client, Path],
+def test_files_belong_to_the_agents_user_and_links_give_it_no_further_access(
+    users_sandbox: tuple[Client, Path],
 ) -> None:
-    box, work = users_box
+    sandbox, work = users_sandbox
     secret = work.parent / "secret"
     secret.write_text("secret")
     secret.chmod(0o600)
     (work / "link").symlink_to(secret)
     (work / "out").symlink_to("/root")
-    assert box.call("write", path="new/file", mode=0o600, feed=b"x")["end"] is True
+    assert sandbox.call("write", path="new/file", mode=0o600, feed=b"x")["end"] is True
     assert {(work / name).stat().st_uid for name in ("new", "new/file")} == {1000}
-    assert box.call("read", path="new/file", max_bytes=10).data == b"x"
-    assert box.call("read", path="link", max_bytes=10)["error"] == "missing"
-    assert box.call("write", path="out/file", mode=0o600, feed=b"x")["error"] == "refused"
-    assert box.call("write", path="/etc/envkit-test", mode=0o600, feed=b"x")["error"] == "refused"
-    assert box.call("pack", path="/root", max_bytes=MIB)["error"] == "missing"
-    packed = box.call("unpack", path="out/tree", feed=archive(entry("a")))
+    assert sandbox.call("read", path="new/file", max_bytes=10).data == b"x"
+    assert sandbox.call("read", path="link", max_bytes=10)["error"] == "missing"
+    assert sandbox.call("write", path="out/file", mode=0o600, feed=b"x")["error"] == "refused"
+    assert sandbox.call("write", path="/etc/envkit-test", mode=0o600, feed=b"x")["error"] == "refused"
+    assert sandbox.call("pack", path="/root", max_bytes=MIB)["error"] == "missing"
+    packed = sandbox.call("unpack", path="out/tree", feed=archive(entry("a")))
     assert packed["error"] == "refused"
-    assert box.call("unpack", path="tree", feed=archive(entry("a")))["end"] is True
+    assert sandbox.call("unpack", path="tree", feed=archive(entry("a")))["end"] is True
     assert (work / "tree/a").stat().st_uid == 1000
 
 
-def test_a_tree_comes_out_as_it_is(box: Client, tmp_path: Path) -> None:
+def test_packing_keeps_names_contents_links_and_modes(sandbox: Client, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     long = "n" * 200
     (tree / "inner" / long).mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_a_tree_comes_out_as_it_is(box: Client, tmp_path: Path) -> None:
     (tree / "empty").touch()
     os.mkfifo(tree / "pipe")
     os.utime(tree / "program", (5, 1234567890))
-    answer = box.call("pack", path="tree", max_bytes=MIB)
+    answer = sandbox.call("pack", path="tree", max_bytes=MIB)
     assert answer["end"] is True
     with tarfile.open(fileobj=io.BytesIO(answer.data)) as tar:
         found = {member.name: member for member in tar}
@@ -187,19 +187,19 @@ def test_a_tree_comes_out_as_it_is(box: Client, tmp_path: Path) -> None:
     assert (stat.S_IMODE(found["program"].mode), found["program"].mtime) == (0o755, 1234567890)
 
 
-def test_a_single_file_comes_out_under_its_name(box: Client, tmp_path: Path) -> None:
+def test_a_single_file_is_packed_under_its_name(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "alone").write_text("a")
-    with tarfile.open(fileobj=io.BytesIO(box.call("pack", path="alone", max_bytes=MIB).data)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(sandbox.call("pack", path="alone", max_bytes=MIB).data)) as tar:
         assert tar.getnames() == ["alone"]
 
 
-def test_a_tree_that_is_too_large_is_not_packed(box: Client, tmp_path: Path) -> None:
+def test_a_tree_that_is_too_large_is_not_packed(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(3 * MIB))
-    answer = box.call("pack", path=".", max_bytes=MIB)
+    answer = sandbox.call("pack", path=".", max_bytes=MIB)
     assert (answer["error"], len(answer.data) <= MIB) == ("too_large", True)
 
 
-def test_what_vanishes_while_a_tree_is_packed_is_left_out(tmp_path: Path) -> None:
+def test_files_that_vanish_while_a_tree_is_packed_are_left_out(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).write_text("gone" if name in "bc" else "here")
     (tmp_path / "e").symlink_to("nowhere")
@@ -219,13 +219,13 @@ def test_what_vanishes_while_a_tree_is_packed_is_left_out(tmp_path: Path) -> Non
         assert found.getnames() == [".", "a", "d"]
 
 
-def test_a_tree_that_is_not_there_is_missing(box: Client) -> None:
-    answer = box.call("pack", path="none", max_bytes=MIB)
+def test_packing_a_path_that_does_not_exist_reports_it_as_missing(sandbox: Client) -> None:
+    answer = sandbox.call("pack", path="none", max_bytes=MIB)
     assert (answer["error"], answer["text"].endswith("/none: No such file or directory")) == ("missing", True)
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_a_tree_goes_in_as_it_is(box: Client, tmp_path: Path, form: int) -> None:
+def test_unpacking_keeps_names_contents_links_and_modes(sandbox: Client, tmp_path: Path, form: int) -> None:
     long = f"{'n' * 90}/{'m' * 90}" if form == tarfile.USTAR_FORMAT else f"{'n' * 150}/\u4f60"
     entries = [
         entry(".", tarfile.DIRTYPE, mode=0o700),
@@ -236,7 +236,7 @@ def test_a_tree_goes_in_as_it_is(box: Client, tmp_path: Path, form: int) -> None
         entry("closed/up", tarfile.SYMTYPE, link="../link"),
         entry("same", tarfile.LNKTYPE, link="closed/file"),
     ]
-    answer = box.call("unpack", path="deep/tree", feed=archive(*entries, form=form))
+    answer = sandbox.call("unpack", path="deep/tree", feed=archive(*entries, form=form))
     tree = tmp_path / "deep/tree"
     assert answer.end == {"id": 1, "end": True}
     assert (tree / long).read_text() == long
@@ -246,18 +246,20 @@ def test_a_tree_goes_in_as_it_is(box: Client, tmp_path: Path, form: int) -> None
     assert (tree / "closed/file").stat().st_mtime == 1_000_000_000
 
 
-def test_a_large_tree_goes_in_and_out_again(box: Client, tmp_path: Path) -> None:
+def test_a_large_tree_is_unpacked_and_packed_again(sandbox: Client, tmp_path: Path) -> None:
     entries = [entry(f"d{n % 10}/f{n}") for n in range(1000)]
-    assert box.call("unpack", path="tree", feed=archive(*entries))["end"] is True
-    with tarfile.open(fileobj=io.BytesIO(box.call("pack", path="tree", max_bytes=4 * MIB).data)) as tar:
+    assert sandbox.call("unpack", path="tree", feed=archive(*entries))["end"] is True
+    with tarfile.open(fileobj=io.BytesIO(sandbox.call("pack", path="tree", max_bytes=4 * MIB).data)) as tar:
         assert {member.name for member in tar if member.isreg()} == {e.name for e in entries}
 
 
-def test_what_is_in_the_way_is_replaced(box: Client, tmp_path: Path) -> None:
+def test_unpacking_replaces_existing_folders_and_links(sandbox: Client, tmp_path: Path) -> None:
     (tmp_path / "tree/folder").mkdir(parents=True)
     (tmp_path / "outside").write_text("kept")
     (tmp_path / "tree/a").symlink_to("../outside")
-    assert box.call("unpack", path="tree", feed=archive(entry("folder", tarfile.DIRTYPE), entry("a")))["end"] is True
+    assert (
+        sandbox.call("unpack", path="tree", feed=archive(entry("folder", tarfile.DIRTYPE), entry("a")))["end"] is True
+    )
     assert ((tmp_path / "tree/a").read_text(), (tmp_path / "outside").read_text()) == ("a", "kept")
 
 
@@ -272,24 +274,24 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_leads_out_is_refused(box: Client, tmp_path: Path, name: str) -> None:
-    assert box.call("unpack", path="in/tree", feed=archive(*BAD[name]))["error"] == "refused"
+def test_archive_entries_that_lead_outside_are_refused(sandbox: Client, tmp_path: Path, name: str) -> None:
+    assert sandbox.call("unpack", path="in/tree", feed=archive(*BAD[name]))["error"] == "refused"
     assert not (tmp_path / "in/bad").exists()
     assert not Path("/tmp/envkit-bad").exists()
-    assert box.call("ping")["end"] is True
+    assert sandbox.call("ping")["end"] is True
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 5000, archive(entry("a"))[:700]], ids=["empty", "garbage", "torn"])
-def test_what_is_no_archive_is_refused(box: Client, content: bytes) -> None:
-    assert box.call("unpack", path="tree", feed=content)["error"] == "refused"
+def test_input_that_is_not_an_archive_is_refused(sandbox: Client, content: bytes) -> None:
+    assert sandbox.call("unpack", path="tree", feed=content)["error"] == "refused"
 
 
-def test_packing_can_be_cancelled(box: Client, tmp_path: Path) -> None:
+def test_packing_can_be_cancelled(sandbox: Client, tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate(1 << 30)
-    number = box.start("pack", path=".", max_bytes=2 << 30)
-    box.next(number)
-    box.send({"id": number, "cancel": True})
-    answer = box.answer(number)
+    number = sandbox.start("pack", path=".", max_bytes=2 << 30)
+    sandbox.next(number)
+    sandbox.send({"id": number, "cancel": True})
+    answer = sandbox.answer(number)
     assert len(answer.data) < 100 * MIB
-    assert box.call("stats")["processes"] <= 2
+    assert sandbox.call("stats")["processes"] <= 2

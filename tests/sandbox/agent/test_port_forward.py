@@ -1,4 +1,4 @@
-"""The agent forwards connections to servers inside, a window at a time."""
+"""The agent forwards connections to servers in the sandbox, one window at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW = 256 << 10
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[Client]:
+def sandbox(tmp_path: Path) -> Iterator[Client]:
     with started(tmp_path) as client:
         yield client
 
@@ -24,27 +24,27 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[soc
     """A listening socket, and how a call names it."""
     if request.param == "port":
         listener = socket.create_server(("127.0.0.1", 0))
-        place: dict[str, object] = {"port": listener.getsockname()[1]}
+        target: dict[str, object] = {"port": listener.getsockname()[1]}
     else:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        place = {"socket": str(tmp_path / "s")}
+        target = {"socket": str(tmp_path / "s")}
     listener.settimeout(20)
     with listener:
-        yield listener, place
+        yield listener, target
 
 
-def opened(box: Client, place: dict[str, object], listener: socket.socket) -> tuple[int, socket.socket]:
-    number = box.start("forward", **place)
-    assert box.next(number) == ({"id": number, "of": "open"}, b"")
+def opened(sandbox: Client, target: dict[str, object], listener: socket.socket) -> tuple[int, socket.socket]:
+    number = sandbox.start("forward", **target)
+    assert sandbox.next(number) == ({"id": number, "of": "open"}, b"")
     inside, _ = listener.accept()
     inside.settimeout(20)
     return number, inside
 
 
 def write_some(inside: socket.socket, content: bytes) -> bytes:
-    """Write what can be written at once, and return the rest."""
+    """Write as much as fits without blocking, and return the rest."""
     try:
         while content:
             content = content[inside.send(content) :]
@@ -53,79 +53,79 @@ def write_some(inside: socket.socket, content: bytes) -> bytes:
     return content
 
 
-def test_bytes_go_both_ways_and_each_way_ends_by_itself(
-    box: Client, server: tuple[socket.socket, dict[str, object]]
+def test_bytes_go_both_ways_and_each_direction_closes_separately(
+    sandbox: Client, server: tuple[socket.socket, dict[str, object]]
 ) -> None:
-    number, inside = opened(box, server[1], server[0])
+    number, inside = opened(sandbox, server[1], server[0])
     with inside:
-        box.send({"id": number, "more": True}, b"to the server")
+        sandbox.send({"id": number, "more": True}, b"to the server")
         assert inside.recv(100) == b"to the server"
-        assert box.next(number)[0] == {"id": number, "ack": 13}
+        assert sandbox.next(number)[0] == {"id": number, "ack": 13}
         inside.sendall(b"back")
-        assert box.next(number) == ({"id": number, "of": "data"}, b"back")
-        box.send({"id": number, "eof": True})
+        assert sandbox.next(number) == ({"id": number, "of": "data"}, b"back")
+        sandbox.send({"id": number, "eof": True})
         assert inside.recv(100) == b""
         inside.sendall(b"last")
-        assert box.next(number)[1] == b"last"
-    assert box.next(number)[0] == {"id": number, "eof": True}
-    assert box.next(number)[0] == {"id": number, "end": True}
+        assert sandbox.next(number)[1] == b"last"
+    assert sandbox.next(number)[0] == {"id": number, "eof": True}
+    assert sandbox.next(number)[0] == {"id": number, "end": True}
 
 
-def test_no_more_is_sent_than_the_window_until_it_is_acknowledged(
-    box: Client, server: tuple[socket.socket, dict[str, object]]
+def test_the_agent_sends_at_most_one_window_until_it_is_acknowledged(
+    sandbox: Client, server: tuple[socket.socket, dict[str, object]]
 ) -> None:
-    number, inside = opened(box, server[1], server[0])
+    number, inside = opened(sandbox, server[1], server[0])
     content = bytes(range(256)) * 8192
     inside.setblocking(False)
     received, unsent = b"", write_some(inside, content)
     while len(received) < WINDOW:
         unsent = write_some(inside, unsent)
-        received += box.next(number)[1]
+        received += sandbox.next(number)[1]
     for _ in range(3):
         unsent = write_some(inside, unsent)
-        assert box.call("ping")["end"] is True
-    assert (len(received), box.waiting(number)) == (WINDOW, 0)
-    box.send({"id": number, "ack": WINDOW})
+        assert sandbox.call("ping")["end"] is True
+    assert (len(received), sandbox.waiting(number)) == (WINDOW, 0)
+    sandbox.send({"id": number, "ack": WINDOW})
     while len(received) < len(content):
         unsent = write_some(inside, unsent)
-        frame = box.next(number)
+        frame = sandbox.next(number)
         received += frame[1]
-        box.send({"id": number, "ack": len(frame[1])})
+        sandbox.send({"id": number, "ack": len(frame[1])})
     assert received == content
     inside.close()
-    frame = box.next(number)
+    frame = sandbox.next(number)
     assert frame[0] == {"id": number, "eof": True}
-    box.send({"id": number, "eof": True})
-    assert box.next(number)[0] == {"id": number, "end": True}
+    sandbox.send({"id": number, "eof": True})
+    assert sandbox.next(number)[0] == {"id": number, "end": True}
 
 
-def test_a_server_that_does_not_read_is_not_acknowledged(
-    box: Client, server: tuple[socket.socket, dict[str, object]]
+def test_all_data_that_the_server_reads_is_acknowledged(
+    sandbox: Client, server: tuple[socket.socket, dict[str, object]]
 ) -> None:
-    number, inside = opened(box, server[1], server[0])
+    number, inside = opened(sandbox, server[1], server[0])
     with inside:
         content = bytes(8 << 20)
-        box.feed(number, content)
+        sandbox.feed(number, content)
         received = acknowledged = 0
         while received < len(content):
             received += len(inside.recv(1 << 20))
         assert inside.recv(1) == b""
-    while "end" not in (header := box.next(number)[0]):
+    while "end" not in (header := sandbox.next(number)[0]):
         acknowledged += header.get("ack", 0)
     assert acknowledged == len(content)
 
 
-def test_where_nobody_listens_is_unreachable(box: Client, tmp_path: Path) -> None:
+def test_a_port_or_socket_without_a_listener_is_unreachable(sandbox: Client, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    assert box.call("forward", port=port)["error"] == "unreachable"
-    assert box.call("forward", socket=str(tmp_path / "none"))["error"] == "unreachable"
-    assert box.call("forward", socket="/" + "x" * 200)["error"] in ("unreachable", "bad")
+    assert sandbox.call("forward", port=port)["error"] == "unreachable"
+    assert sandbox.call("forward", socket=str(tmp_path / "none"))["error"] == "unreachable"
+    assert sandbox.call("forward", socket="/" + "x" * 200)["error"] in ("unreachable", "bad")
 
 
-def test_a_cancelled_connection_is_closed(box: Client, server: tuple[socket.socket, dict[str, object]]) -> None:
-    number, inside = opened(box, server[1], server[0])
+def test_a_cancelled_connection_is_closed(sandbox: Client, server: tuple[socket.socket, dict[str, object]]) -> None:
+    number, inside = opened(sandbox, server[1], server[0])
     with inside:
-        box.send({"id": number, "cancel": True})
+        sandbox.send({"id": number, "cancel": True})
         assert inside.recv(1) == b""
-    assert box.answer(number)["end"] is True
+    assert sandbox.answer(number)["end"] is True

@@ -1,4 +1,4 @@
-"""What is sent into a box can be run there: by old Pythons, and with nothing of ours."""
+"""The agent's source runs in a sandbox with old Pythons and the standard library alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_module_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 400
 
 
-def test_each_part_comes_after_its_length() -> None:
+def test_each_part_follows_its_length() -> None:
     content = agent.opening()
     parts = []
     while content:
@@ -63,7 +63,7 @@ VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]
 
 
 def python_of(version: str) -> str | None:
-    """Where another Python is, also one that pyenv keeps and does not offer."""
+    """Return the path of another Python, also of one that pyenv installed but does not expose."""
     kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv"), "versions").expanduser().glob(f"{version}.*/bin/python")
     for program in (shutil.which(f"python{version}"), *map(str, kept)):
         if program and not subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode:
@@ -76,15 +76,15 @@ def test_another_python_runs_it_from_source(version: str, tmp_path: Path) -> Non
     python = python_of(version)
     if python is None:
         pytest.skip(f"there is no Python {version}")
-    with started(tmp_path, python=python) as box:
-        assert box.hello["python"] == version
-        assert box.exec("echo", "a").out == b"a\n"
-        assert box.shell("echo b").out == b"b\n"
-        assert box.call("write", path="f", mode=0o644, feed=b"c")["end"] is True
-        assert box.call("pack", path=".", max_bytes=1 << 20)["end"] is True
-        assert box.exec("sleep", "600", timeout_s=0.1)["timed_out"]
-        assert box.exec("tty", "-s", pty=[3, 4])["code"] == 0
-        assert box.exec("no-such")["code"] == 127
+    with started(tmp_path, python=python) as sandbox:
+        assert sandbox.hello["python"] == version
+        assert sandbox.exec("echo", "a").out == b"a\n"
+        assert sandbox.shell("echo b").out == b"b\n"
+        assert sandbox.call("write", path="f", mode=0o644, feed=b"c")["end"] is True
+        assert sandbox.call("pack", path=".", max_bytes=1 << 20)["end"] is True
+        assert sandbox.exec("sleep", "600", timeout_s=0.1)["timed_out"]
+        assert sandbox.exec("tty", "-s", pty=[3, 4])["code"] == 0
+        assert sandbox.exec("no-such")["code"] == 127
 
 
 JSON = {

@@ -1,4 +1,4 @@
-"""The box's end of a channel, in the hands of a test, which reads what arrives there and says what comes."""
+"""The sandbox's end of a channel, played by a test: it reads the frames of the host and emits frames to it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Peer:
     """A stream in memory; satisfies `envkit.sandbox.agent_client.channel.Stream`, and works under virtual time.
 
     Attributes:
-        is_closed: Whether the host has let go of it.
-        sent_bytes: How much the host has sent.
+        is_closed: Whether the host has closed it.
+        sent_bytes: Number of bytes that the host has sent.
     """
 
     def __init__(self) -> None:
@@ -69,20 +69,20 @@ class Peer:
         self.is_closed = True
         self._something_comes.set()
 
-    def say(self, header: object, body: bytes = b"") -> None:
-        """Have a frame come from the box."""
-        self.say_bytes(frame(header, body))
+    def emit(self, header: object, body: bytes = b"") -> None:
+        """Send a frame from the sandbox to the host."""
+        self.emit_bytes(frame(header, body))
 
-    def say_bytes(self, data: bytes) -> None:
-        """Have bytes come from the box; none is the end."""
+    def emit_bytes(self, data: bytes) -> None:
+        """Send bytes from the sandbox to the host; `b""` ends the stream."""
         self._coming.append(data)
         self._something_comes.set()
 
-    def take_nothing(self) -> None:
-        """Let the host wait from now on until it may send more."""
+    def block_sends(self) -> None:
+        """Block every further send of the host."""
         self._free.clear()
 
-    async def heard(self) -> tuple[Header, bytes]:
+    async def next_frame(self) -> tuple[Header, bytes]:
         """Return the next frame from the host."""
         while not self._frames:
             self._frame_came.clear()
@@ -91,30 +91,30 @@ class Peer:
 
     async def answer(self, *, do: str, body: bytes = b"", **end: object) -> Header:
         """Answer the next call, which must be a `do`, with `body` as data."""
-        header, _ = await self.heard()
+        header, _ = await self.next_frame()
         assert header["do"] == do
         if body:
-            self.say({"id": header["id"], "of": "data"}, body)
-        self.say({"id": header["id"], "end": True, **end})
+            self.emit({"id": header["id"], "of": "data"}, body)
+        self.emit({"id": header["id"], "end": True, **end})
         return header
 
     @property
     def unread(self) -> int:
-        """Number of times that something came from the box which the host has not taken."""
+        """Number of pieces from the sandbox that the host has not received."""
         return len(self._coming)
 
     @property
-    def unheard(self) -> int:
-        """Number of frames that were sent and not looked at."""
+    def pending_frames(self) -> int:
+        """Number of frames from the host that `next_frame` has not returned."""
         return len(self._frames)
 
 
 async def opened() -> tuple[AgentChannel, Peer]:
     peer = Peer()
     channel = AgentChannel(peer)
-    peer.say(HELLO)
+    peer.emit(HELLO)
     await channel.open({"work": "/workspace"}, 5)
-    assert await peer.heard() == ({"config": {"work": "/workspace"}}, b"")
+    assert await peer.next_frame() == ({"config": {"work": "/workspace"}}, b"")
     return channel, peer
 
 

@@ -1,4 +1,4 @@
-"""Calls over a channel: how long they may take, what cancelling does, and who waits for whom."""
+"""Calls over a channel: timeouts, cancellation and flow control."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_agent_that_does_not_answer_for_a_command_is_given_up_ten_seconds_aft
     run(main)
 
 
-def test_a_command_that_has_to_wait_for_its_turn_has_more_time() -> None:
+def test_the_queueing_time_of_a_command_extends_its_timeout() -> None:
     async def main() -> None:
         channel, _ = await opened()
         with pytest.raises(ChannelEndedError):
@@ -42,16 +42,16 @@ def test_a_command_that_has_to_wait_for_its_turn_has_more_time() -> None:
     run(main)
 
 
-def test_a_transfer_may_take_long_as_long_as_something_comes() -> None:
+def test_a_transfer_does_not_time_out_while_data_arrives() -> None:
     async def main() -> None:
         channel, peer = await opened()
         async with anyio.create_task_group() as tasks:
 
             async def dribble() -> None:
-                await peer.heard()
+                await peer.next_frame()
                 for _ in range(20):
                     await anyio.sleep(9)
-                    peer.say({"id": 1, "of": "data"}, b"x")
+                    peer.emit({"id": 1, "of": "data"}, b"x")
 
             tasks.start_soon(dribble)
             with pytest.raises(ChannelEndedError, match="does not answer"):
@@ -61,16 +61,16 @@ def test_a_transfer_may_take_long_as_long_as_something_comes() -> None:
     run(main)
 
 
-def test_output_that_dribbles_in_does_not_lengthen_a_commands_time() -> None:
+def test_output_that_trickles_in_does_not_extend_the_timeout_of_a_command() -> None:
     async def main() -> None:
         channel, peer = await opened()
         async with anyio.create_task_group() as tasks:
 
             async def dribble() -> None:
-                await peer.heard()
+                await peer.next_frame()
                 for _ in range(5):
                     await anyio.sleep(5)
-                    peer.say({"id": 1, "of": "out"}, b"x")
+                    peer.emit({"id": 1, "of": "out"}, b"x")
 
             tasks.start_soon(dribble)
             with pytest.raises(ChannelEndedError, match="does not answer"):
@@ -86,11 +86,11 @@ def test_a_cancelled_command_is_cancelled_inside_and_waited_for() -> None:
         async with anyio.create_task_group() as tasks:
 
             async def end_it() -> None:
-                await peer.heard()
-                assert await peer.heard() == ({"id": 1, "cancel": True}, b"")
+                await peer.next_frame()
+                assert await peer.next_frame() == ({"id": 1, "cancel": True}, b"")
                 await anyio.sleep(0.25)
-                peer.say({"id": 1, "of": "out"}, b"late")
-                peer.say({"id": 1, "end": True, "code": -9})
+                peer.emit({"id": 1, "of": "out"}, b"late")
+                peer.emit({"id": 1, "end": True, "code": -9})
 
             tasks.start_soon(end_it)
             with anyio.move_on_after(3):
@@ -115,10 +115,10 @@ def test_a_cancelled_command_is_not_waited_for_longer_than_two_seconds_and_its_a
     run(main)
 
 
-def test_cancelling_is_not_held_up_by_a_stream_that_takes_nothing() -> None:
+def test_cancelling_is_not_delayed_by_a_blocked_stream() -> None:
     async def main() -> None:
         channel, peer = await opened()
-        peer.take_nothing()
+        peer.block_sends()
         with anyio.move_on_after(3):
             await channel.call("write", feed=b"x" * 1000, path="x")
         assert clock.now() == 5
@@ -127,33 +127,33 @@ def test_cancelling_is_not_held_up_by_a_stream_that_takes_nothing() -> None:
     run(main)
 
 
-def test_a_cancelled_question_is_not_waited_for_and_its_late_answer_is_nobodys() -> None:
+def test_a_cancelled_ping_returns_at_once_and_its_late_answer_is_ignored() -> None:
     async def main() -> None:
         channel, peer = await opened()
         with anyio.move_on_after(3):
             await channel.call("ping")
         assert clock.now() == 3
-        peer.say({"id": 1, "end": True})
+        peer.emit({"id": 1, "end": True})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: channel.call("ping"))
-            assert (await peer.heard())[0]["id"] == 1
-            assert (await peer.heard())[0] == {"id": 1, "cancel": True}
+            assert (await peer.next_frame())[0]["id"] == 1
+            assert (await peer.next_frame())[0] == {"id": 1, "cancel": True}
             assert (await peer.answer(do="ping"))["id"] == 2
         channel.close()
 
     run(main)
 
 
-def test_who_takes_pieces_slowly_makes_the_box_wait_and_loses_nothing() -> None:
+def test_a_slow_reader_makes_the_sandbox_wait_and_loses_nothing() -> None:
     async def main() -> None:
         channel, peer = await opened()
         piece = b"x" * 65536
         call = await channel.start("pack", path="x", max_bytes=100 << 20)
         for number in range(100):
-            peer.say({"id": 1, "of": "data"}, piece)
+            peer.emit({"id": 1, "of": "data"}, piece)
             if number == 50:
-                await anyio.sleep(100)  # nothing is overdue while it is we who do not read
-        peer.say({"id": 1, "end": True})
+                await anyio.sleep(100)  # no timeout runs while the host does not read
+        peer.emit({"id": 1, "end": True})
         waiting = peer.unread
         assert 80 <= waiting <= 85  # 1 MiB and one piece were taken in
         taken = 0
@@ -171,50 +171,50 @@ def test_leaving_a_call_in_the_middle_lets_the_others_go_on() -> None:
         channel, peer = await opened()
         call = await channel.start("pack", path="x", max_bytes=100 << 20)
         for _ in range(40):
-            peer.say({"id": 1, "of": "data"}, b"x" * 65536)
+            peer.emit({"id": 1, "of": "data"}, b"x" * 65536)
         await anyio.sleep(0.1)
         await call.leave()
-        peer.say({"id": 1, "end": True})
+        peer.emit({"id": 1, "end": True})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: channel.call("ping"))
-            assert (await peer.heard())[0]["do"] == "pack"
-            assert (await peer.heard())[0] == {"id": 1, "cancel": True}
+            assert (await peer.next_frame())[0]["do"] == "pack"
+            assert (await peer.next_frame())[0] == {"id": 1, "cancel": True}
             await peer.answer(do="ping")
         channel.close()
 
     run(main)
 
 
-def test_what_is_sent_into_a_forwarded_connection_waits_for_its_window() -> None:
+def test_data_sent_into_a_forwarded_connection_waits_for_its_window() -> None:
     async def main() -> None:
         channel, peer = await opened()
         call = await channel.start("forward", port=80)
-        peer.say({"id": 1, "of": "open"})
+        peer.emit({"id": 1, "of": "open"})
         assert await call.receive() == ("open", b"")
         call.disarm()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call.send_within_window, b"y" * (300 << 10))
             await anyio.sleep(100)
-            assert peer.unheard == 1 + 4  # the call, and 256 KiB
-            peer.say({"id": 1, "ack": 65536})
-        assert peer.unheard == 1 + 5
+            assert peer.pending_frames == 1 + 4  # the call, and 256 KiB
+            peer.emit({"id": 1, "ack": 65536})
+        assert peer.pending_frames == 1 + 5
         channel.close()
 
     run(main)
 
 
-def test_a_box_that_ignores_the_window_of_a_forwarded_connection_is_ended() -> None:
+def test_a_sandbox_that_ignores_the_window_of_a_forwarded_connection_is_ended() -> None:
     async def main() -> None:
         channel, peer = await opened()
         call = await channel.start("forward", port=80)
-        peer.say({"id": 1, "of": "open"})
+        peer.emit({"id": 1, "of": "open"})
         for _ in range(4):
-            peer.say({"id": 1, "of": "data"}, b"x" * 65536)
+            peer.emit({"id": 1, "of": "data"}, b"x" * 65536)
         await anyio.sleep(1)
         assert not channel.is_ended
         await call.acknowledge(65536)
-        peer.say({"id": 1, "of": "data"}, b"x" * 65536)
-        peer.say({"id": 1, "of": "data"}, b"x")
+        peer.emit({"id": 1, "of": "data"}, b"x" * 65536)
+        peer.emit({"id": 1, "of": "data"}, b"x")
         await channel.ended()
         assert str(channel.reason) == "broken frame: 'data' exceeds the requested size"
 
@@ -225,8 +225,8 @@ def test_a_connection_opens_once() -> None:
     async def main() -> None:
         channel, peer = await opened()
         await channel.start("forward", port=80)
-        peer.say({"id": 1, "of": "open"})
-        peer.say({"id": 1, "of": "open"})
+        peer.emit({"id": 1, "of": "open"})
+        peer.emit({"id": 1, "of": "open"})
         await channel.ended()
         assert str(channel.reason) == "broken frame: 'open' exceeds the requested size"
 

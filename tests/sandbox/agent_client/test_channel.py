@@ -1,4 +1,4 @@
-"""The talk with an agent: who gets which answer, what an agent may not do, and that nobody waits for ever."""
+"""The channel to an agent: each call gets its own answer, invalid frames end it, and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from envkit.sandbox.agent_client.channel import AgentChannel, ChannelEndedError,
 from tests.sandbox.agent_client.peer import HELLO, Peer, frame, opened, run
 
 
-def test_the_first_word_is_the_agents_and_the_second_says_what_to_be() -> None:
+def test_the_agent_sends_its_hello_and_receives_its_configuration() -> None:
     async def main() -> None:
         peer = Peer()
         channel = AgentChannel(peer)
-        peer.say(HELLO)
+        peer.emit(HELLO)
         assert await channel.open({"env": {"A": "b"}, "ttl_s": None}, 5) == Hello(pid=1, python="3.11", uid=0)
-        assert await peer.heard() == ({"config": {"env": {"A": "b"}, "ttl_s": None}}, b"")
+        assert await peer.next_frame() == ({"config": {"env": {"A": "b"}, "ttl_s": None}}, b"")
         channel.close()
 
     run(main)
@@ -46,12 +46,12 @@ OTHER_VERSION = (
         (None, "not ready after 5 s"),
     ],
 )
-def test_an_agent_that_does_not_greet_as_agreed_is_not_talked_to(first: object, reason: str) -> None:
+def test_a_missing_or_invalid_hello_ends_the_channel(first: object, reason: str) -> None:
     async def main() -> None:
         peer = Peer()
         channel = AgentChannel(peer)
         if first is not None:
-            peer.say(first)
+            peer.emit(first)
         with pytest.raises(ChannelEndedError, match=f"^{reason}$"):
             await channel.open({}, 5)
         assert peer.is_closed
@@ -59,7 +59,7 @@ def test_an_agent_that_does_not_greet_as_agreed_is_not_talked_to(first: object, 
     run(main)
 
 
-def test_answers_find_their_callers_in_any_order() -> None:
+def test_answers_reach_their_callers_in_any_order() -> None:
     async def main() -> None:
         channel, peer = await opened()
         got: dict[str, bytes] = {}
@@ -70,29 +70,29 @@ def test_answers_find_their_callers_in_any_order() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, "a")
             tasks.start_soon(ask, "b")
-            calls = {header["path"]: header["id"] for header, _ in (await peer.heard(), await peer.heard())}
-            peer.say({"id": calls["b"], "of": "data"}, b"1")
-            peer.say({"id": calls["a"], "of": "data"}, b"2")
-            peer.say({"id": calls["b"], "of": "data"}, b"3")
-            peer.say({"id": calls["b"], "end": True})
-            peer.say({"id": calls["a"], "end": True})
+            calls = {header["path"]: header["id"] for header, _ in (await peer.next_frame(), await peer.next_frame())}
+            peer.emit({"id": calls["b"], "of": "data"}, b"1")
+            peer.emit({"id": calls["a"], "of": "data"}, b"2")
+            peer.emit({"id": calls["b"], "of": "data"}, b"3")
+            peer.emit({"id": calls["b"], "end": True})
+            peer.emit({"id": calls["a"], "end": True})
         assert got == {"a": b"2", "b": b"13"}
         channel.close()
 
     run(main)
 
 
-def test_an_answer_is_its_pieces_and_its_last_header() -> None:
+def test_an_answer_consists_of_its_pieces_and_its_last_header() -> None:
     async def main() -> None:
         channel, peer = await opened()
         async with anyio.create_task_group() as tasks:
 
             async def answer() -> None:
-                header, _ = await peer.heard()
+                header, _ = await peer.next_frame()
                 assert header == {"id": 1, "do": "exec", "argv": ["x"], "timeout_s": 5, "keep_bytes": 10}
                 for of, piece in (("out", b"\x00\xff"), ("err", b"e"), ("out", b"\r\n")):
-                    peer.say({"id": 1, "of": of}, piece)
-                peer.say({"id": 1, "end": True, "code": -9})
+                    peer.emit({"id": 1, "of": of}, piece)
+                peer.emit({"id": 1, "end": True, "code": -9})
 
             tasks.start_soon(answer)
             reply = await channel.call("exec", argv=["x"], timeout_s=5, keep_bytes=10)
@@ -104,16 +104,16 @@ def test_an_answer_is_its_pieces_and_its_last_header() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_frames_may_be_torn_anywhere(size: int) -> None:
+def test_frames_may_be_split_anywhere(size: int) -> None:
     async def main() -> None:
         channel, peer = await opened()
         content = bytes(range(256)) * 4
         answer = frame({"id": 1, "of": "data"}, content) + frame({"id": 1, "end": True})
 
         async def trickle() -> None:
-            await peer.heard()
+            await peer.next_frame()
             for start in range(0, len(answer), size):
-                peer.say_bytes(answer[start : start + size])
+                peer.emit_bytes(answer[start : start + size])
                 await anyio.lowlevel.checkpoint()
 
         async with anyio.create_task_group() as tasks:
@@ -131,13 +131,13 @@ def test_input_is_sent_in_frames_of_64_kib_and_ended() -> None:
         async with anyio.create_task_group() as tasks:
 
             async def take() -> None:
-                assert (await peer.heard())[0]["do"] == "write"
-                pieces = [await peer.heard() for _ in range(3)]
+                assert (await peer.next_frame())[0]["do"] == "write"
+                pieces = [await peer.next_frame() for _ in range(3)]
                 assert [header for header, _ in pieces] == [{"id": 1, "more": True}] * 3
                 assert [len(body) for _, body in pieces] == [65536, 65536, 256 * 700 - 131072]
                 assert b"".join(body for _, body in pieces) == content
-                assert await peer.heard() == ({"id": 1, "eof": True}, b"")
-                peer.say({"id": 1, "end": True})
+                assert await peer.next_frame() == ({"id": 1, "eof": True}, b"")
+                peer.emit({"id": 1, "end": True})
 
             tasks.start_soon(take)
             await channel.call("write", feed=content, path="x")
@@ -146,7 +146,7 @@ def test_input_is_sent_in_frames_of_64_kib_and_ended() -> None:
     run(main)
 
 
-def test_no_more_is_sent_to_who_has_answered_already() -> None:
+def test_no_input_is_sent_after_the_answer() -> None:
     async def main() -> None:
         channel, peer = await opened()
 
@@ -158,15 +158,15 @@ def test_no_more_is_sent_to_who_has_answered_already() -> None:
         async with anyio.create_task_group() as tasks:
 
             async def refuse() -> None:
-                await peer.heard()
+                await peer.next_frame()
                 await anyio.sleep(2.5)
-                peer.say({"id": 1, "error": "refused", "text": "disk\nfull\x1b"})
+                peer.emit({"id": 1, "error": "refused", "text": "disk\nfull\x1b"})
 
             tasks.start_soon(refuse)
             with pytest.raises(RefusedCallError, match=r"^refused: disk full$"):
                 await channel.call("write", feed=pieces(), path="x")
         assert clock.now() == 3
-        assert peer.unheard == 3
+        assert peer.pending_frames == 3
         channel.close()
 
     run(main)
@@ -184,12 +184,12 @@ def test_names_that_are_not_utf_8_and_numbers_of_any_size_pass() -> None:
     run(main)
 
 
-def test_arguments_that_are_too_large_are_refused_and_disturb_nobody() -> None:
+def test_arguments_that_are_too_large_are_refused_and_affect_no_other_call() -> None:
     async def main() -> None:
         channel, peer = await opened()
         with pytest.raises(ValueError, match="more than 1048576 bytes"):
             await channel.call("shell", name="main", command="x" * (1 << 20), timeout_s=1, keep_bytes=1)
-        assert (peer.unheard, clock.now()) == (0, 0)
+        assert (peer.pending_frames, clock.now()) == (0, 0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: channel.call("ping"))
             await peer.answer(do="ping")
@@ -239,14 +239,14 @@ def test_arguments_that_are_too_large_are_refused_and_disturb_nobody() -> None:
         (frame(HELLO), "a reply to an unknown call"),
     ],
 )
-def test_a_frame_that_breaks_a_rule_ends_everything_and_says_which(data: bytes, what: str) -> None:
+def test_an_invalid_frame_ends_the_channel_and_is_named_as_the_reason(data: bytes, what: str) -> None:
     async def main() -> None:
         channel, peer = await opened()
         async with anyio.create_task_group() as tasks:
 
             async def misbehave() -> None:
-                await peer.heard()
-                peer.say_bytes(data)
+                await peer.next_frame()
+                peer.emit_bytes(data)
 
             tasks.start_soon(misbehave)
             with pytest.raises(ChannelEndedError) as caught:
@@ -260,16 +260,16 @@ def test_a_frame_that_breaks_a_rule_ends_everything_and_says_which(data: bytes, 
     run(main)
 
 
-def test_a_header_that_comes_byte_by_byte_costs_no_more_than_its_length() -> None:
+def test_a_header_that_arrives_byte_by_byte_costs_no_more_than_its_length() -> None:
     async def main() -> None:
         channel, peer = await opened()
         answer = frame({"id": 1, "error": "bad", "text": "x" * (1 << 16)})
         async with anyio.create_task_group() as tasks:
 
             async def trickle() -> None:
-                await peer.heard()
+                await peer.next_frame()
                 for byte in answer:
-                    peer.say_bytes(bytes([byte]))
+                    peer.emit_bytes(bytes([byte]))
 
             tasks.start_soon(trickle)
             began = clock.stopwatch()
@@ -295,13 +295,13 @@ def test_the_end_of_the_stream_ends_every_call() -> None:
             for _ in range(3):
                 tasks.start_soon(ask)
             for _ in range(3):
-                await peer.heard()
-            peer.say_bytes(b"")
+                await peer.next_frame()
+            peer.emit_bytes(b"")
             await channel.ended()
         assert reasons == [None] * 3
-        told = []
-        channel.when_ended(lambda: told.append("ended"))
-        assert told == ["ended"]
+        notified = []
+        channel.when_ended(lambda: notified.append("ended"))
+        assert notified == ["ended"]
 
     run(main)
 
@@ -309,8 +309,8 @@ def test_the_end_of_the_stream_ends_every_call() -> None:
 def test_closing_ends_every_call_and_can_be_repeated() -> None:
     async def main() -> None:
         channel, peer = await opened()
-        told: list[str] = []
-        channel.when_ended(lambda: told.append("ended"))
+        notified: list[str] = []
+        channel.when_ended(lambda: notified.append("ended"))
         async with anyio.create_task_group() as tasks:
 
             async def ask() -> None:
@@ -318,16 +318,16 @@ def test_closing_ends_every_call_and_can_be_repeated() -> None:
                     await channel.call("ping")
 
             tasks.start_soon(ask)
-            await peer.heard()
+            await peer.next_frame()
             channel.close()
             channel.close()
         assert peer.is_closed
-        assert told == ["ended"]
+        assert notified == ["ended"]
 
     run(main)
 
 
-def test_a_stream_that_takes_nothing_more_because_it_is_gone_ends_the_channel() -> None:
+def test_a_broken_stream_ends_the_channel_on_send() -> None:
     async def main() -> None:
         channel, peer = await opened()
         peer.is_closed = True

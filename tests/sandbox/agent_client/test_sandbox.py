@@ -1,4 +1,4 @@
-"""A box over a scripted agent: how it starts, what it makes of answers, and that its hold is let go of once."""
+"""A sandbox over a scripted agent: it starts, decodes answers, and releases its host resources once."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ from envkit.sandbox.host.instances import refuse
 from envkit.types import CauseKind, SandboxSpec
 from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, run
-from tests.sandbox.box_case import COMMAND, RESULT, Case, answered
+from tests.sandbox.sandbox_case import COMMAND, RESULT, Case, answered
 
 
-def test_a_box_is_a_sandbox() -> None:
+def test_an_agent_sandbox_satisfies_the_protocol() -> None:
     async def main() -> None:
         case = await Case(unenforced=("network",)).started()
-        sandbox: Sandbox = case.box
-        assert (sandbox.id, case.box.work, case.box.unenforced) == ("case-1", "/workspace", ("network",))
+        sandbox: Sandbox = case.sandbox
+        assert (sandbox.id, case.sandbox.work, case.sandbox.unenforced) == ("case-1", "/workspace", ("network",))
         await sandbox.stop()
 
     run(main)
 
 
-def test_a_box_without_a_command_has_started_with_the_agents_first_word() -> None:
+def test_a_sandbox_without_a_command_has_started_when_the_agent_sends_its_hello() -> None:
     async def main() -> None:
         case = Case()
-        case.peer.say(HELLO)
-        await case.box.started({"command": None}, 5)
-        assert (await case.peer.heard(), case.peer.unheard) == (({"config": {"command": None}}, b""), 0)
-        await case.box.stop()
+        case.peer.emit(HELLO)
+        await case.sandbox.started({"command": None}, 5)
+        assert (await case.peer.next_frame(), case.peer.pending_frames) == (({"config": {"command": None}}, b""), 0)
+        await case.sandbox.stop()
 
     run(main)
 
 
 @pytest.mark.parametrize("when", ["before hello", "before the first answer"])
-def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) -> None:
+def test_a_sandbox_that_ends_while_it_starts_reports_why_and_leaves_nothing(when: str) -> None:
     async def main() -> None:
         case = Case()
         case.cause = cause("exited with code 127: no-such-program: not found", CauseKind.EXITED)
 
         async def end() -> None:
             if when == "before the first answer":
-                case.peer.say(HELLO)
-                await case.peer.heard()
-            case.peer.say_bytes(b"")
+                case.peer.emit(HELLO)
+                await case.peer.next_frame()
+            case.peer.emit_bytes(b"")
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
             with pytest.raises(SandboxStartError) as caught:
-                await case.box.started(COMMAND, 5)
+                await case.sandbox.started(COMMAND, 5)
         assert isinstance(caught.value, SandboxEndedError) is (when == "before the first answer")
         assert (caught.value.sandbox_id, str(caught.value.cause)) == ("case-1", str(case.cause))
         assert case.done == ["asked", "killed", "forgotten"]
@@ -78,33 +78,33 @@ def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) 
 
 
 @pytest.mark.parametrize("kind", [CauseKind.BACKEND_LOST, CauseKind.NODE_LOST, CauseKind.UNKNOWN])
-def test_a_box_whose_end_nobody_knows_while_it_starts_has_not_ended_by_what_was_asked_for(kind: CauseKind) -> None:
+def test_a_start_that_is_lost_by_the_backend_does_not_count_as_an_end_of_the_command(kind: CauseKind) -> None:
     async def main() -> None:
         case = Case()
         case.cause = cause("its streams ended", kind)
 
         async def end() -> None:
-            case.peer.say(HELLO)
-            await case.peer.heard()
-            case.peer.say_bytes(b"")
+            case.peer.emit(HELLO)
+            await case.peer.next_frame()
+            case.peer.emit_bytes(b"")
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
             with pytest.raises(SandboxStartError, match="its streams ended") as caught:
-                await case.box.started(COMMAND, 5)
+                await case.sandbox.started(COMMAND, 5)
         assert not isinstance(caught.value, SandboxEndedError)
 
     run(main)
 
 
 @pytest.mark.parametrize("says_hello", [False, True])
-def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
+def test_a_sandbox_that_is_not_ready_in_time_is_killed(says_hello: bool) -> None:
     async def main() -> None:
         case = Case()
         if says_hello:
-            case.peer.say(HELLO)
+            case.peer.emit(HELLO)
         with pytest.raises(SandboxStartError, match="did not start: not ready after 5 s") as caught:
-            await case.box.started(COMMAND, 5)
+            await case.sandbox.started(COMMAND, 5)
         assert not isinstance(caught.value, SandboxEndedError)
         assert (clock.now(), case.done) == (5, ["killed", "forgotten"])
         assert case.peer.is_closed
@@ -112,37 +112,37 @@ def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
     run(main)
 
 
-def test_a_box_that_says_something_else_first_is_ended() -> None:
+def test_a_sandbox_whose_first_bytes_are_not_a_hello_is_killed() -> None:
     async def main() -> None:
         case = Case()
-        case.peer.say_bytes(b"bash: python3: not found\n")
+        case.peer.emit_bytes(b"bash: python3: not found\n")
         with pytest.raises(
             SandboxStartError, match="broken frame: frame too large: header 1650553704 bytes, body 975204473 bytes"
         ):
-            await case.box.started(COMMAND, 5)
+            await case.sandbox.started(COMMAND, 5)
         assert case.done == ["killed", "forgotten"]
 
     run(main)
 
 
-def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+def test_a_cancelled_start_leaves_nothing() -> None:
     async def main() -> None:
         case = Case()
         case.kill_s = 1
         with anyio.move_on_after(2):
-            await case.box.started(COMMAND, 5)
+            await case.sandbox.started(COMMAND, 5)
         assert (clock.now(), case.done) == (3, ["killed", "forgotten"])
 
     run(main)
 
 
-def test_what_a_program_did_is_what_the_agent_says() -> None:
+def test_exec_returns_the_result_that_the_agent_reports() -> None:
     async def main() -> None:
         case = await Case().started()
         async with anyio.create_task_group() as tasks:
 
             async def agent() -> None:
-                header, _ = await case.peer.heard()
+                header, _ = await case.peer.next_frame()
                 assert header == {
                     "id": 2,
                     "do": "exec",
@@ -155,16 +155,16 @@ def test_what_a_program_did_is_what_the_agent_says() -> None:
                     "stdin": True,
                     "pty": None,
                 }
-                assert await case.peer.heard() == ({"id": 2, "more": True}, b"in")
-                assert await case.peer.heard() == ({"id": 2, "eof": True}, b"")
-                case.peer.say({"id": 2, "of": "out"}, b"\xff")
-                case.peer.say({"id": 2, "of": "err"}, b"e")
-                case.peer.say(
+                assert await case.peer.next_frame() == ({"id": 2, "more": True}, b"in")
+                assert await case.peer.next_frame() == ({"id": 2, "eof": True}, b"")
+                case.peer.emit({"id": 2, "of": "out"}, b"\xff")
+                case.peer.emit({"id": 2, "of": "err"}, b"e")
+                case.peer.emit(
                     {"id": 2, "end": True, "code": None, "timed_out": True, "cut": 3, "duration_s": 7.1, "oom": True}
                 )
 
             tasks.start_soon(agent)
-            result = await case.box.exec(
+            result = await case.sandbox.exec(
                 ["ls", "-l"],
                 timeout_s=7,
                 env={"A": "b"},
@@ -175,13 +175,13 @@ def test_what_a_program_did_is_what_the_agent_says() -> None:
             )
         assert (result.exit_code, result.timed_out, result.stdout_bytes, result.stderr) == (None, True, b"\xff", "e")
         assert (result.truncated_bytes, result.duration_s, result.is_out_of_memory) == (3, 7.1, True)
-        await case.box.stop()
+        await case.sandbox.stop()
 
     run(main)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"code": "0"}, "an invalid exit code"),
         ({"code": True}, "an invalid exit code"),
@@ -199,15 +199,15 @@ def test_what_a_program_did_is_what_the_agent_says() -> None:
         ({"state": ["kept"]}, "an invalid shell state"),
     ],
 )
-def test_a_result_that_is_none_ends_the_box(wrong: dict[str, Any], said: str) -> None:
+def test_an_invalid_result_ends_the_sandbox(wrong: dict[str, Any], message: str) -> None:
     async def main() -> None:
         case = await Case().started()
         with pytest.raises(ExceptionGroup) as caught:
-            await answered(case, case.box.exec(["true"], timeout_s=5), end=True, **{**RESULT, **wrong})
+            await answered(case, case.sandbox.exec(["true"], timeout_s=5), end=True, **{**RESULT, **wrong})
         (lost,) = caught.value.exceptions
         assert isinstance(lost, SandboxLostError)
-        assert str(lost.cause) == f"broken frame: {said}"
-        await case.box.stop()
+        assert str(lost.cause) == f"broken frame: {message}"
+        await case.sandbox.stop()
         assert case.done == ["killed", "forgotten"]
 
     run(main)
@@ -225,41 +225,41 @@ def test_a_result_that_is_none_ends_the_box(wrong: dict[str, Any], said: str) ->
         ("something new", SandboxError),
     ],
 )
-def test_what_the_agent_refuses_is_an_error_of_its_own_kind(code: str, kind: type[Exception]) -> None:
+def test_each_error_code_of_the_agent_raises_its_own_exception(code: str, kind: type[Exception]) -> None:
     async def main() -> None:
         case = await Case().started()
         with pytest.raises(ExceptionGroup) as caught:
-            await answered(case, case.box.read("x"), error=code, text="x: no\nway")
+            await answered(case, case.sandbox.read("x"), error=code, text="x: no\nway")
         (error,) = caught.value.exceptions
         assert type(error) is kind
         assert str(error) == "case-1: x: no way"
         assert case.done == []
-        await case.box.stop()
+        await case.sandbox.stop()
 
     run(main)
 
 
-def test_snapshots_are_the_holds() -> None:
+def test_snapshots_are_made_by_the_host_resources() -> None:
     async def main() -> None:
         async def snapshot() -> str:
             return "snapshot-7"
 
         case = await Case(snapshot=snapshot).started()
-        assert await case.box.snapshot() == "snapshot-7"
-        await case.box.stop()
+        assert await case.sandbox.snapshot() == "snapshot-7"
+        await case.sandbox.stop()
         other = await Case().started()
         with pytest.raises(UnsupportedError, match="case-1: sandboxes of this kind do not support snapshots"):
-            await other.box.snapshot()
-        await other.box.stop()
+            await other.sandbox.snapshot()
+        await other.sandbox.stop()
 
     run(main)
 
 
-def test_commands_that_wait_for_their_turn_in_a_shell_are_not_given_up() -> None:
+def test_commands_queued_in_a_shell_do_not_time_out_while_they_wait() -> None:
     async def main() -> None:
         case = await Case().started()
-        shell = case.box.shell()
-        assert case.box.shell() is shell
+        shell = case.sandbox.shell()
+        assert case.sandbox.shell() is shell
         ended = []
 
         async def one(number: int) -> None:
@@ -271,15 +271,15 @@ def test_commands_that_wait_for_their_turn_in_a_shell_are_not_given_up() -> None
                 tasks.start_soon(one, number)
                 await anyio.lowlevel.checkpoint()
             for number in range(3):
-                header, _ = await case.peer.heard()
+                header, _ = await case.peer.next_frame()
                 assert (header["command"], header["name"]) == (f"{number}", "agent:main")
                 await anyio.sleep(32)
-                case.peer.say(
+                case.peer.emit(
                     {"id": header["id"], "end": True, **RESULT, "timed_out": True, "code": None, "state": "kept"}
                 )
         assert ended == [(0, True, 32), (1, True, 64), (2, True, 96)]
         began = clock.now()
-        with pytest.raises(SandboxLostError):  # and who comes when nobody waits is not given more than its due
+        with pytest.raises(SandboxLostError):  # a command on an idle shell gets no extra time
             await shell.run("3", timeout_s=30)
         assert clock.now() - began == 40.5
 
@@ -290,65 +290,65 @@ def test_sockets_are_those_of_the_folder_or_reached_through_the_agent(tmp_path: 
     async def main() -> None:
         case = await Case(sockets=tmp_path).started()
         with pytest.raises(UnreachableError, match=r"env.sock: No such file"):
-            await case.box.connect("env.sock")
-        assert case.peer.unheard == 0
-        await case.box.stop()
+            await case.sandbox.connect("env.sock")
+        assert case.peer.pending_frames == 0
+        await case.sandbox.stop()
         other = await Case().started()
         with pytest.raises(UnreachableError, match="is not the name of a socket"):
-            await other.box.connect("../x")
+            await other.sandbox.connect("../x")
         loop = asyncio.get_running_loop()
         streams: list[socket.socket] = []
 
         async def connect() -> None:
-            streams.append(await other.box.connect("env.sock"))
+            streams.append(await other.sandbox.connect("env.sock"))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connect)
-            assert (await other.peer.heard())[0] == {"id": 2, "do": "forward", "socket": "/run/envkit/env.sock"}
-            other.peer.say({"id": 2, "of": "open"})
+            assert (await other.peer.next_frame())[0] == {"id": 2, "do": "forward", "socket": "/run/envkit/env.sock"}
+            other.peer.emit({"id": 2, "of": "open"})
         (stream,) = streams
         await loop.sock_sendall(stream, b"hello")
-        assert await other.peer.heard() == ({"id": 2, "more": True}, b"hello")
-        other.peer.say({"id": 2, "ack": 5})
-        other.peer.say({"id": 2, "of": "data"}, b"x" * 65536)
-        other.peer.say({"id": 2, "eof": True})
+        assert await other.peer.next_frame() == ({"id": 2, "more": True}, b"hello")
+        other.peer.emit({"id": 2, "ack": 5})
+        other.peer.emit({"id": 2, "of": "data"}, b"x" * 65536)
+        other.peer.emit({"id": 2, "eof": True})
         taken = b""
         while data := await loop.sock_recv(stream, 1 << 16):
             taken += data
         assert taken == b"x" * 65536
-        assert await other.peer.heard() == ({"id": 2, "ack": 65536}, b"")
+        assert await other.peer.next_frame() == ({"id": 2, "ack": 65536}, b"")
         stream.close()
-        assert await other.peer.heard() == ({"id": 2, "eof": True}, b"")
-        other.peer.say({"id": 2, "end": True})
-        await answered(other, other.box.probe(1), end=True)
-        await other.box.stop()
+        assert await other.peer.next_frame() == ({"id": 2, "eof": True}, b"")
+        other.peer.emit({"id": 2, "end": True})
+        await answered(other, other.sandbox.probe(1), end=True)
+        await other.sandbox.stop()
 
     run(main, virtual=False)
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_connection_that_opens_as_its_box_ends_leaves_no_socket_open(turns: int) -> None:
+def test_a_connection_that_opens_as_its_sandbox_ends_leaves_no_socket_open(turns: int) -> None:
     async def main() -> None:
         case = await Case().started()
 
         async def connect() -> None:
             with suppress(SandboxLostError):
-                (await case.box.connect("env.sock")).close()
+                (await case.sandbox.connect("env.sock")).close()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connect)
-            await case.peer.heard()
-            case.peer.say({"id": 2, "of": "open"})
+            await case.peer.next_frame()
+            case.peer.emit({"id": 2, "of": "open"})
             for _ in range(turns):
                 await anyio.lowlevel.checkpoint()
-            await case.box.stop()
-        gc.collect()  # what is still open, and nobody's, warns now
+            await case.sandbox.stop()
+        gc.collect()  # a socket that is still open warns now
 
     run(main)
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (SandboxSpec(untrusted=True), "untrusted programs are refused: not enforced here: memory, disk"),
         (SandboxSpec(memory_mib=64), "memory_mib=64 is refused: this backend cannot limit memory"),
@@ -357,12 +357,12 @@ def test_a_connection_that_opens_as_its_box_ends_leaves_no_socket_open(turns: in
         (SandboxSpec(), ""),
     ],
 )
-def test_what_is_not_enforced_is_refused_when_it_is_asked_for(spec: SandboxSpec, said: str) -> None:
+def test_a_requested_limit_that_is_not_enforced_is_refused(spec: SandboxSpec, message: str) -> None:
     names = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
     capabilities = {name: name not in ("memory", "disk") for name in names}
-    if not said:
+    if not message:
         refuse("case-1", spec, capabilities)
         return
     with pytest.raises(SandboxStartError) as caught:
         refuse("case-1", spec, capabilities)
-    assert str(caught.value.cause) == said
+    assert str(caught.value.cause) == message

@@ -1,4 +1,4 @@
-"""A container's streams: frames torn anywhere, refusals, the end, and that whoever is slow is waited for."""
+"""A container's streams: split frames, refusals, the end of the stream, and flow control."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from envkit.types import SandboxSpec
 from tests.contract.kinds import run
 from tests.sandbox.containers import labelled_image
 
-SAID = (
+MESSAGE = (
     "image {} has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag {}".format
 )
 
@@ -29,7 +29,7 @@ def test_an_image_of_our_format_and_one_that_envkit_did_not_build_can_be_used(nu
 
 
 def test_an_image_of_another_format_is_refused_with_both_numbers_and_the_remedy() -> None:
-    assert why_other_format(an_image("2"), "my/tools:1") == SAID("my/tools:1", "my/tools:1")
+    assert why_other_format(an_image("2"), "my/tools:1") == MESSAGE("my/tools:1", "my/tools:1")
 
 
 def test_the_default_image_without_a_number_is_older() -> None:
@@ -52,10 +52,10 @@ def newer() -> Iterator[str]:
 @pytest.mark.docker
 def test_no_sandbox_starts_from_an_image_of_another_format(newer: str) -> None:
     async def main() -> None:
-        assert await why_unavailable(newer) == SAID(newer, newer)
+        assert await why_unavailable(newer) == MESSAGE(newer, newer)
         async with DockerBackend() as backend:
             with pytest.raises(SandboxRefusedError) as refused:
                 await backend.start(SandboxSpec(image=newer))
-            assert str(refused.value.cause) == SAID(newer, newer)
+            assert str(refused.value.cause) == MESSAGE(newer, newer)
 
     run(main)

@@ -1,4 +1,4 @@
-"""What a process that was killed has left with the daemon, or asked it for, and that the next one removes it."""
+"""Containers that a killed process left with the daemon or requested from it are removed by the next process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker
 
-# Asks the daemon for as many containers as it is told and dies before they are there.
+# Requests `argv[2]` containers from the daemon and dies before they exist.
 ASKER = """
 import json, os, signal, socket, sys
 from envkit.sandbox.docker import orphans

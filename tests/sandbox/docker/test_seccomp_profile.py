@@ -185,13 +185,13 @@ def test_what_the_kernel_lets_a_sandbox_do_it_lets_plain_containers_and_bubblewr
             found.extend(filters_of(process_of(*containers_of(sandbox.id))))
 
     run(main)
-    (of_the_box,) = found
+    (of_the_sandbox,) = found
     with plain_container() as pid:
         (of_docker,) = filters_of(pid)
-    allowed = [case for case in cases() if verdict(of_the_box, *case) == ALLOWED]
+    allowed = [case for case in cases() if verdict(of_the_sandbox, *case) == ALLOWED]
     assert len(allowed) > 300
     for other in OTHER_ARCHITECTURES:
-        assert {verdict(of_the_box, number, audit=other) for number in range(500)} <= set(KILLED)
+        assert {verdict(of_the_sandbox, number, audit=other) for number in range(500)} <= set(KILLED)
     assert [case for case in allowed if verdict(of_docker, *case) != ALLOWED] == []
     assert [case for case in allowed if verdict(ours, *case) != ALLOWED] == []
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from envkit.sandbox.egress.allowlist import Address, Resolve
 
-PATIENCE_S = 20
+TIMEOUT_S = 20
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The proxy of boxes that may reach some hosts: who is let through, and that nobody else is."""
+"""The proxy of sandboxes with an allowlist: it passes requests for allowed hosts and refuses all others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envkit.sandbox.egress import proxy
 from envkit.sandbox.egress.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
 from envkit.sandbox.egress.proxy import Proxy, ProxyRequest
 from envkit.types import SandboxSpec
-from tests.sandbox.egress.internet import PATIENCE_S, web_server
+from tests.sandbox.egress.internet import TIMEOUT_S, web_server
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
 HOSTS = ("ok.example", "*.below.example")
@@ -27,8 +27,8 @@ async def bounded(seconds: float) -> AsyncIterator[None]:
         yield
 
 
-async def asked(request: bytes, *, resolve: Resolve | None = None, patience_s: float = PATIENCE_S) -> bytes:
-    """Return what a client of a box is answered by its proxy, whose internet is one server, or where `resolve` says."""
+async def asked(request: bytes, *, resolve: Resolve | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
+    """Return the proxy's answer to a client in a sandbox; host names resolve to a test server, or by `resolve`."""
     waiting: list[socket.socket] = []
     came = anyio.Event()
 
@@ -38,7 +38,7 @@ async def asked(request: bytes, *, resolve: Resolve | None = None, patience_s: f
 
     fate = Fate(listens={proxy.SOCKET: take})
     async with (
-        bounded(patience_s),
+        bounded(timeout_s),
         web_server() as everywhere,
         FakeBackend(lambda number, rng: fate) as backend,
         anyio.create_task_group() as tasks,
@@ -58,7 +58,7 @@ async def asked(request: bytes, *, resolve: Resolve | None = None, patience_s: f
 
 
 @pytest.mark.parametrize("host", ["ok.example", "OK.Example", "ok.example.", "a.below.example", "a.b.below.example"])
-def test_a_request_for_a_host_on_the_list_is_let_through(host: str) -> None:
+def test_a_request_for_a_host_on_the_allowlist_is_passed_on(host: str) -> None:
     answer = clock.run(asked, b"GET http://%s/a?b=c HTTP/1.1\r\nAccept: x\r\n\r\n" % host.encode())
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n\r\nGET /a?b=c HTTP/1.1\r\n")
     assert b"\r\nAccept: x\r\n" in answer
@@ -85,14 +85,14 @@ def test_a_request_for_a_host_on_the_list_is_let_through(host: str) -> None:
         (b"nonsense", b"400 not a request"),
     ],
 )
-def test_what_is_not_allowed_is_refused_with_a_line_why(request_line: bytes, refusal: bytes) -> None:
+def test_a_request_that_is_not_allowed_is_refused_with_a_reason(request_line: bytes, refusal: bytes) -> None:
     answer = clock.run(asked, request_line + b" HTTP/1.1\r\n\r\n")
     status, _, body = answer.partition(b"\r\n")
     assert status.startswith(b"HTTP/1.1 " + refusal)
     assert body.endswith(b"\r\n\r\n" + status.split(b" ", 2)[2] + b"\n")
 
 
-def test_a_tunnel_carries_what_it_is_given() -> None:
+def test_a_tunnel_carries_bytes_both_ways() -> None:
     answer = clock.run(asked, b"CONNECT ok.example:443 HTTP/1.1\r\n\r\nanything\r\n\r\n")
     assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK\r\n\r\nanything\r\n\r\n"
 
@@ -192,7 +192,7 @@ def test_a_name_of_this_host_has_no_public_address() -> None:
 @pytest.mark.parametrize(
     "host", ["localhost\0.below.example", "*.below.example", "a b.below.example", "\u0430.below.example"]
 )
-def test_what_is_no_name_of_a_host_is_never_looked_up(host: str) -> None:
+def test_an_invalid_host_name_is_never_resolved(host: str) -> None:
     async def resolve(host: str, port: int) -> Sequence[Address]:
         raise AssertionError(host)
 
@@ -204,7 +204,7 @@ def test_what_is_no_name_of_a_host_is_never_looked_up(host: str) -> None:
     assert clock.run(main) == 403
 
 
-def test_a_connection_on_which_nothing_comes_is_ended_after_five_minutes() -> None:
+def test_an_idle_connection_is_closed_after_five_minutes() -> None:
     async def main() -> tuple[bytes, float]:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port: int = silent.getsockname()[1]
@@ -212,7 +212,7 @@ def test_a_connection_on_which_nothing_comes_is_ended_after_five_minutes() -> No
             async def resolve(host: str, asked_port: int) -> Sequence[Address]:
                 return [("127.0.0.1", port)]
 
-            answer = await asked(b"GET http://ok.example/ HTTP/1.1\r\n\r\n", resolve=resolve, patience_s=1000)
+            answer = await asked(b"GET http://ok.example/ HTTP/1.1\r\n\r\n", resolve=resolve, timeout_s=1000)
         return answer, clock.now()
 
     answer, ended = clock.run(main, virtual=True)
@@ -244,9 +244,9 @@ def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
         (SandboxSpec(network=("http://example.org",)), "'http://example.org' is not a host name"),
         (SandboxSpec(network=("*",)), "'*' is not a host name"),
         (SandboxSpec(network=("a*.example.org",)), "is not a host name"),
-        (SandboxSpec(network=("example.org",), detached=True), "a box that stays has no proxy"),
+        (SandboxSpec(network=("example.org",), detached=True), "a detached sandbox cannot have an allowlist"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused_with_a_reason(spec: SandboxSpec, why: str | None) -> None:
+def test_an_invalid_network_is_refused_with_a_reason(spec: SandboxSpec, why: str | None) -> None:
     found = why_refused(spec)
     assert found == why if why is None or found is None else why in found

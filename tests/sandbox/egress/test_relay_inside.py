@@ -1,4 +1,4 @@
-"""The box's end of the proxy, and what programs of a box reach by it."""
+"""The relay of the proxy in the sandbox, and the hosts that programs reach through it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.egress import proxy, relay_inside
 from envkit.types import SandboxSpec
 from tests.sandbox import containers
-from tests.sandbox.egress.internet import PATIENCE_S, web_server
+from tests.sandbox.egress.internet import TIMEOUT_S, web_server
 
-# Asks for what its arguments name, each over a connection of its own, and prints what came back.
+# Sends each argument as a request over a connection of its own, and prints the answers.
 ASK = """
 import socket, sys
 for request in sys.argv[1:]:
@@ -29,7 +29,7 @@ for request in sys.argv[1:]:
         print(b"".join(iter(lambda: stream.recv(1 << 16), b"")).decode())
 """
 
-# Goes by the environment alone, as pip and git do.
+# Finds the proxy in its environment variables, as pip and git do.
 FETCH = """
 import sys, urllib.error, urllib.request
 for url in sys.argv[1:]:
@@ -43,9 +43,9 @@ for url in sys.argv[1:]:
 """
 DIAL = """
 import socket, sys
-for place in sys.argv[1:]:
+for target in sys.argv[1:]:
     try:
-        socket.create_connection((place.split()[0], int(place.split()[1])), 3)
+        socket.create_connection((target.split()[0], int(target.split()[1])), 3)
         print("in")
     except OSError as error:
         print(error.strerror or type(error).__name__)
@@ -53,8 +53,8 @@ for place in sys.argv[1:]:
 
 
 @contextmanager
-def switch(folder: Path) -> Iterator[int]:
-    """Run what runs inside, here; give the port at which it takes clients."""
+def relay(folder: Path) -> Iterator[int]:
+    """Run the relay on this host; yield the port at which it accepts clients."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     command = [sys.executable, "-I", "-S", relay_inside.__file__, str(folder / "s"), str(port)]
@@ -66,8 +66,8 @@ def switch(folder: Path) -> Iterator[int]:
 
 
 def connected(family: socket.AddressFamily, address: object) -> socket.socket:
-    """Connect as soon as there is something to connect to."""
-    deadline = clock.stopwatch() + PATIENCE_S
+    """Connect as soon as a server listens."""
+    deadline = clock.stopwatch() + TIMEOUT_S
     while True:
         stream = socket.socket(family)
         try:
@@ -77,13 +77,13 @@ def connected(family: socket.AddressFamily, address: object) -> socket.socket:
             if clock.stopwatch() > deadline:
                 raise
         else:
-            stream.settimeout(PATIENCE_S)
+            stream.settimeout(TIMEOUT_S)
             return stream
 
 
-def test_inside_each_client_is_given_a_connection_of_the_host_even_if_that_comes_later(tmp_path: Path) -> None:
+def test_the_relay_gives_each_client_a_connection_of_the_host_even_if_that_comes_later(tmp_path: Path) -> None:
     with (
-        switch(tmp_path) as port,
+        relay(tmp_path) as port,
         connected(socket.AF_INET, ("127.0.0.1", port)) as client,
         connected(socket.AF_INET, ("127.0.0.1", port)) as other_client,
     ):
@@ -103,8 +103,8 @@ def test_inside_each_client_is_given_a_connection_of_the_host_even_if_that_comes
             assert (client.recv(9), client.recv(9)) == (b"still", b"")
 
 
-def test_inside_a_connection_that_the_host_gave_up_is_not_handed_to_a_client(tmp_path: Path) -> None:
-    with switch(tmp_path) as port:
+def test_the_relay_gives_no_client_a_connection_that_the_host_closed(tmp_path: Path) -> None:
+    with relay(tmp_path) as port:
         connected(socket.AF_UNIX, str(tmp_path / "s")).close()
         with (
             connected(socket.AF_UNIX, str(tmp_path / "s")) as ours,
@@ -114,16 +114,16 @@ def test_inside_a_connection_that_the_host_gave_up_is_not_handed_to_a_client(tmp
             assert ours.recv(9) == b"one"
 
 
-def test_inside_a_slow_reader_gets_everything(tmp_path: Path) -> None:
+def test_the_relay_sends_everything_to_a_slow_reader(tmp_path: Path) -> None:
     content = bytes(range(256)) * (1 << 15)
     with (
-        switch(tmp_path) as port,
+        relay(tmp_path) as port,
         connected(socket.AF_UNIX, str(tmp_path / "s")) as ours,
         connected(socket.AF_INET, ("127.0.0.1", port)) as client,
     ):
         client.sendall(b"one")
         assert ours.recv(9) == b"one"
-        ours.settimeout(0.05)  # until nothing fits in between any more
+        ours.settimeout(0.05)  # until the buffers between them are full
         sent = 0
         try:
             while sent < len(content):
@@ -136,17 +136,17 @@ def test_inside_a_slow_reader_gets_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.bwrap
-def test_a_box_reaches_nothing_but_what_it_may() -> None:
+def test_a_sandbox_reaches_only_its_allowed_hosts() -> None:
     spec = SandboxSpec(("sh", "-c", "echo $HTTPS_PROXY >&2; exec sleep 1000"), network=("ok.invalid",), untrusted=True)
 
     async def main() -> Mapping[str, str]:
         async with LocalBackend() as backend:
-            box = await backend.start(spec)
+            sandbox = await backend.start(spec)
             requests = ["GET http://ok.invalid/ HTTP/1.1", "CONNECT no.invalid:443 HTTP/1.1"]
-            result = await box.exec(["python3", "-c", ASK, *requests], timeout_s=PATIENCE_S)
+            result = await sandbox.exec(["python3", "-c", ASK, *requests], timeout_s=TIMEOUT_S)
             outside = "import socket; socket.create_connection(('1.1.1.1', 80), 3)"
-            other = await box.exec(["python3", "-c", outside], timeout_s=PATIENCE_S)
-            return {"asked": result.stdout, "outside": other.stderr, "log": await box.log()}
+            other = await sandbox.exec(["python3", "-c", outside], timeout_s=TIMEOUT_S)
+            return {"asked": result.stdout, "outside": other.stderr, "log": await sandbox.log()}
 
     found = clock.run(main)
     assert "403 ok.invalid has no public address" in found["asked"]
@@ -156,18 +156,18 @@ def test_a_box_reaches_nothing_but_what_it_may() -> None:
 
 
 @pytest.mark.bwrap
-def test_in_a_box_python_fetches_from_allowed_hosts_by_its_environment_and_reaches_no_other_address() -> None:
+def test_python_in_a_sandbox_fetches_from_allowed_hosts_by_proxy_and_reaches_no_other_address() -> None:
     spec = SandboxSpec(network=("ok.example",))
 
     async def main() -> tuple[list[str], list[str]]:
         async with LocalBackend() as backend, web_server() as resolve:
             [(address, port)] = await resolve("", 0)
-            box = await backend.start(SandboxSpec(env=proxy.VARIABLES))
-            await proxy.open_for(box, spec, sys.executable, resolve=resolve)
+            sandbox = await backend.start(SandboxSpec(env=proxy.VARIABLES))
+            await proxy.open_for(sandbox, spec, sys.executable, resolve=resolve)
             urls = ["http://ok.example/a", "http://no.example/", "https://no.example/"]
-            fetched = await box.exec([sys.executable, "-c", FETCH, *urls], timeout_s=PATIENCE_S)
-            places = [f"{address} {port}", "172.17.0.1 22", "169.254.169.254 80", "1.1.1.1 443", "ok.example 80"]
-            dialled = await box.exec([sys.executable, "-c", DIAL, *places], timeout_s=PATIENCE_S)
+            fetched = await sandbox.exec([sys.executable, "-c", FETCH, *urls], timeout_s=TIMEOUT_S)
+            targets = [f"{address} {port}", "172.17.0.1 22", "169.254.169.254 80", "1.1.1.1 443", "ok.example 80"]
+            dialled = await sandbox.exec([sys.executable, "-c", DIAL, *targets], timeout_s=TIMEOUT_S)
             return fetched.stdout.splitlines(), dialled.stdout.splitlines()
 
     fetched, dialled = clock.run(main)
@@ -180,15 +180,15 @@ def test_in_a_box_python_fetches_from_allowed_hosts_by_its_environment_and_reach
 
 
 @pytest.mark.docker
-def test_a_container_reaches_hosts_by_the_proxy_alone() -> None:
+def test_a_container_reaches_hosts_only_through_the_proxy() -> None:
     spec = SandboxSpec(image=containers.image(), network=("ok.invalid",), untrusted=True)
 
     async def main() -> tuple[list[str], list[str]]:
         async with DockerBackend() as backend:
-            box = await backend.start(spec)
+            sandbox = await backend.start(spec)
             urls = ["http://ok.invalid/", "http://no.invalid/"]
-            fetched = await box.exec(["python3", "-c", FETCH, *urls], timeout_s=PATIENCE_S)
-            dialled = await box.exec(["python3", "-c", DIAL, "172.17.0.1 22", "1.1.1.1 443"], timeout_s=PATIENCE_S)
+            fetched = await sandbox.exec(["python3", "-c", FETCH, *urls], timeout_s=TIMEOUT_S)
+            dialled = await sandbox.exec(["python3", "-c", DIAL, "172.17.0.1 22", "1.1.1.1 443"], timeout_s=TIMEOUT_S)
             return fetched.stdout.splitlines(), dialled.stdout.splitlines()
 
     fetched, dialled = clock.run(main)
@@ -200,19 +200,19 @@ def test_a_container_reaches_hosts_by_the_proxy_alone() -> None:
 
 
 @pytest.mark.bwrap
-def test_a_box_that_kills_its_end_of_the_proxy_gets_it_back() -> None:
+def test_a_relay_that_a_sandbox_kills_is_restarted() -> None:
     async def main() -> str:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(network=("ok.invalid",)))
-            await box.exec(["sh", "-c", "kill -9 -1"], timeout_s=PATIENCE_S)
+            sandbox = await backend.start(SandboxSpec(network=("ok.invalid",)))
+            await sandbox.exec(["sh", "-c", "kill -9 -1"], timeout_s=TIMEOUT_S)
             ask = f"while ! python3 -c '{ASK}' 'GET http://no.invalid/ HTTP/1.1' 2>/dev/null; do sleep 0.05; done"
-            return (await box.exec(["sh", "-c", ask], timeout_s=PATIENCE_S)).stdout
+            return (await sandbox.exec(["sh", "-c", ask], timeout_s=TIMEOUT_S)).stdout
 
     assert "403 no.invalid is not on the allowlist" in clock.run(main)
 
 
 @pytest.mark.bwrap
-def test_a_box_whose_network_cannot_be_does_not_start() -> None:
+def test_a_sandbox_with_an_invalid_host_name_does_not_start() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
             await backend.start(SandboxSpec(network=("http://example.org",)))

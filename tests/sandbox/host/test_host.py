@@ -85,7 +85,7 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_ha
     async def main() -> None:
         ends: Counter[str] = Counter()
         started = 0
-        all_places_taken, box_killed = anyio.Event(), anyio.Event()
+        all_slots_taken, sandbox_killed = anyio.Event(), anyio.Event()
 
         async def one(host: EnvHost, seed: int) -> None:
             nonlocal started
@@ -94,8 +94,8 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_ha
                     await episode.reset()
                     started += 1
                     if started == 10:
-                        all_places_taken.set()
-                    await box_killed.wait()
+                        all_slots_taken.set()
+                    await sandbox_killed.wait()
                     while not (await episode.step("<answer>down</answer>")).ended:
                         pass
             except SandboxLostError as error:
@@ -108,11 +108,11 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_ha
             async with anyio.create_task_group() as tasks:
                 for seed in range(20):
                     tasks.start_soon(one, host, seed)
-                await all_places_taken.wait()
+                await all_slots_taken.wait()
                 first, *_, server = sandboxes()[0]
                 os.kill(server, signal.SIGSTOP)  # so that it answers nothing until it is ended, too
                 os.kill(first, signal.SIGKILL)
-                box_killed.set()
+                sandbox_killed.set()
             assert ends == {"finished": 15, "killed by signal 9 (SIGKILL)": 5}
             while len(sandboxes()) < 2:  # noqa: ASYNC110  (the replacement comes after a delay)
                 await anyio.sleep(0.05)
@@ -170,7 +170,7 @@ def test_an_unknown_environment_is_named_as_such(kind: Kind) -> None:
     run(main)
 
 
-def test_without_sandsandboxes_episodes_are_played_in_this_process() -> None:
+def test_without_sandboxes_episodes_are_played_in_this_process() -> None:
     async def main() -> None:
         reported: list[str] = []
         async with sandbox_host("none", sandboxes=2, slots_per_sandbox=3, announce=reported.append) as host:
@@ -198,7 +198,7 @@ async def main():
         print(error)
 
 """
-WORLD = """
+PACKAGE = """
 import gymnasium
 from envkit.registry import register
 from envkit.spaces import Utf8Text
@@ -239,7 +239,7 @@ def install(folder: Path) -> None:
     """Install the package `outside` in a folder."""
     metadata = folder / "outside-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (folder / "outside.py").write_text(WORLD)
+    (folder / "outside.py").write_text(PACKAGE)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[envkit.envs]\noutside = outside:register_all\n")
 
@@ -251,7 +251,7 @@ def test_an_environment_of_an_installed_package_is_played_in_a_sandbox(kind: Kin
 
 
 def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(kind: Kind, tmp_path: Path) -> None:
-    (tmp_path / "outside.py").write_text(WORLD)
+    (tmp_path / "outside.py").write_text(PACKAGE)
     (reported,) = script(tmp_path, kind, "Outside-v0", first="import outside; outside.register_all()")[1:]
     assert reported.startswith("no environment is called 'Outside-v0'; it is registered in this process alone")
     assert "entry point group 'envkit.envs'" in reported
@@ -261,14 +261,14 @@ def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(k
 def test_a_package_that_the_sandbox_does_not_see_is_named_with_the_image_to_build(kind: Kind, tmp_path: Path) -> None:
     install(tmp_path)  # in the home, of which a sandbox sees nothing
     (reported,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
-    told = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox "
-    assert reported.startswith(told)
+    message = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox "
+    assert reported.startswith(message)
     assert "envkit image build games --with ./outside" in reported
     assert "envs.image" in reported
 
 
 @pytest.mark.bwrap
-def test_what_is_used_is_announced(tmp_path: Path) -> None:
+def test_the_kind_of_sandbox_is_announced(tmp_path: Path) -> None:
     assert script(tmp_path, "auto", "FrozenLake-v0")[0] == "sandbox: bubblewrap, 2 sandboxes"
 
 

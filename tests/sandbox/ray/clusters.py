@@ -94,6 +94,6 @@ def running(nodes: int, port: int = 0) -> Iterator[Cluster]:
             try:
                 yield made
             finally:
-                os.killpg(process.pid, signal.SIGKILL)  # all of Ray's processes; what is in sandboxes is none of them
+                os.killpg(process.pid, signal.SIGKILL)  # all of Ray's processes; sandboxes are in groups of their own
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -41,7 +41,7 @@ async def dialled(opened: Answer, first: bytes) -> socket.socket:
     return stream
 
 
-async def visited(opened: Answer, ticket: int) -> AgentSandbox:
+async def visited(opened: Answer, request_id: int) -> AgentSandbox:
     """Return a sandbox as a caller elsewhere sees it."""
 
     async def nothing() -> None:
@@ -50,7 +50,7 @@ async def visited(opened: Answer, ticket: int) -> AgentSandbox:
     async def broke(survived: Survived) -> Cause:
         return cause("the connection broke")
 
-    stream = await dialled(opened, greeting(opened["secret"], ticket))
+    stream = await dialled(opened, greeting(opened["secret"], request_id))
     sandbox = AgentSandbox(
         "far",
         AgentChannel(SocketStream(stream)),

@@ -35,7 +35,7 @@ from tests.sandbox.ray.clusters import Cluster, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.bwrap, pytest.mark.xdist_group("ray")]
 
-LONELY_S = 2.0
+ORPHAN_TTL_S = 2.0
 
 SERVER = """
 import os, socket, threading
@@ -83,7 +83,10 @@ async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
     ledger = FakeLedger()
     ledger.id = secrets.token_hex(8)
     pool = Pool(ledger=ledger)
-    async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=LONELY_S) as nodes, pool:
+    async with (
+        RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=ORPHAN_TTL_S) as nodes,
+        pool,
+    ):
         assert len(cluster.actors()) >= 2
         yield pool, nodes
     await until(lambda: cluster.actors() == [])
@@ -123,7 +126,7 @@ async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
     def remove(name: str, cause: Cause) -> None:
         backends.pop(name, None)
 
-    async with RayNodes(add, remove, address=cluster.address, orphan_ttl_s=LONELY_S):
+    async with RayNodes(add, remove, address=cluster.address, orphan_ttl_s=ORPHAN_TTL_S):
         yield backends
 
 
@@ -291,27 +294,27 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
         return await clock.to_thread(cluster.asked)
 
     async def main() -> None:
-        a_box = {"CPU": 1, "memory": 1 << 30}
+        bundle = {"CPU": 1, "memory": 1 << 30}
         await fleet.nodes.request(3)
-        assert await asked() == [a_box] * (2 + 3)  # two nodes have one processor each
+        assert await asked() == [bundle] * (2 + 3)  # two nodes have one processor each
         await fleet.nodes.request(0)
-        assert await asked() == [a_box] * 2
+        assert await asked() == [bundle] * 2
         async with fleet.pool.lease(SandboxSpec()) as sandbox:
             await fleet.nodes.request(-1)
-            assert await asked() == [a_box]
+            assert await asked() == [bundle]
             await until(lambda: len(cluster.actors()) == 1)
             assert await sandbox.probe(5) < 5
             await fleet.nodes.request(1)
             await until(lambda: len(cluster.actors()) == 2, 30)
-            while await asked() != [a_box] * (2 + 1):  # it counts the one that is back
+            while await asked() != [bundle] * (2 + 1):  # it counts the one that is back
                 await fleet.nodes.request(1)
         pool = Pool()
         async with (
-            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=LONELY_S) as others,
+            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=ORPHAN_TTL_S) as others,
             pool,
         ):
             await others.request(1)
-            assert await asked() == [a_box] * (2 + 1)
+            assert await asked() == [bundle] * (2 + 1)
         assert await asked() == []  # who leaves wants nothing any more
 
     fleet.run(main)
@@ -322,7 +325,7 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
 ) -> None:
     async def main(old: Cluster) -> None:
         pool = Pool()
-        async with RayNodes(pool.add_node, pool.remove_node, address=old.address, orphan_ttl_s=LONELY_S), pool:
+        async with RayNodes(pool.add_node, pool.remove_node, address=old.address, orphan_ttl_s=ORPHAN_TTL_S), pool:
             await pool.create("old", SandboxSpec())
             with running(1, int(old.address.rpartition(":")[2])) as new:
                 await clock.to_thread(old.behead)

@@ -1,4 +1,4 @@
-"""What snapshots take of the host's disk, and that nothing is left of those that are refused."""
+"""Snapshots take bounded space of the host's disk, and refused ones leave nothing behind."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ pytestmark = pytest.mark.bwrap
 TOUCH = "import os\nfor n in range(16_000): os.mknod('/tmp/a-file-of-no-size-%06d' % n + 200 * '.')"
 
 
-async def sh(box: Sandbox, command: str) -> str:
-    return (await box.exec(["sh", "-c", command], timeout_s=30)).stdout
+async def sh(sandbox: Sandbox, command: str) -> str:
+    return (await sandbox.exec(["sh", "-c", command], timeout_s=30)).stdout
 
 
 def kept() -> dict[str, int]:
-    """What snapshots there are, and what each takes of the disk."""
+    """Return the disk usage in bytes of each snapshot, by name."""
     (run,) = [folder for root in run_dirs.roots() for folder in root.glob(f"{run_dirs.owner_name(os.getpid())}-*")]
     return {file.name: file.stat().st_blocks * 512 for file in run.glob("snapshots/*")}
 
 
-def test_of_a_file_with_holes_what_is_written_is_kept_and_the_holes_are_put_back() -> None:
+def test_a_sparse_file_is_stored_without_its_holes_and_restored_with_them() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(disk_mib=8))
+            sandbox = await backend.start(SandboxSpec(disk_mib=8))
             await sh(
-                box, "truncate -s 1T hole; cp --sparse=always hole other; truncate -s 5000000 end; echo end >> end"
+                sandbox, "truncate -s 1T hole; cp --sparse=always hole other; truncate -s 5000000 end; echo end >> end"
             )
-            await sh(box, "printf begin | dd of=hole conv=notrunc; printf far | dd of=hole conv=notrunc bs=1G seek=900")
-            name = await box.snapshot()
+            await sh(
+                sandbox, "printf begin | dd of=hole conv=notrunc; printf far | dd of=hole conv=notrunc bs=1G seek=900"
+            )
+            name = await sandbox.snapshot()
             assert kept()[name] < 1 << 20
             again = await backend.restore(name, SandboxSpec(disk_mib=8))
             assert await sh(again, "stat -c %s hole other end") == "1099511627776\n1099511627776\n5000004\n"
@@ -57,16 +59,16 @@ def test_of_a_file_with_holes_what_is_written_is_kept_and_the_holes_are_put_back
     run(main)
 
 
-def test_a_snapshot_is_no_larger_than_what_the_places_of_its_box_may_hold() -> None:
+def test_a_snapshot_is_no_larger_than_the_disk_limits_of_its_folders() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(disk_mib=2))
-            await sh(box, "head -c 2097152 /dev/urandom > /tmp/full; head -c 2000000 /dev/urandom > most")
-            full = await box.snapshot()
+            sandbox = await backend.start(SandboxSpec(disk_mib=2))
+            await sh(sandbox, "head -c 2097152 /dev/urandom > /tmp/full; head -c 2000000 /dev/urandom > most")
+            full = await sandbox.snapshot()
             assert kept()[full] <= 4 << 20
-            await sh(box, "head -c 9999999 /dev/urandom > most")
+            await sh(sandbox, "head -c 9999999 /dev/urandom > most")
             with pytest.raises(SandboxError, match=r"no snapshot: .* /workspace and /tmp have more than 4 MiB"):
-                await box.snapshot()
+                await sandbox.snapshot()
             assert set(kept()) == {full}
             with pytest.raises(SandboxEndedError, match=r"cannot restore the snapshot: .*: No space left on device"):
                 await backend.restore(full, SandboxSpec(disk_mib=1))
@@ -76,17 +78,17 @@ def test_a_snapshot_is_no_larger_than_what_the_places_of_its_box_may_hold() -> N
 
 
 @pytest.mark.parametrize(("disk_mib", "fits"), [(1, False), (4, True)])
-def test_thousands_of_empty_files_are_bounded_by_their_names(disk_mib: int, *, fits: bool) -> None:
+def test_the_names_of_empty_files_count_towards_the_size_limit(disk_mib: int, *, fits: bool) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(disk_mib=disk_mib))
-            await box.exec([sys.executable, "-c", TOUCH], timeout_s=30)
+            sandbox = await backend.start(SandboxSpec(disk_mib=disk_mib))
+            await sandbox.exec([sys.executable, "-c", TOUCH], timeout_s=30)
             if not fits:
                 with pytest.raises(SandboxError, match="have more than 2 MiB"):
-                    await box.snapshot()
+                    await sandbox.snapshot()
                 assert kept() == {}
                 return
-            name = await box.snapshot()
+            name = await sandbox.snapshot()
             assert kept()[name] < 8 << 20
             again = await backend.restore(name, SandboxSpec(disk_mib=disk_mib))
             assert await sh(again, "ls -f /tmp | grep -c a-file-of") == "16000\n"
@@ -94,55 +96,55 @@ def test_thousands_of_empty_files_are_bounded_by_their_names(disk_mib: int, *, f
     run(main)
 
 
-def test_a_second_name_of_a_file_is_kept_as_that() -> None:
+def test_hard_links_are_restored_as_hard_links() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(disk_mib=4))
-            await sh(box, "head -c 3000000 /dev/urandom > one; for n in 1 2 3 4 5 6; do ln one more$n; done")
-            again = await backend.restore(await box.snapshot(), SandboxSpec(disk_mib=4))
+            sandbox = await backend.start(SandboxSpec(disk_mib=4))
+            await sh(sandbox, "head -c 3000000 /dev/urandom > one; for n in 1 2 3 4 5 6; do ln one more$n; done")
+            again = await backend.restore(await sandbox.snapshot(), SandboxSpec(disk_mib=4))
             assert await sh(again, "stat -c %h one; cmp one more6 && stat -c %i one more6 | uniq | wc -l") == "7\n1\n"
 
     run(main)
 
 
-def test_a_box_that_stops_all_that_it_may_holds_back_no_snapshot() -> None:
+def test_a_program_that_suspends_all_others_does_not_prevent_a_snapshot() -> None:
     stop = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done 2>/dev/null"
 
     async def main() -> None:
         async with LocalBackend() as backend, anyio.create_task_group() as tasks:
-            box = await backend.start(SandboxSpec())
-            await sh(box, "head -c 50000000 /dev/zero > big")
-            tasks.start_soon(partial(box.exec, ["sh", "-c", f"while :; do {stop}; done"], timeout_s=60))
+            sandbox = await backend.start(SandboxSpec())
+            await sh(sandbox, "head -c 50000000 /dev/zero > big")
+            tasks.start_soon(partial(sandbox.exec, ["sh", "-c", f"while :; do {stop}; done"], timeout_s=60))
             await anyio.sleep(0.3)
-            name = await box.snapshot()
+            name = await sandbox.snapshot()
             assert 50_000_000 < kept()[name] < 51_000_000
             tasks.cancel_scope.cancel()
 
     if os.geteuid() != 0:
-        pytest.skip("everything in the box is one user")
+        pytest.skip("all processes in the sandbox have the same user")
     run(main)
 
 
-def test_a_snapshot_that_is_cancelled_leaves_nothing() -> None:
+def test_a_cancelled_snapshot_leaves_nothing() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec())
-            await sh(box, "head -c 90000000 /dev/zero > big")
+            sandbox = await backend.start(SandboxSpec())
+            await sh(sandbox, "head -c 90000000 /dev/zero > big")
             with anyio.move_on_after(0.06) as limit:
-                await box.snapshot()
+                await sandbox.snapshot()
             assert limit.cancelled_caught
             assert kept() == {}
-            assert await sh(box, "echo on") == "on\n"
+            assert await sh(sandbox, "echo on") == "on\n"
 
     run(main)
 
 
-def test_a_box_that_stays_has_its_bounds_also_when_it_is_found_again() -> None:
+def test_a_detached_sandbox_keeps_its_disk_limit_after_attach() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(detached=True, ttl_s=60, disk_mib=1))
+            sandbox = await backend.start(SandboxSpec(detached=True, ttl_s=60, disk_mib=1))
         async with LocalBackend() as other:
-            found = await other.attach(box.id)
+            found = await other.attach(sandbox.id)
             await sh(found, "head -c 999999 /dev/urandom > one; cp one /tmp; mkdir names")
             await sh(found, "cd names; for n in $(seq 2000); do : > $(printf %0200d $n); done")
             with pytest.raises(SandboxError, match="more than 2 MiB"):
@@ -150,11 +152,11 @@ def test_a_box_that_stays_has_its_bounds_also_when_it_is_found_again() -> None:
             await found.stop()
 
     if os.geteuid() != 0:
-        pytest.skip("only root can guard the door")
+        pytest.skip("only root can protect the agent's socket")
     run(main)
 
 
-def test_what_would_leave_too_little_to_others_is_not_written(tmp_path: Path) -> None:
+def test_a_snapshot_that_would_fill_the_disk_of_the_host_is_not_written(tmp_path: Path) -> None:
     free_bytes = shutil.disk_usage(tmp_path).free
     run_dirs.require_space(tmp_path, free_bytes // 2 - (run_dirs.LEAST_FREE_MIB << 20))
     with pytest.raises(OSError, match=r"only 0 MiB would be free \(minimum 512\)"):
@@ -167,7 +169,7 @@ def packed(place: Path) -> bytes:
     return b"".join(pieces)
 
 
-def test_nothing_is_put_back_by_way_of_a_link_or_out_of_place(tmp_path: Path) -> None:
+def test_restoring_neither_follows_links_nor_writes_outside_its_folders(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     place = tmp_path / "place"
     (place / "sub").mkdir(parents=True)
@@ -185,7 +187,7 @@ def test_nothing_is_put_back_by_way_of_a_link_or_out_of_place(tmp_path: Path) ->
             snapshot_inside.unpack([bytes(place)], io.BytesIO(moved).read)
 
 
-def test_what_vanishes_meanwhile_is_left_out(tmp_path: Path) -> None:
+def test_files_that_vanish_during_a_snapshot_are_left_out(tmp_path: Path) -> None:
     place, back = tmp_path / "this", tmp_path / "that"
     for name in ("a", "b", "d"):
         (place / name).mkdir(parents=True)
@@ -212,7 +214,7 @@ def test_what_vanishes_meanwhile_is_left_out(tmp_path: Path) -> None:
     assert (back / "f").read_text() == "third"
 
 
-def test_a_snapshot_that_ends_early_is_no_snapshot(tmp_path: Path) -> None:
+def test_a_truncated_snapshot_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     whole = packed(tmp_path)
     for end in (0, 10, len(whole) - 60, len(whole) - 1):

@@ -254,10 +254,10 @@ BAD: dict[str, tuple[list[bytes], str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_does_not_stay_inside_is_refused_by_name_and_leaves_nothing(what: str, tmp_path: Path) -> None:
-    members, said = BAD[what]
+    members, message = BAD[what]
     with pytest.raises(RefusedFileError) as caught:
         unpack(archive(member("good"), *members), tmp_path / "copy")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

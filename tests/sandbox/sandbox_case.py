@@ -1,4 +1,4 @@
-"""What the tests of boxes share: a box whose agent and hold the test plays."""
+"""Shared by the tests of sandboxes: a sandbox whose agent and host resources are played by the test."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ RESULT: dict[str, Any] = {"code": 0, "timed_out": False, "cut": 0, "duration_s":
 
 
 class Case:
-    """A box, the agent that the test plays, and what the box has done with its hold.
+    """A sandbox, its scripted agent, and a record of what the sandbox did with its host resources.
 
     Attributes:
-        cause: What the hold says; an exception is raised.
-        survived: What the hold was told when it was asked.
-        cause_s: How long that takes.
-        kill: What killing comes to; an exception is raised.
-        kill_s: How long that takes.
-        done: What was done, in order.
+        cause: What the host resources report as the cause of the end; an exception is raised.
+        survived: What the host resources received when they were asked for the cause.
+        cause_s: How long finding the cause takes.
+        kill: Exception that killing raises; None if it succeeds.
+        kill_s: How long killing takes.
+        done: Calls to the host resources, in order.
     """
 
-    def __init__(self, **hold: Any) -> None:
+    def __init__(self, **resources: Any) -> None:
         self.peer = Peer()
         self.cause: Cause | str | Exception = "killed by signal 9 (SIGKILL)"
         self.survived: Survived | None = None
@@ -40,22 +40,22 @@ class Case:
         self.kill_s = 0.0
         self.done: list[str] = []
         self.channel = AgentChannel(self.peer)
-        self.box = AgentSandbox(
+        self.sandbox = AgentSandbox(
             "case-1",
             self.channel,
             HostResources(
-                cause=self._cause, kill=self._kill, release_resources=lambda: self.done.append("let go"), **hold
+                cause=self._cause, kill=self._kill, release_resources=lambda: self.done.append("released"), **resources
             ),
             work="/workspace",
-            forget=lambda box: self.done.append("forgotten"),
+            forget=lambda sandbox: self.done.append("forgotten"),
         )
 
     async def started(self) -> Case:
-        """Play the agent of a box that starts as it should."""
-        self.peer.say(HELLO)
+        """Play the agent of a sandbox that starts without errors."""
+        self.peer.emit(HELLO)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.box.started, COMMAND, 5)
-            assert (await self.peer.heard())[0] == {"config": COMMAND}
+            tasks.start_soon(self.sandbox.started, COMMAND, 5)
+            assert (await self.peer.next_frame())[0] == {"config": COMMAND}
             await self.peer.answer(do="ping")
         return self
 
@@ -75,7 +75,7 @@ class Case:
 
 
 async def answered(case: Case, call: Awaitable[Any], **end: Any) -> Any:
-    """Return what `call` returns when it is answered by `end`."""
+    """Return the result of `call` when the agent answers it with `end`."""
     found = []
 
     async def ask() -> None:
@@ -83,6 +83,6 @@ async def answered(case: Case, call: Awaitable[Any], **end: Any) -> Any:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
-        header, _ = await case.peer.heard()
-        case.peer.say({"id": header["id"], **end})
+        header, _ = await case.peer.next_frame()
+        case.peer.emit({"id": header["id"], **end})
     return found[0]
