@@ -107,7 +107,7 @@ def test_environments_are_shown_with_their_options_and_their_calls_are_described
         assert repr(env) == "BlockingEnv('Counting-v0', size=5)"
     for env_class in (type(envkit.make("FrozenLake-v0")), BlockingEnv):
         assert str(inspect.getdoc(env_class.step)).startswith("Play")
-        assert str(inspect.getdoc(env_class.reset)).startswith("Begin")
+        assert str(inspect.getdoc(env_class.reset)).startswith("Start")
 
 
 @pytest.mark.parametrize("error", [OptionError("size", "too large"), SandboxLostError("sandbox-1", cause("killed"))])

@@ -130,7 +130,10 @@ def test_snapshots_are_listed_and_removed() -> None:
     [
         (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty: a program on a server has no terminal"),
         (("run", "--url", "http://127.0.0.1:9"), "--url needs a program"),
-        (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
+        (
+            ("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"),
+            "--backend: a server chooses its own",
+        ),
         (("ls", "--token-file", "x"), "--token-file and --ca need --url"),
         (("exec", "--ca", "x", "a", "--", "true"), "--token-file and --ca need --url"),
         (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "cannot read certificates from /nowhere"),

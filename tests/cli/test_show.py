@@ -255,7 +255,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
         (["run", "--episode", "2"], "--episode 2: the last episode of run/trajectories/step-65.jsonl is 1"),
         (["run", "--task", "7"], "--task 7: run/trajectories/step-65.jsonl has no episode of this task; its tasks are"),
         (["evaluation", "--prompts"], "--prompts: evaluation/episodes.jsonl has no prompts, since no model"),
-        (["empty.jsonl"], "empty.jsonl: is empty; it should have one JSON object for each episode"),
+        (["empty.jsonl"], "empty.jsonl: is empty; it must have one JSON object per episode"),
         (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),
         (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 1 (Input data was truncated); "),
     ],

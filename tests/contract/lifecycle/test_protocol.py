@@ -210,7 +210,7 @@ def test_what_cannot_be_run_is_a_mistake_of_the_caller_and_the_sandbox_goes_on(s
     async def main(sandbox: AnySandbox) -> None:
         for asked in MISTAKES:
             order: dict[str, Any] = {"argv": ["true"], "timeout_s": 5, **asked}
-            with pytest.raises(ValueError, match=r"must be|no text|cannot have"):
+            with pytest.raises(ValueError, match=r"must be|is not a (string|valid variable name)"):
                 await sandbox.exec(**order)
             assert (await sandbox.exec(["true"], timeout_s=20)).exit_code == 0, asked
         with pytest.raises(UnreachableError, match="70000 is not a port"):

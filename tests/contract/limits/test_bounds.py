@@ -48,8 +48,8 @@ def test_a_larger_place_holds_a_file_for_each_4_kib(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("bound", "reported"),
     [
-        ({"cpus": 1e-9}, "cpus=1e-09 is refused: it must lie in [0.01, 1048576]"),
-        ({"cpus": float("inf")}, "cpus=inf is refused: it must lie in [0.01, 1048576]"),
+        ({"cpus": 1e-9}, "cpus=1e-09 is refused: it must be in [0.01, 1048576]"),
+        ({"cpus": float("inf")}, "cpus=inf is refused: it must be in [0.01, 1048576]"),
         ({"disk_mib": 10**9}, "disk_mib=1000000000 is refused: the machine has"),
         ({"memory_mib": 10**9}, "memory_mib=1000000000 is refused: the machine has"),
     ],

@@ -63,9 +63,9 @@ def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> No
         ("/dev/null", "/data", "'/dev/null' is not a file or folder on this machine"),
         ("/usr", "data", "'data' must be an absolute path in the sandbox"),
         ("/usr", "/data/../etc", "'/data/../etc' must be an absolute path in the sandbox"),
-        ("/usr", "/", "'/' is the sandbox's own"),
-        ("/usr", "/proc/self", "'/proc/self' is the sandbox's own"),
-        ("/usr", "/workspace/data", "'/workspace/data' is the sandbox's own"),
+        ("/usr", "/", "'/' is reserved for the sandbox"),
+        ("/usr", "/proc/self", "'/proc/self' is reserved for the sandbox"),
+        ("/usr", "/workspace/data", "'/workspace/data' is reserved for the sandbox"),
         ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' overlap"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_view_that_would_cover_what_the_sandboxs_python_needs_is_refused(level
 def test_a_plain_process_takes_none(levels: Path) -> None:
     async def main() -> None:
         async with KINDS["process"].backend() as backend:
-            with pytest.raises(SandboxRefusedError, match="a plain process has no such thing"):
+            with pytest.raises(SandboxRefusedError, match="plain processes do not support it"):
                 await backend.start(KINDS["process"].spec(views=((str(levels), "/data"),)))
 
     run(main)

@@ -108,7 +108,7 @@ def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, t
         gateway.process.kill()
         await gateway.exit_code()
         assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *server)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which has ended", *server)}
 
     async def come_back(gateway: Gateway) -> None:
         sandbox_ids = await gateway.env_sandboxes()
@@ -140,7 +140,7 @@ def test_a_sandbox_reaches_only_allowed_hosts_and_ends_with_its_server(kind: str
         async with SandboxClient(gateway.url) as client:
             await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
             output = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
-            assert "elsewhere.example is not among the hosts" in output.stdout
+            assert "elsewhere.example is not on the allowlist" in output.stdout
         await until(lambda: len(sleepers(marker)) == 1)
         gateway.process.kill()
         await gateway.exit_code()

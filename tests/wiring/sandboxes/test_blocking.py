@@ -152,7 +152,7 @@ def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
         envkit.open_sandbox(backend="local", memory=3)
     with pytest.raises(UsageError, match="no option 'ledger'"):
         envkit.open_sandbox(backend="local", ledger="a server's")
-    with pytest.raises(UsageError, match="orphan_ttl_s: only a sandbox that stays"):
+    with pytest.raises(UsageError, match="orphan_ttl_s: needs a detached sandbox"):
         envkit.open_sandbox(backend="local", orphan_ttl_s=1.0)
     with pytest.raises(UsageError, match="backend: must be one of 'auto', 'local', 'docker', 'process', got 'podman'"):
         envkit.open_sandbox(backend="podman")  # type: ignore[arg-type]
