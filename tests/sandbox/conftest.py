@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.boxes import new_marker
-from tests.contract.boxes import sleepers as find_sleepers
+from tests.contract.kinds import new_marker
+from tests.contract.kinds import sleepers as find_sleepers
 from tests.contract.shared import sandboxes
 
 __all__ = ["sandboxes"]
