@@ -28,7 +28,7 @@ def meet(
     folder: Path,
     refusal: str | None = None,
 ) -> None:
-    """Let `client` talk to a daemon of one connection, which has taken the request already and may refuse it."""
+    """Connect `client` to a `daemon` that serves one connection; the attach request is read before `daemon` runs."""
 
     async def main() -> None:
         path = str(folder / "docker.sock")
@@ -55,7 +55,7 @@ def meet(
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 9, 1000])
-def test_output_is_put_together_however_it_is_torn(size: int, tmp_path: Path) -> None:
+def test_output_is_reassembled_from_frames_split_anywhere(size: int, tmp_path: Path) -> None:
     reported = GRANTED + frame(1, b"one ") + frame(2, b"no") + frame(1, b"") + frame(1, b"two " * 20) + frame(2, b"pe")
 
     async def daemon(connection: anyio.abc.SocketStream) -> None:
@@ -76,7 +76,7 @@ def test_output_is_put_together_however_it_is_torn(size: int, tmp_path: Path) ->
     meet(daemon, client, tmp_path)
 
 
-def test_of_standard_error_the_end_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
+def test_the_end_of_standard_error_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         await connection.send(GRANTED + frame(2, b"0123456789") + frame(2, b"abc"))
 
@@ -104,7 +104,7 @@ def test_input_arrives_with_its_end_and_answers_come_back(tmp_path: Path) -> Non
     meet(daemon, client, tmp_path)
 
 
-def test_what_many_send_at_once_arrives_at_once(tmp_path: Path) -> None:
+def test_data_that_many_tasks_send_at_once_arrives_in_one_piece(tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         await connection.send(GRANTED)
         assert await connection.receive() == b"".join(b"%d," % number for number in range(16))
@@ -119,7 +119,7 @@ def test_what_many_send_at_once_arrives_at_once(tmp_path: Path) -> None:
     meet(daemon, client, tmp_path)
 
 
-def test_a_reader_that_is_slow_stops_the_daemon(tmp_path: Path) -> None:
+def test_a_slow_reader_blocks_the_daemon(tmp_path: Path) -> None:
     sent = 0
 
     async def daemon(connection: anyio.abc.SocketStream) -> None:
@@ -156,7 +156,7 @@ def test_a_reader_that_is_slow_stops_the_daemon(tmp_path: Path) -> None:
         (b"", "^the Docker daemon closed the connection$"),
     ],
 )
-def test_a_refusal_says_why(answer: bytes, why: str, tmp_path: Path) -> None:
+def test_a_refusal_reports_the_reason(answer: bytes, why: str, tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         for start in range(len(answer)):
             await connection.send(answer[start : start + 1])

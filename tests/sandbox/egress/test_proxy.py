@@ -97,17 +97,17 @@ def test_a_tunnel_carries_bytes_both_ways() -> None:
     assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK\r\n\r\nanything\r\n\r\n"
 
 
-def test_all_of_a_large_answer_arrives() -> None:
+def test_a_large_answer_arrives_whole() -> None:
     answer = clock.run(asked, b"GET http://ok.example/large HTTP/1.1\r\n\r\n")
     assert len(answer) == len(b"HTTP/1.1 200 OK\r\n\r\n") + (1 << 22)
 
 
-def test_a_head_without_end_is_refused() -> None:
+def test_an_endless_request_head_is_refused() -> None:
     answer = clock.run(asked, b"GET http://ok.example/ HTTP/1.1\r\nX: " + b"x" * (65 << 10))
     assert answer.startswith(b"HTTP/1.1 400 not a request\r\n")
 
 
-def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
+def test_the_host_header_names_the_host_that_was_checked() -> None:
     head = b"GET http://ok.example/ HTTP/1.1\r\nHost: no.example\r\nhost : no.example\r\nConnection: keep-alive\r\n\r\n"
     request = ProxyRequest.parse(head)
     assert (request.host, request.port) == ("ok.example", 80)
@@ -117,12 +117,12 @@ def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
 @pytest.mark.parametrize(
     "trick", [b"X: a\nHost: no.example", b"X: a\rHost: no.example", b"X: a\0b", b" goes on", b"X: a\r\n\tgoes on"]
 )
-def test_headers_that_a_server_may_read_otherwise_are_refused(trick: bytes) -> None:
+def test_headers_that_a_server_may_parse_differently_are_refused(trick: bytes) -> None:
     with pytest.raises(RefusedError, match="not a request"):
         ProxyRequest.parse(b"GET http://ok.example/ HTTP/1.1\r\n" + trick + b"\r\n\r\n")
 
 
-def test_credentials_for_the_proxy_stay_here() -> None:
+def test_proxy_credentials_are_not_forwarded() -> None:
     request = ProxyRequest.parse(b"GET http://ok.example/ HTTP/1.1\r\nProxy-Authorization: Basic eA==\r\n\r\n")
     assert b"eA==" not in request.head
 
@@ -220,7 +220,7 @@ def test_an_idle_connection_is_closed_after_five_minutes() -> None:
     assert 300 <= ended < 301
 
 
-def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
+def test_a_host_that_does_not_answer_is_a_bad_gateway() -> None:
     async def resolve(host: str, port: int) -> Sequence[Address]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             free: int = server.getsockname()[1]
@@ -240,7 +240,7 @@ def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
         (SandboxSpec(network="none"), None),
         (SandboxSpec(network="open"), None),
         (SandboxSpec(network=("example.org", "*.example.org", "10.0.0.1")), None),
-        (SandboxSpec(network="example.org"), "network='example.org' is refused"),
+        (SandboxSpec(network="example.org"), "network='example.org' is invalid"),
         (SandboxSpec(network=("http://example.org",)), "'http://example.org' is not a host name"),
         (SandboxSpec(network=("*",)), "'*' is not a host name"),
         (SandboxSpec(network=("a*.example.org",)), "is not a host name"),

@@ -1,4 +1,4 @@
-"""Episodes in real sandboxes with real servers: the same play as in this process, whatever dies."""
+"""Episodes in real sandboxes with real servers: they play as in this process, and losses are reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 async def play(host: EnvHost, task: Task) -> list[str]:
-    """Play a task with the same few moves, and return what was seen."""
+    """Play a task with fixed moves, and return the observations."""
     async with host.lease(task) as episode:
         seen = [(await episode.reset()).observation.text]
         for move in ("down", "right", "down", "left", "up", "right", "down", "nonsense"):
@@ -58,7 +58,7 @@ def children() -> dict[int, list[int]]:
 
 
 def sandboxes() -> list[list[int]]:
-    """The processes of each sandbox of ours, first the one that its life hangs on."""
+    """The processes of each sandbox of this process; the sandbox ends with the first one."""
     everybody = children()
     families = []
     for child in everybody.get(os.getpid(), []):
@@ -81,7 +81,7 @@ def test_an_episode_in_a_sandbox_is_the_same_as_in_this_process(kind: Kind, env_
     run(main)
 
 
-def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_half_way(kind: Kind) -> None:
+def test_each_of_twenty_episodes_finishes_or_is_lost_when_a_sandbox_is_killed(kind: Kind) -> None:
     async def main() -> None:
         ends: Counter[str] = Counter()
         started = 0
@@ -121,7 +121,7 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_sandbox_is_killed_ha
     run(main)
 
 
-def test_a_sandbox_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
+def test_a_stopped_sandbox_is_detected_and_replaced(kind: Kind) -> None:
     async def main() -> None:
         health = HealthSection(interval_s=0.5, timeout_s=1.0, misses=2)
         async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=1, health=health) as host:
@@ -140,7 +140,7 @@ def test_a_sandbox_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
     run(main)
 
 
-def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind: Kind) -> None:
+def test_a_host_that_is_cancelled_during_episodes_leaves_nothing(kind: Kind) -> None:
     async def main() -> None:
         played = anyio.Event()
 
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind:
     run(main)
 
 
-def test_an_unknown_environment_is_named_as_such(kind: Kind) -> None:
+def test_an_unknown_environment_is_reported_by_name(kind: Kind) -> None:
     async def main() -> None:
         async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=1) as host:
             with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
@@ -250,10 +250,12 @@ def test_an_environment_of_an_installed_package_is_played_in_a_sandbox(kind: Kin
     assert script(tmp_path, kind, "Outside-v0", imports=str(package))[1:] == ["hello from outside, 5"]
 
 
-def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(kind: Kind, tmp_path: Path) -> None:
+def test_an_environment_that_only_a_script_registers_is_refused_with_a_remedy(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(PACKAGE)
     (reported,) = script(tmp_path, kind, "Outside-v0", first="import outside; outside.register_all()")[1:]
-    assert reported.startswith("no environment is called 'Outside-v0'; it is registered in this process alone")
+    assert reported.startswith(
+        "no environment is called 'Outside-v0'; it is registered only in this process, not in the sandbox"
+    )
     assert "entry point group 'envkit.envs'" in reported
     assert "sandbox.kind: none" in reported
 

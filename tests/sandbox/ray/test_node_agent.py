@@ -1,4 +1,4 @@
-"""The actor of a node carries what callers say to sandboxes, lets nobody else in, and ends what nobody calls."""
+"""The actor of a node connects clients to sandboxes, refuses clients without the secret, and ends orphans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def dialled(opened: Answer, first: bytes) -> socket.socket:
 
 
 async def visited(opened: Answer, request_id: int) -> AgentSandbox:
-    """Return a sandbox as a caller elsewhere sees it."""
+    """Return a sandbox as a client on another machine sees it."""
 
     async def nothing() -> None:
         return None

@@ -1,4 +1,4 @@
-"""Folders on their way: they arrive as they are, and what would not stay inside does not arrive at all."""
+"""Folders sent as tar streams: they arrive unchanged, and entries that lead outside are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def archive(*members: bytes, root: bool = True) -> bytes:
 
 
 def described(folder: Path) -> dict[str, object]:
-    """Say what is below `folder`: modes, contents, and where links lead."""
+    """Return the mode and content, or link target, of each path below `folder`."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -69,7 +69,7 @@ def described(folder: Path) -> dict[str, object]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A folder with what a project may hold."""
+    """A folder with the kinds of files of a project."""
     top = tmp_path / "tree"
     (top / "deep" / "deeper").mkdir(parents=True)
     (top / "empty").mkdir(mode=0o750)
@@ -89,13 +89,13 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", [1 << 20, 10_000, 511])
-def test_a_folder_arrives_as_it_is(tree: Path, tmp_path: Path, size: int) -> None:
+def test_a_folder_arrives_unchanged(tree: Path, tmp_path: Path, size: int) -> None:
     unpack(pack(tree), tmp_path / "copy", max_bytes=1 << 22, size=size)
     assert described(tmp_path / "copy") == described(tree)
     assert (tmp_path / "copy" / "bytes").stat().st_mtime == 1_000_000_000
 
 
-def test_what_pythons_tarfile_writes_is_understood_in_each_of_its_formats(tree: Path, tmp_path: Path) -> None:
+def test_archives_of_pythons_tarfile_are_unpacked_in_each_format(tree: Path, tmp_path: Path) -> None:
     for number, kind in enumerate((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w", format=kind) as made:
@@ -105,18 +105,18 @@ def test_what_pythons_tarfile_writes_is_understood_in_each_of_its_formats(tree: 
         assert described(copy) == described(tree)
 
 
-def test_what_is_packed_can_be_read_by_pythons_tarfile(tree: Path, tmp_path: Path) -> None:
+def test_packed_archives_can_be_read_by_pythons_tarfile(tree: Path, tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(pack(tree))) as made:
         made.extractall(tmp_path / "copy", filter="tar")
     assert described(tmp_path / "copy") == described(tree)
 
 
-def test_a_file_alone_arrives_under_its_new_name(tree: Path, tmp_path: Path) -> None:
+def test_a_single_file_arrives_under_its_new_name(tree: Path, tmp_path: Path) -> None:
     unpack(pack(tree / "bytes"), tmp_path / "copy", max_bytes=1 << 22)
     assert (tmp_path / "copy").read_bytes() == (tree / "bytes").read_bytes()
 
 
-def test_second_names_of_a_file_stay_that(tmp_path: Path) -> None:
+def test_hard_links_stay_hard_links(tmp_path: Path) -> None:
     first = member("a", size=3) + b"abc".ljust(512, b"\0")
     unpack(archive(first, member("b", tarfile.LNKTYPE, link="./a")), tmp_path / "copy")
     assert (tmp_path / "copy" / "b").samefile(tmp_path / "copy" / "a")
@@ -143,7 +143,7 @@ def test_links_of_the_source_are_not_followed(tmp_path: Path) -> None:
     assert (found.name, found.issym(), found.linkname) == ("name", True, str(tmp_path / "secret"))
 
 
-def test_owners_and_dangerous_bits_do_not_travel(tmp_path: Path) -> None:
+def test_owners_and_setuid_bits_are_not_copied(tmp_path: Path) -> None:
     (tmp_path / "tool").touch()
     (tmp_path / "tool").chmod(0o6755)
     with tarfile.open(fileobj=io.BytesIO(pack(tmp_path / "tool"))) as made:
@@ -159,7 +159,7 @@ def test_a_source_that_is_missing_or_special_is_refused(tmp_path: Path) -> None:
         pack(tmp_path)
 
 
-def test_a_file_that_shrinks_while_it_is_read_spoils_only_itself(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_read_damages_no_other_file(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(b"a" * (3 << 20))
@@ -253,7 +253,7 @@ BAD: dict[str, tuple[list[bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_does_not_stay_inside_is_refused_by_name_and_leaves_nothing(what: str, tmp_path: Path) -> None:
+def test_an_entry_that_leads_outside_is_refused_by_name_and_leaves_nothing(what: str, tmp_path: Path) -> None:
     members, message = BAD[what]
     with pytest.raises(RefusedFileError) as caught:
         unpack(archive(member("good"), *members), tmp_path / "copy")
@@ -273,18 +273,18 @@ def test_what_does_not_stay_inside_is_refused_by_name_and_leaves_nothing(what: s
     ],
     ids=["nothing", "only an end", "no end", "no content", "a file that is not alone", "a link alone"],
 )
-def test_a_stream_that_is_not_whole_is_refused_and_leaves_nothing(content: bytes, tmp_path: Path) -> None:
+def test_an_incomplete_stream_is_refused_and_leaves_nothing(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(RefusedFileError):
         unpack(content, tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_follows_the_end_is_ignored(tmp_path: Path) -> None:
+def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
     unpack(archive(member("x")) + b"junk" * 5000, tmp_path / "copy")
     assert described(tmp_path / "copy") == {"x": (0o644, b"")}
 
 
-def test_bits_that_give_rights_away_are_dropped_and_what_arrives_can_be_read(tmp_path: Path) -> None:
+def test_dangerous_mode_bits_are_dropped_and_the_files_stay_readable(tmp_path: Path) -> None:
     members = [
         member("setuid", mode=0o6777),
         member("closed", mode=0),
@@ -301,7 +301,7 @@ def test_bits_that_give_rights_away_are_dropped_and_what_arrives_can_be_read(tmp
 
 
 @pytest.mark.parametrize(("max_bytes", "fits"), [(4000, True), (3999, False)])
-def test_contents_are_counted_together(max_bytes: int, fits: bool, tmp_path: Path) -> None:
+def test_max_bytes_limits_the_sum_of_the_contents(max_bytes: int, fits: bool, tmp_path: Path) -> None:
     members = [member(f"{number}", size=1000) + b"x" * 1000 + bytes(24) for number in range(4)]
     if fits:
         unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
@@ -312,19 +312,19 @@ def test_contents_are_counted_together(max_bytes: int, fits: bool, tmp_path: Pat
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_size_is_believed_before_the_content_comes(tmp_path: Path) -> None:
+def test_a_size_above_the_limit_is_refused_before_the_content_arrives(tmp_path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield member(".", tarfile.DIRTYPE) + member("x", size=1 << 40)
         for _ in range(20):
             yield bytes(64 << 10)
-        raise AssertionError("more was asked for than is gathered before it is looked at")
+        raise AssertionError("the reader requested more pieces than it may buffer")
 
     with pytest.raises(TooLargeError, match="more than 1000 bytes"):
         run(lambda: tar_stream.unpacked(endless(), tmp_path / "copy", max_bytes=1000))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "dangling link"])
-def test_a_target_that_exists_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_an_existing_target_is_not_changed(kind: str, tmp_path: Path) -> None:
     target = tmp_path / "copy"
     make: dict[str, Callable[[], object]] = {
         "file": target.touch,
@@ -337,7 +337,7 @@ def test_a_target_that_exists_is_left_alone(kind: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
-def test_a_target_in_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_target_without_a_parent_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="missing: No such file"):
         unpack(archive(member("x")), tmp_path / "missing" / "copy")
 
@@ -353,7 +353,7 @@ def test_a_source_that_fails_in_the_middle_leaves_nothing(error: Exception, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+def test_a_cancelled_copy_leaves_nothing(tmp_path: Path) -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield member(".", tarfile.DIRTYPE) + member("x", size=5 << 20) + b"x" * (3 << 20)
         await anyio.sleep_forever()
