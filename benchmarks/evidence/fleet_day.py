@@ -22,7 +22,7 @@ NAME = "fleet-day"
 STALE_AFTER = ("sandbox/pool", "tests/sandbox/fake/backend.py", "envkit/restarts.py", "envkit/clock.py", "tests/sim")
 TWIN = (
     "tests/sim/test_fleet_day.py::"
-    "test_each_sandbox_and_lease_of_some_hours_is_accounted_for_and_the_same_hours_have_the_same_counts"
+    "test_each_sandbox_and_lease_ends_once_and_the_counts_are_reproducible"
 )
 
 

@@ -151,7 +151,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
     ("words", "line"),
     [
         (["--attempts", "2", "--greedy"], "--greedy makes all attempts at a task equal; leave it out, or use "),
-        (["--force"], "--force needs --output: it replaces what a folder holds"),
+        (["--force"], "--force needs --output, the folder whose evaluation it replaces"),
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
         (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),
@@ -161,7 +161,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),
         (
             ["--output", "new/er", "--option", "map=4x4"],
-            "--split eval: applies to random lakes, not to a map; take --",
+            "--split eval: applies to random lakes, not to a map; ",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
     assert mismatch.startswith(
         "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 within these limits"
     )
-    assert mismatch.endswith(" limits: max_turns 8, max_tokens 256, turn_tokens 1")
+    assert mismatch.endswith(" limits: --max-turns 8, --max-tokens 256, --turn-tokens 1")
     assert cut_off == "cut off: 4 of 4 episodes reached --max-tokens (256)"
 
 
@@ -116,7 +116,7 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
     done = envkit(["train", "lake.yaml", "--set", "rollout.temperature=0.0001"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     (finding,) = orjson.loads((tmp_path / "runs/lake/summary.json").read_bytes())["diagnosis"]
-    assert finding.startswith("nothing to learn in the last 2 train steps: all episodes that are compared")
+    assert finding.startswith("nothing to learn in the last 2 train steps: all episodes of each group had the same return")
     assert done.stdout.splitlines()[-1] == f"warning: {finding}"
 
 

@@ -129,7 +129,7 @@ def test_an_invalid_tool_is_refused(tool: Any, message: str) -> None:
 def test_senseless_tools_and_budgets_are_refused() -> None:
     with pytest.raises(UsageError, match="tools: must be at least one"):
         ToolUse(Echo(), [])
-    with pytest.raises(UsageError, match="a name of its own"):
+    with pytest.raises(UsageError, match="with unique names"):
         ToolUse(Echo(), [Adder(), Adder()])
     with pytest.raises(UsageError, match="must be at least 1"):
         ToolUse(Echo(), [Adder()], max_uses=0)

@@ -59,7 +59,7 @@ def _refusal(error: BaseException | None) -> OSError | None:
     while error is not None:
         if isinstance(error, OSError):
             return error
-        if quoted := _QUOTED.search(str(error)):  # message of safetensors
+        if quoted := _QUOTED.search(str(error)):  # library's message: safetensors
             return OSError(int(quoted[1]), os.strerror(int(quoted[1])))
         error = error.__context__
     return None

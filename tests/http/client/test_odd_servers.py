@@ -84,7 +84,7 @@ def test_a_call_that_breaks_two_sockets_is_not_tried_a_third_time() -> None:
             EnvkitError,
             "strange",
         ),
-        ('{"id":%d,"error":{}}', EnvkitError, "without saying which"),
+        ('{"id":%d,"error":{}}', EnvkitError, "without details"),
     ],
 )
 def test_an_invalid_answer_is_an_error_of_its_call(answer: str, error: type[EnvkitError], message: str) -> None:

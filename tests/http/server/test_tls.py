@@ -123,7 +123,7 @@ def test_a_client_refuses_an_invalid_certificate_file(pair: Pair, tmp_path: Path
     for url, ca, message in (
         ("https://127.0.0.1:1", tmp_path / "missing.pem", "No such file"),
         ("https://127.0.0.1:1", pair.key, "it contains no certificate"),
-        ("http://127.0.0.1:1", pair.certificate, "go with an https:// address"),
+        ("http://127.0.0.1:1", pair.certificate, "needs an https:// address"),
     ):
         with pytest.raises(UsageError, match=message):
             EnvClient(url, ca=ca)

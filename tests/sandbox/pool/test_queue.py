@@ -148,11 +148,11 @@ def test_a_tenant_is_limited_to_its_share_of_all_nodes_but_always_gets_a_first_s
                 await pool.create("large", SandboxSpec(memory_mib=500), tenant="ann")
                 why = (
                     "^tenant 'ann' is at its share of the fleet: with this sandbox, memory_mib=700"
-                    " exceeds 25% of all nodes (limit 512); stop one of its sandboxes first$"
+                    " exceeds 25% of all nodes \\(limit 512\\); stop one of its sandboxes first$"
                 )
                 with pytest.raises(CapacityError, match=why):
                     await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
-                with pytest.raises(CapacityError, match=r"pids=4352 together is more than 25%.*which is 2048"):
+                with pytest.raises(CapacityError, match=r"pids=4352 exceeds 25% of all nodes \(limit 2048\)"):
                     await pool.create("many", SandboxSpec(memory_mib=1, pids=4096), tenant="ann")
                 await pool.create("fits", SandboxSpec(memory_mib=12), tenant="ann")
                 await pool.create("first", SandboxSpec(memory_mib=900), tenant="bob")

@@ -253,7 +253,7 @@ def test_samples_may_come_in_pieces_and_count_once(tiny_folder: Path, tmp_path: 
         pieces.trainer.accumulate([one])
     assert pieces.trainer.update() == report
     assert pieces.weights() == whole.weights()
-    with pytest.raises(ValueError, match="nothing was accumulated"):
+    with pytest.raises(ValueError, match="update\\(\\) without samples"):
         pieces.trainer.update()
 
 
