@@ -12,7 +12,7 @@ VENV = $(PYTHON) tools/cached_venv.py
 TRAIN = torch==2.13.0 ".[train,serve,docker]"
 PYTEST = $(BIN)/pytest --durations=40
 
-.PHONY: install quickstart quickstart-llm test test-fast peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean clean-cache
+.PHONY: install quickstart quickstart-llm test test-fast peers lint bench bench-sandboxes bench-fleet bench-many-sandboxes bench-false-losses docs clean clean-cache
 
 # The requirements of playing, serving and training.
 install: .venv/train
@@ -62,22 +62,22 @@ bench: .venv/dev .venv/bench/done
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 # The cost of sandboxes, compared with SWE-ReX and ROCK, whose server it starts. Five minutes, and five more to install ROCK.
-bench-boxes: .venv/boxes/done .venv/rock/done
+bench-sandboxes: .venv/sandboxes/done .venv/rock/done
 	docker/install-missing
-	docker/with-daemon docker/with-base .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
+	docker/with-daemon docker/with-base .venv/sandboxes/bin/python benchmarks/bench_sandboxes.py $(ARGS)
 
 # The cost of the gateway, compared with ROCK's and OpenEnv's servers. About ten minutes; builds an image of the games.
-bench-fleet: .venv/boxes/done .venv/rock/done
+bench-fleet: .venv/sandboxes/done .venv/rock/done
 	docker/install-missing
 	docker/with-daemon docker/with-base sh -c '\
-	.venv/boxes/bin/envkit image build games --base envkit/base:bookworm --tag $(GAMES) || exit 1; \
-	code=0; .venv/boxes/bin/python benchmarks/bench_fleet.py --games-image $(GAMES) $(ARGS) || code=$$?; \
+	.venv/sandboxes/bin/envkit image build games --base envkit/base:bookworm --tag $(GAMES) || exit 1; \
+	code=0; .venv/sandboxes/bin/python benchmarks/bench_fleet.py --games-image $(GAMES) $(ARGS) || code=$$?; \
 	docker image rm $(GAMES) >/dev/null; exit $$code'
 
 # 200 containers at once, and 1,000 bubblewrap sandboxes; needs 12 GiB of free memory.
-bench-many-boxes: .venv/dev
+bench-many-sandboxes: .venv/dev
 	docker/install-missing
-	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_many_boxes.py $(ARGS)
+	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_many_sandboxes.py $(ARGS)
 
 # 200 sandboxes for half an hour with all processors busy: is a healthy one declared lost?
 bench-false-losses: .venv/dev
@@ -134,9 +134,9 @@ clean-cache:
 	.venv/bench/bin/python -m pip --quiet --disable-pip-version-check install --requirement benchmarks/peers.txt
 	touch $@
 
-.venv/boxes/done: pyproject.toml benchmarks/peers_boxes.txt
-	$(PYTHON) -m venv .venv/boxes
-	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[docker,serve]" --requirement benchmarks/peers_boxes.txt
+.venv/sandboxes/done: pyproject.toml benchmarks/peers_sandboxes.txt
+	$(PYTHON) -m venv .venv/sandboxes
+	.venv/sandboxes/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[docker,serve]" --requirement benchmarks/peers_sandboxes.txt
 	touch $@
 
 .venv/rock/done: benchmarks/peers_rock.txt

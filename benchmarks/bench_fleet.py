@@ -1,7 +1,7 @@
 """What the gateway costs: sandboxes over HTTP beside ROCK's server, steps of environments beside OpenEnv's.
 
-Run it with the interpreter that has the peers, ``.venv/boxes/bin/python``; a peer that is missing is left out. Images
-that must be there: ``--image`` for sandboxes, and ``--games-image`` (``envkit image build games``).
+Run it with the interpreter that has the peers, ``.venv/sandboxes/bin/python``; a missing peer is left out. Required
+images: ``--image`` for sandboxes, and ``--games-image`` (``envkit image build games``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from servers.fleet_boxes import sandboxes
+from servers.fleet_sandboxes import sandboxes
 from servers.fleet_steps import BY_CLIENTS, BY_LEAN, BY_POST, steps
 from settings import parsed, parser
 from waiting import Claim, Findings

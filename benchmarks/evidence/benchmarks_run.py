@@ -18,7 +18,7 @@ from typing import Any
 from record import ROOT, Evidence
 from running import run
 
-_TARGETS = ("bench", "bench-boxes", "bench-fleet", "bench-many-boxes", "bench-false-losses")
+_TARGETS = ("bench", "bench-sandboxes", "bench-fleet", "bench-many-sandboxes", "bench-false-losses")
 NAME = "benchmarks-run"
 STALE_AFTER = (
     "benchmarks",

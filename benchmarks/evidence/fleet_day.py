@@ -20,10 +20,7 @@ from tests.sim.fleet_day import NODES, SANDBOXES_PER_NODE, live, problems
 
 NAME = "fleet-day"
 STALE_AFTER = ("sandbox/pool", "tests/sandbox/fake/backend.py", "envkit/restarts.py", "envkit/clock.py", "tests/sim")
-TWIN = (
-    "tests/sim/test_fleet_day.py::"
-    "test_each_sandbox_and_lease_ends_once_and_the_counts_are_reproducible"
-)
+TWIN = "tests/sim/test_fleet_day.py::test_each_sandbox_and_lease_ends_once_and_the_counts_are_reproducible"
 
 
 def day(hours: float, seed: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from servers.lean import Http, WebSocket
-from servers.peers_boxes import MissingPeerError
+from servers.peers_sandboxes import MissingPeerError
 from servers.served import ECHO, OPENENV_VARIABLE, REPLY_VARIABLE
 from servers.serving import Server, gateway, on_processor, uvicorn
 from waiting import CallBy, FailedCallError, Findings

@@ -15,7 +15,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import anyio
-from servers.peers_boxes import MissingPeerError, free_ports, start, stop
+from servers.peers_sandboxes import MissingPeerError, free_ports, start, stop
 from servers.processes import cpu_s
 
 from envkit import clock
@@ -93,7 +93,7 @@ async def uvicorn(
         MissingPeerError: It is not installed, or did not start.
     """
     if find_spec(package) is None:
-        raise MissingPeerError("not installed: make .venv/boxes/done, and run this with .venv/boxes/bin/python")
+        raise MissingPeerError("not installed: make .venv/sandboxes/done, and run this with .venv/sandboxes/bin/python")
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "uvicorn", f"served:{app}", *_UVICORN, f"--port={port}"]
     environment = {**os.environ, "PYTHONPATH": _path(_HERE), **(variables or {})}

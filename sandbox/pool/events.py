@@ -211,14 +211,14 @@ class EventLog:
         events: The event stream.
         past: Views of ended sandboxes.
         tally: Counters.
-        saver: The ledger's writer; None without a ledger.
+        ledger_writer: The ledger's writer; None without a ledger.
     """
 
     def __init__(self, ledger: LedgerStore | None) -> None:
         self.events = Events()
         self.past = RecentlyEnded()
         self.tally = PoolTally()
-        self.saver = None if ledger is None else LedgerWriter(ledger, self._unsaved)
+        self.ledger_writer = None if ledger is None else LedgerWriter(ledger, self._unsaved)
         self._alerted: dict[tuple[object, str], float] = {}
 
     def entered(self, instance: Instance) -> None:
@@ -268,8 +268,8 @@ class EventLog:
         self.events.emit(
             "state", last.reason, sandbox_id=view.id, tenant=view.tenant, state=last.state, cause=last.cause
         )
-        if self.saver is not None:
-            self.saver.put(view)
+        if self.ledger_writer is not None:
+            self.ledger_writer.put(view)
 
     def _unsaved(self, view: SandboxView, why: str) -> None:
         self.events.emit("ledger", f"sandbox not persisted: {why}", sandbox_id=view.id, tenant=view.tenant)

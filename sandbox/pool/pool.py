@@ -134,8 +134,8 @@ class Pool:
             instance = await self._scheduler.take(
                 LeaseRequest(spec, ResourceRequest.of(spec), tenant, id, ttl_s, files), wait_s
             )
-            if self._history.saver is not None:
-                await self._persist(instance, self._history.saver)
+            if self._history.ledger_writer is not None:
+                await self._persist(instance, self._history.ledger_writer)
             return instance.view()
         finally:
             del self._creating[id]
@@ -265,9 +265,9 @@ class Pool:
                 if why is not None:
                     self._history.events.emit("stock", f"cannot keep a warm stock of {stock.warm_spec.name}: {why}")
             nodes = dict(self._scheduler.nodes)
-            if self._ledger is not None and self._history.saver is not None:
+            if self._ledger is not None and self._history.ledger_writer is not None:
                 await self._reattach_all(self._ledger, nodes)
-                self._tasks.start_soon(self._history.saver.run)
+                self._tasks.start_soon(self._history.ledger_writer.run)
             self._tasks.start_soon(self._sweep)
             self._is_open = True
             for node in self._scheduler.nodes.values():
@@ -297,9 +297,9 @@ class Pool:
             await self._tasks.__aexit__(kind, error, trace)
         finally:
             self._history.events.close()
-            if self._history.saver is not None:
+            if self._history.ledger_writer is not None:
                 with anyio.move_on_after(_LAST_WRITES_S, shield=True):
-                    await self._history.saver.write()
+                    await self._history.ledger_writer.write()
 
     async def _sweep(self) -> None:
         """Check liveness and time to live of all sandboxes at intervals."""
@@ -370,9 +370,9 @@ class Pool:
             else:
                 self._history.ended(ended(view, reattach.GONE, SandboxState.LOST))
 
-    async def _persist(self, instance: Instance, saver: LedgerWriter) -> None:
+    async def _persist(self, instance: Instance, ledger_writer: LedgerWriter) -> None:
         try:
-            is_saved = await saver.saved(instance.id)
+            is_saved = await ledger_writer.saved(instance.id)
         except BaseException:
             instance.is_forgotten = True
             instance.end(GIVEN_UP)

@@ -46,12 +46,12 @@ def test_the_cost_of_imports_is_measured() -> None:
 
 @pytest.mark.bwrap
 def test_the_cost_of_a_sandbox_is_measured_without_docker() -> None:
-    assert "step of a shell in bubblewrap, envkit local: " in run("bench_boxes", "--only", "local")
+    assert "step of a shell in bubblewrap, envkit local: " in run("bench_sandboxes", "--only", "local")
 
 
 @pytest.mark.bwrap
 def test_many_sandboxes_answer_and_end() -> None:
-    assert "lost meanwhile: 0; left afterwards: nothing" in run("bench_many_boxes", "--docker", "0")
+    assert "lost meanwhile: 0; left afterwards: nothing" in run("bench_many_sandboxes", "--docker", "0")
 
 
 @pytest.mark.bwrap

@@ -158,8 +158,8 @@ def test_a_raw_connection_to_a_detached_sandbox_reaches_its_agent_and_keeps_it_a
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
-                    await anyio.wait_readable(door)
-                assert b'"hello": 3' in door.recv(4096)
+                    await anyio.wait_readable(control)
+                assert b'"hello": 3' in control.recv(4096)
                 await anyio.sleep(ORPHAN_TTL_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))

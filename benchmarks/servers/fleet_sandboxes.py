@@ -15,7 +15,15 @@ from typing import Any, Protocol
 
 import anyio
 from servers.lean import Http
-from servers.peers_boxes import ROCK_ROUTES, MissingPeerError, Rock, docker_on_loopback, rock, rock_server, start_rock
+from servers.peers_sandboxes import (
+    ROCK_ROUTES,
+    MissingPeerError,
+    Rock,
+    docker_on_loopback,
+    rock,
+    rock_server,
+    start_rock,
+)
 from servers.serving import gateway
 from waiting import Call, CallBy, FailedCallError, Findings
 

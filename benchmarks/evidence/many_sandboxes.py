@@ -1,8 +1,9 @@
-"""Very many sandboxes at once: what each takes of memory, how it answers among the others, how all end.
+"""Many sandboxes at once: memory of each, response times, and how long it takes to end all.
 
-    python benchmarks/evidence/many_boxes.py
+    python benchmarks/evidence/many_sandboxes.py
 
-Runs `benchmarks/bench_many_boxes.py`. Ends with status 1 when a claim is broken, one was lost, or something is left.
+Runs `benchmarks/bench_many_sandboxes.py`. Ends with status 1 if a claim is broken, a sandbox was
+lost, or processes are left.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from functools import partial
 from record import ROOT, Evidence, parser
 from running import run
 
-NAME = "many-boxes"
-STALE_AFTER = ("sandbox", "benchmarks/bench_many_boxes.py", "benchmarks/servers/processes.py", "benchmarks/waiting.py")
+NAME = "many-sandboxes"
+STALE_AFTER = (
+    "sandbox",
+    "benchmarks/bench_many_sandboxes.py",
+    "benchmarks/servers/processes.py",
+    "benchmarks/waiting.py",
+)
 TWIN = "tests/project/test_benchmarks.py::test_many_sandboxes_answer_and_end"
 
 
@@ -25,7 +31,7 @@ def main() -> int:
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     sizes = ["--docker", str(asked.docker), "--local", str(asked.local)]
-    command = [sys.executable, "benchmarks/bench_many_boxes.py", *sizes]
+    command = [sys.executable, "benchmarks/bench_many_sandboxes.py", *sizes]
     part = f"{asked.docker} containers, {asked.local} sandboxes of bubblewrap"
     return int(evidence.part(part, partial(run, command, ROOT))["exit_code"])
 

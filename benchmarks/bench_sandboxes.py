@@ -2,8 +2,8 @@
 callers.
 
 Compares two of envkit's backends with SWE-ReX and ROCK. Run it with the interpreter that has the peers,
-``.venv/boxes/bin/python``; a missing peer is left out. ``--rock URL`` uses a running server of ROCK; without it, one
-is started. All containers run in ``--image``, which must exist, with bash and the libraries that a Python needs
+``.venv/sandboxes/bin/python``; a missing peer is left out. ``--rock URL`` uses a running server of ROCK; without
+it, one is started. All containers run in ``--image``, which must exist, with bash and the libraries that a Python needs
 (libssl, libffi); ``docker/with-base`` makes the default image.
 """
 
@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from servers.docker_run import Plain
-from servers.peers_boxes import FILE, Contestant, MissingPeerError, docker_on_loopback, rock, swerex
+from servers.peers_sandboxes import FILE, Contestant, MissingPeerError, docker_on_loopback, rock, swerex
 from servers.processes import busy_processors
 from settings import parsed, parser
 from waiting import Call, CallBy, Claim, Findings

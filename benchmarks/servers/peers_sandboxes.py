@@ -355,7 +355,7 @@ def free_ports(number: int) -> list[int]:
 
 def _installed(package: str) -> None:
     if find_spec(package) is None:
-        raise MissingPeerError("not installed: make .venv/boxes/done, and run this with .venv/boxes/bin/python")
+        raise MissingPeerError("not installed: make .venv/sandboxes/done, and run this with .venv/sandboxes/bin/python")
 
 
 def _expect(held: bool, answer: object) -> None:
