@@ -189,7 +189,7 @@ class AgentlessSandbox:
         return await self._why_gone()
 
     async def stop(self) -> None:
-        """Kill all processes and remove the sandbox; safe to repeat, not cancelled."""
+        """Kill all processes and remove the sandbox. May be called again; cannot be cancelled."""
         if self._cause is None and not self._life_line.is_over:
             self._cause = Cause(CauseKind.STOPPED, "stopped")
         with anyio.CancelScope(shield=True):

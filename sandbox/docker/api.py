@@ -61,9 +61,9 @@ class Daemon:
         self._address = address
         self._orphans = set[str]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # queries do not wait for starts and builds
+        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # separate, so that queries do not wait for slow calls
         self.info = info
-        """The daemon's own description (``docker info``)."""
+        """Output of ``docker info``."""
 
     @property
     def is_near(self) -> bool:
@@ -98,7 +98,7 @@ class Daemon:
         try:
             return str((await self._call(create))["Id"])
         except DaemonError as error:
-            self._orphans.update(_ORPHAN.findall(str(error)))  # library's message: docker
+            self._orphans.update(_ORPHAN.findall(str(error)))  # matches a message of Docker
             raise
 
     async def start(self, container: str) -> None:
@@ -220,7 +220,7 @@ class Daemon:
         await self._call(self._api.pull, repository, tag=tag)
 
     async def commit(self, container: str) -> str:
-        """Create an image from the files and labels of a container, which is paused meanwhile; return its id."""
+        """Create an image from a container's files and labels, and return the image's id. Pauses the container."""
         return str((await self._call(self._api.commit, container))["Id"])
 
     async def pause(self, container: str) -> None:

@@ -134,7 +134,7 @@ class AttachStream(asyncio.Protocol):
         await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:

@@ -142,7 +142,7 @@ class DockerBackend:
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        """Return the size in bytes of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         if snapshot in self._images:
             return self._images[snapshot]
         return await clock.to_thread(store.size, self._sandboxes.folder / _SNAPSHOTS, snapshot)
@@ -342,7 +342,7 @@ class DockerBackend:
             try:
                 attached = await container.run(self._daemon, options(limits_disk=True), opening)
             except DaemonError as error:
-                if "storage" not in str(error):  # library's message: docker
+                if "storage" not in str(error):  # matches a message of Docker
                     raise
                 self._limits_disk = False
             else:

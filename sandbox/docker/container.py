@@ -146,7 +146,7 @@ class AttachedContainer:
             return None
         volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
         on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
-        own = Path(found["HostsPath"]).parent  # /etc/hosts and other files are stored separately
+        own = Path(found["HostsPath"]).parent  # Docker stores /etc/hosts and other files in this folder
         return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
     async def diagnose(self) -> str:
@@ -208,7 +208,7 @@ def _is_open(daemon: Daemon) -> bool:
 
 
 async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
-    """Return the volumes' host paths by their paths inside the container; empty unless we can access the host paths."""
+    """Return the volumes' host paths by their paths inside the container; empty if the host paths are inaccessible."""
     if not _is_open(daemon):
         return {}
     found = await daemon.inspect(container_id) or {}
@@ -254,7 +254,7 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
             await daemon.remove(container_id)
         program = options["Entrypoint"]
         missing = f'exec: "{program[0]}"' if isinstance(program, list) else str(program)
-        if isinstance(error, DaemonError) and missing in str(error):  # library's message: docker
+        if isinstance(error, DaemonError) and missing in str(error):  # matches a message of Docker
             raise MissingProgramError from None
         raise
     return attached

@@ -168,8 +168,8 @@ def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ..
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
     """Return the environment variables of all programs; the spec's override envkit's, which override the image's."""
-    ours = {"HOME": "/root"} if spec.profile == "system" else {"HOME": WORK}
-    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **ours, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
+    home = "/root" if spec.profile == "system" else WORK
+    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, "HOME": home, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
 
 
 def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | None = None) -> Cause | None:
@@ -202,7 +202,7 @@ def _host(spec: SandboxSpec, limits: ContainerLimits, labels: Mapping[str, str])
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Init": False,
-        # No envkit process may be left to remove a detached container. Other containers stay for their exit state.
+        # A detached container must remove itself, because envkit may not run then. Others stay for their exit state.
         "AutoRemove": spec.detached,
         # Otherwise the daemon would log all messages of the agent's channel to its disk.
         "LogConfig": {"Type": "none"},

@@ -96,7 +96,7 @@ async def gone(daemon: Daemon) -> list[Orphan]:
 async def reap(daemon: Daemon) -> list[Orphan]:
     """Remove and return all orphans, including containers that the daemon was still creating when their owner ended.
 
-    It gives up after 15 s, if the daemon cannot remove some of them until then.
+    If the daemon cannot remove some of them within 15 s, they stay.
 
     Raises:
         DaemonError: The daemon does not answer.

@@ -86,7 +86,7 @@ class AgentCgroup:
                 _write(self.folder / "memory.max", limit)
             else:
                 _write(self.folder / "memory.limit_in_bytes", limit)
-                with suppress(FileNotFoundError):  # the kernel does not account swap
+                with suppress(FileNotFoundError):  # the file is missing if the kernel does not account swap
                     _write(self.folder / "memory.memsw.limit_in_bytes", limit)
         except OSError:
             self.remove()

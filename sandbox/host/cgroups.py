@@ -195,13 +195,13 @@ class Cgroup:
     def _limit_memory(self, size: int) -> None:
         if self._is_unified:
             self._set("memory", "memory.max", str(size))
-            with suppress(FileNotFoundError):  # the kernel has no swap
+            with suppress(FileNotFoundError):  # the file is missing if the kernel does not support swap
                 self._set("memory", "memory.swap.max", "0")
             return
         self._set("memory", "memory.limit_in_bytes", str(size))
         try:
             self._set("memory", "memory.memsw.limit_in_bytes", str(size))
-        except FileNotFoundError:  # the kernel does not account swap
+        except FileNotFoundError:  # the file is missing if the kernel does not account swap
             self._set("memory", "memory.swappiness", "0")
 
     def _set(self, controller: str, name: str, value: str) -> None:
@@ -233,7 +233,7 @@ def gone(folders: CgroupFolders) -> list[Cgroup]:
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """Return the numbers in a file with lines such as ``oom_kill 3``; empty if it cannot be read."""
+    """Return the numbers in a file with lines such as ``oom_kill 3``; empty if the file cannot be read."""
     try:
         pairs = [line.split() for line in file.read_text().splitlines()]
     except OSError:
@@ -277,14 +277,14 @@ def _upwards(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _has_controllers(folder: Path) -> bool:
-    """Whether children of `folder` in version 2 have the controllers; enables them if possible."""
+    """Whether children of the version 2 cgroup `folder` have all controllers; tries to enable missing ones."""
     if not _is_writable(folder):
         return False
     switch = folder / "cgroup.subtree_control"
     try:
         missing = set(CONTROLLERS) - set(switch.read_text().split())
         if missing and missing <= set((folder / "cgroup.controllers").read_text().split()):
-            with switch.open("r+") as file:  # fails while processes are in the folder
+            with switch.open("r+") as file:  # fails if the cgroup contains processes
                 file.write(" ".join(f"+{name}" for name in sorted(missing)))
             missing = set(CONTROLLERS) - set(switch.read_text().split())
     except OSError:

@@ -35,7 +35,7 @@ def lend(first: FirstProcess, more: Mapping[str, str]) -> None:
     Raises:
         OSError: The kernel does not support or refuses the system calls, or the process has exited.
     """
-    # A thread cannot easily leave a mount namespace that it has entered, so use a thread that ends afterwards.
+    # The thread stays in the mount namespace that it enters, so use a new thread that ends afterwards.
     with ThreadPoolExecutor(1) as thread:
         files = {f"/proc/{first.pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
         thread.submit(_enter_and_mount, first, files).result()

@@ -31,7 +31,7 @@ _NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
 LEAST_FREE_MIB = 512
 """MiB that must stay free on the disk of the run directory."""
 _EXITING = 0x4
-"""The kernel's process flag PF_EXITING."""
+"""Process flag PF_EXITING of the Linux kernel."""
 _COMMON = Path("/tmp")
 _MAX_ROOT = 40
 """Maximum length of the parent's path in characters; the rest of the 107 bytes is needed for the socket's name."""
@@ -115,7 +115,7 @@ def connect(folder: Path, name: str) -> socket.socket:
     """Return a non-blocking socket that is connected to the Unix socket `name` in `folder`.
 
     Symbolic links are refused: the sandbox controls the folder, and could create a link to another socket of the host.
-    On Linux the connection uses the same inode that was checked, so the sandbox cannot replace it in between.
+    On Linux the connection uses the same inode that was checked, so the sandbox cannot replace it after the check.
 
     Raises:
         UnreachableError: There is no such socket, or no process listens on it.

@@ -94,12 +94,12 @@ _NEWEST_KNOWN = 462
 """Number of `mseal` (Linux 6.10); from 424 on, numbers are the same on all architectures."""
 _CLONE3 = 435
 _X32 = 0x40000000
-"""Bit in the call numbers of x86_64's x32 ABI."""
+"""Bit that is set in the call numbers of x86_64's x32 ABI."""
 
-# CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
+# Flags of `clone`: CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 FAMILIES = (1, 2, 10, 16)
-TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX insert input into a terminal
 
 _LOAD = 0x20
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45

@@ -1,8 +1,8 @@
 """Liveness of sandboxes: the pool probes each sandbox at intervals. A sandbox that does not answer in time is lost.
 
-A sandbox that exits is noticed immediately. Each sandbox has at most one probe under way, which may take until the
-sandbox is lost: on a busy machine, several probes with a short timeout would all fail, but one late answer suffices. An
-answer to any other call counts as well. Lag of the pool's own event loop is not counted against the sandbox.
+A sandbox that exits is noticed immediately. Only one probe per sandbox is under way at any time, and it waits until
+the sandbox is lost. On a busy machine, several probes with short timeouts would all fail, but one late answer suffices.
+Answers to other calls count as well. Lag of the pool's own event loop is not counted against the sandbox.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -
 
 
 def phase(state: SandboxState, reason: Cause | str) -> Phase:
-    """Return a phase that starts now."""
+    """Return a phase of a history that starts now."""
     return Phase(state, clock.wall(), str(reason), reason if isinstance(reason, Cause) else None)
 
 
@@ -140,7 +140,7 @@ class Instance:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call to the sandbox is under way."""
         return bool(self._calls)
 
     def view(self) -> SandboxView:

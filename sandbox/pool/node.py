@@ -124,7 +124,7 @@ class Node:
         self.resumes_at = self._backoff_until
 
     def started(self) -> None:
-        """Record a successful start."""
+        """Record a successful start, which ends the backoff."""
         self._failures.clear()
         self.resumes_at = self._backoff_until = 0.0
 
@@ -190,7 +190,7 @@ def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float)
     Args:
         nodes: All nodes.
         demand: Resources that the tenant uses, plus those that it requests.
-        share: Share in (0, 1] of each resource's total capacity. A resource without a limit on any node has no limit.
+        share: Share in (0, 1] of each resource's total capacity. A resource that one node does not limit has no limit.
     """
     for field in ResourceRequest._fields:
         bounds = [getattr(node.capacity, field) for node in nodes]

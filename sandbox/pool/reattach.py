@@ -31,7 +31,7 @@ class Attaches(Protocol):
         """Return a running sandbox.
 
         Raises:
-            EnvkitError: No such sandbox, or the connection was refused.
+            EnvkitError: There is no such sandbox, or it refuses the connection.
         """
         ...
 
@@ -94,7 +94,7 @@ async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[],
     async def end(node: Node, backend: Attaches, sandbox_id: str) -> None:
         try:
             await backend.remove(sandbox_id)
-        except Exception as error:  # one broken node must not end the pool
+        except Exception as error:  # an error of one node must not end the pool
             _log.warning("sandbox %s of a previous process may be left on %s: %s", sandbox_id, node.name, error)
 
     async def end_on(node: Node, backend: Attaches) -> None:

@@ -92,7 +92,7 @@ class RayNodeBackend:
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, taken by this backend."""
+        """Start `spec` with the files of `snapshot`, which this backend must have taken."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:

@@ -27,7 +27,7 @@ from .driver_process import HELLO, LENGTH, TRIED, Outcome, packed
 from .node_agent import Answer, NodeKind
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
-"""Outcome of a call, and its value or the reason of its failure."""
+"""Future with the outcome of a call, and the call's value or the reason for its failure."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,10 +106,9 @@ class Cluster:
         await self._leave()
 
     async def alive(self) -> list[ClusterNode] | None:
-        """Return the nodes that Ray considers alive; Ray notices a loss only after many seconds.
+        """Return the nodes that Ray considers alive; None if the cluster's head did not answer within 4 s.
 
-        Returns:
-            None if the cluster's head did not answer within 4 s.
+        Ray notices the loss of a node only after many seconds.
 
         Raises:
             UnreachedError: The connection has ended.
@@ -125,7 +124,7 @@ class Cluster:
         return None
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request nodes with room for `bundles` of resources from Ray's autoscaler; replaces the previous request.
+        """Request nodes from Ray's autoscaler with room for all `bundles` of resources; replaces the last request.
 
         Raises:
             SandboxError: The autoscaler does not answer, or the connection has ended.
@@ -268,7 +267,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         self._input.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's do not inherit from asyncio's
+        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's transports are not subclasses of it
         self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:

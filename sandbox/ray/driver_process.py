@@ -47,7 +47,7 @@ _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
 
 def packed(message: tuple[object, ...]) -> bytes:
-    """Return a message in its wire format."""
+    """Encode a message: its length, then the pickled tuple."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
@@ -82,7 +82,7 @@ class _Driver:
         }
 
     async def run(self) -> None:
-        """Answer calls, and exit at the end of the input."""
+        """Serve calls from standard input; exit the process at the end of the input."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS))
         reader = asyncio.StreamReader()
@@ -101,7 +101,7 @@ class _Driver:
         errors = self._ray.exceptions
         try:
             self._answer(number, "done", await self._calls[what](*arguments))
-        except errors.RayTaskError as error:  # an unhandled error in the actor
+        except errors.RayTaskError as error:  # an unhandled exception in the actor
             self._answer(number, "failed", _line(error.cause))
         except errors.RayError as error:
             self._answer(number, "unreached", _line(error))
@@ -180,7 +180,7 @@ def _connected(address: str, report: Callable[[str], None]) -> Any:
     except ImportError as error:
         raise UsageError(f"the package ray cannot be used: {_line(error)}") from None
     except (OSError, RuntimeError, ValueError) as error:
-        if "Version mismatch" in str(error):  # library's message: Ray
+        if "Version mismatch" in str(error):  # matches a message of Ray
             detail = _line(error).removeprefix("Version mismatch: ")
             raise UsageError(f"the cluster at {location} has another version of Ray or Python: {detail}") from None
         raise UsageError(f"there is no Ray cluster at {location}: {_line(error)}{advice}") from None

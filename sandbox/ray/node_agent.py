@@ -47,7 +47,7 @@ _GREETING_S = 10.0
 _GREETING_BYTES = 256
 _LAST_BYTES_S = 10.0
 _WAITING = 1024
-"""Backlog of the listener."""
+"""Maximum number of connections that wait to be accepted."""
 _FULL_S = 0.1
 
 
@@ -170,7 +170,7 @@ class NodeActor:
         return await _answer(self._snapshot(request_id))
 
     async def snapshot_bytes(self, snapshot: str) -> Answer:
-        """Return the ``bytes`` of a snapshot on disk."""
+        """Return the size of a snapshot on disk as ``bytes``."""
         return await _answer(self._snapshot_bytes(snapshot))
 
     async def remove_snapshot(self, snapshot: str) -> Answer:
@@ -300,7 +300,7 @@ class NodeActor:
             if (hosted := self._hosted.get(int(request_id))) is not None:
                 await self._relay(stream, hosted, rest)
         except (EnvkitError, OSError):
-            pass  # the sandbox or the client has just ended; the other side notices
+            pass  # the sandbox or the client has ended; closing the stream notifies the client
         finally:
             stream.close()
 
@@ -349,7 +349,7 @@ def _listener(address: str) -> socket.socket:
 def _reset_inherited_limits() -> None:
     """Reset what sandboxes would inherit from a Ray worker: CPU priority, OOM score, and the limit of open files."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # of this thread, which also starts the sandboxes
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the priority of this thread, which starts the sandboxes
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

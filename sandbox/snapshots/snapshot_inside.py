@@ -39,7 +39,7 @@ _MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _MAX_TIME_NS = (1 << 63) - 1
 _HIDDEN_UID = 1002
-"""A user id that no user of a sandbox has, as in `envkit.sandbox.agent.linux`."""
+"""A uid that no user of a sandbox has; the same as in `envkit.sandbox.agent.linux`."""
 
 
 def pack(roots: list[bytes], write: Callable[[bytes], object]) -> None:
@@ -83,7 +83,7 @@ def pack(roots: list[bytes], write: Callable[[bytes], object]) -> None:
                     _pack_file(path, write)
                     if about.st_nlink > 1:
                         first_names[about.st_dev, about.st_ino] = path
-            except (FileNotFoundError, PermissionError):  # the latter: in another user's folder
+            except (FileNotFoundError, PermissionError):  # deleted, or in another user's folder
                 pass
     write(_RECORD.pack(b"e", 0, 0, 0, 0))
 
@@ -150,7 +150,7 @@ def _record(kind: bytes, about: os.stat_result, path: bytes, size: int = 0) -> b
 def unpack(roots: list[bytes], read: Callable[[int], bytes]) -> None:
     """Restore the entries of a stream that `pack` has written. Existing files and links are replaced.
 
-    The record of a folder must precede those of its entries, so that no symbolic link is followed.
+    The record of a folder must precede those of its entries, so that symbolic links are not followed.
 
     Args:
         roots: Folders that all entries must be in.

@@ -30,7 +30,7 @@ ROOTS = ("/workspace", "/tmp")
 _INSIDE = Path(__file__).with_name("snapshot_inside.py")
 _TIMEOUT_S = 600.0
 _PIECE_BYTES = 1 << 20
-"""Bytes written between two checks of free disk space."""
+"""Number of bytes written between two checks of the free disk space."""
 _REASON_BYTES = 4096
 _COMMAND_BYTES = 1 << 20
 _GO_AHEAD = "/run/envkit/.go-ahead"

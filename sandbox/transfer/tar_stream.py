@@ -141,7 +141,7 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
 
 
 def _packed_file(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a file as a tar entry of its current size; if the file shrinks meanwhile, zeros are added."""
+    """Yield a file as a tar entry of its current size; if the file shrinks while it is read, zeros are added."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(handle)
