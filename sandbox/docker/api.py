@@ -265,7 +265,7 @@ class Daemon:
         await self._call(_build, self._api, context, tag, dict(arguments), report_from_thread)
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Try to remove a container; return the error if it is starting, ending or being removed, which are retried."""
+        """Try to remove a container; return the error if a retry may help, e.g. because it is starting."""
         try:
             await self._call(self._api.remove_container, container, v=True, force=True)
         except DaemonError as error:

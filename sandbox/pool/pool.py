@@ -54,7 +54,7 @@ class Pool:
         nodes: Initial nodes; their backends must stay open until the pool is closed.
         stocks: Specs and sizes of the warm stocks.
         max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit. It does not apply to the
-            pool's owner: sandboxes of tenant ``""`` that have no id given by a caller, or one that starts with a colon.
+            pool's owner: sandboxes of tenant ``""`` whose id is generated or starts with a colon.
         share: Share of the total capacity that one tenant may use, in (0, 1]; each tenant may always have one sandbox.
             It does not apply to tenant ``""``.
         liveness_times: Liveness settings; None means the defaults.

@@ -357,7 +357,7 @@ class Scheduler:
         return self._why_bound(request, self._held.get(request.payer)) is not None
 
     def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
-        """Return which limit refuses the tenant, which now uses `held`, one more sandbox; None if no limit does."""
+        """Return which limit a tenant that uses `held` would exceed with this request; None if it exceeds none."""
         if held is None or request.payer is None:
             return None
         if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:

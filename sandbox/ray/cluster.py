@@ -237,7 +237,7 @@ class Actor:
 
 
 class _DriverPipe(asyncio.SubprocessProtocol):
-    """The pipes to the child process. Event loop callbacks read them, so they work even after all tasks are cancelled.
+    """The pipes to the child process. They need no task, so a cancelled caller can still send calls, e.g. ``end``.
 
     Attributes:
         hello: Future with the outcome of the child's connection to the cluster.
