@@ -72,7 +72,7 @@ class Daemon:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether out-of-memory events tell a container's memory limit from the host's memory: only with cgroups v1."""
+        """Whether the daemon distinguishes a container's memory limit from the host's memory: only with cgroups v1."""
         return str(self.info.get("CgroupVersion") or "1") == "1"
 
     @classmethod

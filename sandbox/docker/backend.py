@@ -96,7 +96,7 @@ class DockerBackend:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether a cause's `by_agent` tells the sandbox's memory limit from the memory of the daemon's machine."""
+        """Whether `Cause.by_agent` distinguishes the sandbox's memory limit from the memory of the daemon's machine."""
         return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:

@@ -151,7 +151,7 @@ async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
 
 
 async def _unless_refused(remove: Callable[[str], Awaitable[None]], name: str) -> None:
-    """Call `remove` with `name`; ignore the daemon's refusal, because a later attempt follows."""
+    """Call `remove` with `name`; ignore a refusal by the daemon, because the removal is tried again."""
     with suppress(DaemonError):
         await remove(name)
 

@@ -3,8 +3,8 @@
 Both versions are supported. Version 1 has one tree of cgroups for each controller, such as ``/sys/fs/cgroup/memory``.
 Version 2 has a single tree; new cgroups are created in this process's own cgroup, or in its nearest parent that allows
 these controllers. The name of a cgroup starts with its owner's name (`envkit.sandbox.host.run_dirs.owner_name`), so
-that a later run can find and remove orphans. When another process becomes the owner, an empty child cgroup is created
-with that owner's name.
+that a later run can find and remove orphans. When another process becomes an owner too, an empty child cgroup is
+created with that owner's name.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ _MACHINES = {
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for `machine`, named as by `platform.machine` and by default this one; None if unsupported."""
+    """Return the filter for an architecture (default: that of `platform.machine`); None if it is not supported."""
     found = _MACHINES.get(platform.machine() if machine is None else machine)
     if found is None:
         return None

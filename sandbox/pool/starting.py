@@ -33,7 +33,7 @@ _UNTRIED = "other nodes that may grant it have no room now"
 
 @runtime_checkable
 class _KnowsMemoryLimit(Protocol):
-    """A backend whose out-of-memory causes may tell the sandbox's memory limit from the host's memory."""
+    """A backend whose out-of-memory causes may distinguish the sandbox's memory limit from the host's memory."""
 
     @property
     def distinguishes_memory_limit(self) -> bool:
