@@ -35,7 +35,7 @@ def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> di
     """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner.
 
     Args:
-        run: Name of the run: of one opened backend.
+        run: Name of the opened backend's run directory.
         sandbox_id: Id of the sandbox.
         detached: Whether the sandbox outlives this process.
         ledger: Id of the ledger that records a detached sandbox; "" means no ledger.
@@ -178,7 +178,7 @@ def _is_ours(note: Path) -> bool:
 
 
 def _is_fresh(note: Path) -> bool:
-    """Whether the daemon may still create the note's container."""
+    """Whether the note is so new that the daemon may still create its container."""
     try:
         return clock.wall() - note.lstat().st_mtime < _ANSWER_S
     except OSError:

@@ -82,7 +82,7 @@ class Child:
         self._loop.add_reader(self._stderr.fileno(), self._on_output)
 
     def last_line(self) -> str:
-        """Return the last 300 characters of the last non-blank line of standard error; empty if there is none."""
+        """Return the last 300 characters of the last non-blank line of standard error; empty without such a line."""
         lines = self._stderr_tail.decode(errors="replace").split("\n")
         return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
 

@@ -59,7 +59,7 @@ def is_over(state: SandboxState) -> bool:
 
 
 def time_to_live(view: SandboxView) -> float | None:
-    """Return the time to live, in seconds, of a persisted sandbox, as it was when its last phase began."""
+    """Return the time to live, in seconds, of a persisted sandbox, measured from the start of its last phase."""
     return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
 
 
