@@ -272,10 +272,7 @@ class AgentlessSandbox:
 
 
 class _LogTail:
-    """The last bytes of an output.
-
-    Args:
-        limit: Maximum number of bytes to keep.
+    """The last `limit` bytes of an output.
 
     Attributes:
         kept: The last bytes.

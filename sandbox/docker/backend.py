@@ -164,9 +164,7 @@ class DockerBackend:
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
         """Return a detached sandbox, which any process may have started; closing this backend does not stop it.
 
-        Args:
-            sandbox_id: Id of the sandbox.
-            as_observer: Whether to leave the sandbox's orphan timeout running instead of restarting it.
+        With `as_observer`, the sandbox's orphan timeout is not restarted.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.

@@ -90,9 +90,7 @@ class Scheduler:
     async def take(self, request: LeaseRequest[Instance], wait_s: float | None) -> Instance:
         """Return a running sandbox for a request; raises the errors of `envkit.protocols.SandboxPool.lease`.
 
-        Args:
-            request: The request.
-            wait_s: Seconds to wait for room; None waits up to 20 s, and only if warm sandboxes are being evicted.
+        It waits up to `wait_s` seconds for room; None waits up to 20 s, and only if warm sandboxes are being evicted.
         """
         if not self._is_open:
             raise SandboxError("the pool is not open; use 'async with'")
