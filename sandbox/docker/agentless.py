@@ -1,9 +1,9 @@
-"""Sandboxes of images without Python, so without an agent: commands and single files through Docker's exec.
+"""Sandboxes without an agent, for images without Python: they run commands and copy files through `docker exec`.
 
-Process 1 is Docker's init above a shell that reads standard input until it closes, which happens when this process
-exits. A command runs under a shell that afterwards kills every process of its user, including daemonized ones: a
-process cannot change its user. So commands of one user run one at a time, and a command takes about 80 ms. Persistent
-shells, folder copies, sockets and terminals raise `UnsupportedError`.
+Process 1 is Docker's init. Its child is a shell that reads standard input until it closes, which happens when envkit's
+process exits. Each command runs under a shell that kills all processes of the command's user afterwards, even
+daemonized ones, because a process cannot change its user. Commands of one user therefore run one at a time. A command
+takes about 80 ms. Persistent shells, folder copies, sockets and terminals raise `UnsupportedError`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .attach_stream import AttachStream
 from .container import AttachedContainer
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
-"""Command of process 1; the sandbox ends with it."""
+"""Command of process 1; the sandbox ends when it exits."""
 
 _UIDS: Mapping[SandboxUser, int] = {"agent": AGENT_UID, "grader": GRADER_UID}
 _ENV_OF_GRADER = {"HOME": GRADER_HOME, "PYTHONNOUSERSITE": "1"}
-# `kill -1` reaches every process that its user may signal, but neither the caller nor process 1.
+# `kill -KILL -1` kills all processes that the user may signal, except the calling shell and process 1.
 _RUN = 'umask "$1"; cd "$2" || exit 126; shift 2; (exec "$@"); code=$?; kill -KILL -1 2>/dev/null; exit $code'
 _END = "kill -KILL -1"
 _READ = 'test -f "$1" && exec cat -- "$1"'
@@ -57,11 +57,11 @@ _MISSING = "the image of sandbox {} has no Python, which {} needs"
 
 
 def why_refused(spec: SandboxSpec, *, has_snapshot: bool) -> str | None:
-    """Return why `spec` needs an agent, in one line; None if it does not.
+    """Return in one line why `spec` needs an agent; None if it needs no agent.
 
     Args:
         spec: Spec of the sandbox.
-        has_snapshot: Whether files of a snapshot must be restored.
+        has_snapshot: Whether the sandbox starts with the files of a snapshot.
     """
     wanted = {
         "a command": spec.command,
@@ -79,11 +79,11 @@ class AgentlessSandbox:
     """A sandbox without an agent; implements `envkit.protocols.Sandbox`.
 
     Args:
-        sandbox_id: Its id.
-        daemon: Runs its commands.
-        attached: Its container, with `LIFE_LINE` as process 1.
-        env: Environment variables of every program in it.
-        forget: Called after it is stopped.
+        sandbox_id: Id of the sandbox.
+        daemon: The Docker daemon that runs the container.
+        attached: The container, with `LIFE_LINE` as process 1.
+        env: Environment variables of every program in the sandbox.
+        forget: Called with the sandbox after it is stopped.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class AgentlessSandbox:
                 result = await self._run(wrapped, uid, timeout_s, max_output_bytes, env=env or {}, stdin=stdin)
                 is_over = not result.timed_out and result.exit_code != -signal.SIGKILL
             finally:
-                if not is_over:  # timed out, cancelled, or its shell was killed before it could kill the others
+                if not is_over:  # its shell may not have killed the user's other processes
                     with anyio.CancelScope(shield=True):
                         await self._run(["/bin/sh", "-c", _END], uid, _END_S, 0)
         return result
@@ -189,7 +189,7 @@ class AgentlessSandbox:
         return await self._why_gone()
 
     async def stop(self) -> None:
-        """Kill all processes and remove the sandbox; safe to repeat, not cancelled."""
+        """Kill all processes and remove the sandbox. May be called again; cannot be cancelled."""
         if self._cause is None and not self._life_line.is_over:
             self._cause = Cause(CauseKind.STOPPED, "stopped")
         with anyio.CancelScope(shield=True):
@@ -218,7 +218,7 @@ class AgentlessSandbox:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
     ) -> ExecResult:
-        """Run `argv` as user `uid` and collect what it writes.
+        """Run `argv` as user `uid` and collect its output.
 
         Raises:
             SandboxLostError: The sandbox has ended.
@@ -245,7 +245,7 @@ class AgentlessSandbox:
             if stream is not None:
                 stream.close()
         if code not in (None, 128 + signal.SIGKILL) and not self._life_line.is_over:
-            self._survived = Survived(1, clock.wall())  # process 1 survived any out-of-memory kill up to now
+            self._survived = Survived(1, clock.wall())  # process 1 survived all out-of-memory kills until now
         return ExecResult(
             exit_code=128 - code if code is not None and 128 < code <= 192 else code,
             stdout_bytes=bytes(output.kept),
@@ -258,25 +258,25 @@ class AgentlessSandbox:
     async def _exit_code(self, command: str) -> int:
         """Return the exit code of a command whose output has ended."""
         with anyio.move_on_after(_END_S):
-            while True:  # the daemon records the exit slightly later
+            while True:  # the daemon records the exit slightly after the output ends
                 if (code := await self._daemon.exit_code(command)) is not None:
                     return code
                 await anyio.sleep(0.005)
         raise DaemonError(f"the daemon did not report the exit code within {_END_S:g} s")
 
     async def _lost(self, otherwise: Cause) -> SandboxLostError:
-        """Return the error with the cause of the sandbox's end, which we may notice after a failed call."""
+        """Return the error of a failed call: with the cause of the sandbox's end if it has ended, else `otherwise`."""
         with anyio.move_on_after(_SAME_DEATH_S):
             await self._life_line.ended()
         return SandboxLostError(self._id, await self._why_gone() if self._life_line.is_over else otherwise)
 
 
 class _LogTail:
-    """The end of an output.
+    """The last `limit` bytes of an output.
 
     Attributes:
-        kept: The last bytes, up to the limit.
-        cut: Number of bytes dropped before them.
+        kept: The last bytes.
+        cut: Number of bytes dropped before `kept`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -292,10 +292,10 @@ class _LogTail:
 
 
 async def _converse(stream: AttachStream, stdin: bytes, output: _LogTail) -> None:
-    """Send a command its input while collecting its output, until the output ends."""
+    """Send `stdin` to a command and append its output to `output`, until the output ends."""
 
     async def feed() -> None:
-        with suppress(ConnectionError):  # it does not read all of its input
+        with suppress(ConnectionError):  # the command may exit before it has read all input
             for start in range(0, len(stdin), _PIECE_BYTES):
                 await stream.send(stdin[start : start + _PIECE_BYTES])
             stream.send_eof()

@@ -1,4 +1,4 @@
-"""The Docker daemon's API: the docker package's blocking calls, each in a thread."""
+"""Async client of the Docker daemon: it runs the blocking calls of the package `docker` in threads."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
-"""For queries about containers that may be gone, or when the daemon may be."""
+"""Timeout of quick queries, which also notice that a container or the daemon is gone."""
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
 _KILLED = 128 + signal.SIGKILL
 LATE_EVENT_S = 0.5
-"""Seconds by which the daemon may report an out-of-memory event late."""
+"""Maximum delay, in seconds, of the daemon's report of an out-of-memory kill."""
 _LINES_SHOWN = 8
 _ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
-"""Error of a daemon that is shutting down: it created a volume without recording its labels."""
+"""Error of a daemon that is shutting down: it has created this volume, but not recorded the volume's labels."""
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
 class DaemonError(SandboxError):
-    """The daemon refused, or does not answer.
+    """The daemon refused a request, or does not answer.
 
     Attributes:
-        http_status: HTTP status of its answer; 0 if there was none.
+        http_status: HTTP status of the response; 0 without a response.
     """
 
     def __init__(self, detail: str, status: int = 0) -> None:
@@ -53,7 +53,7 @@ class DaemonError(SandboxError):
 
 
 class Daemon:
-    """One Docker daemon. Create it with `connect`; `close` ends its connections."""
+    """A client of one Docker daemon. `connect` creates it; `close` closes its connections."""
 
     def __init__(self, api: Any, quick: Any, address: Address, info: Mapping[str, Any]) -> None:
         self._api = api
@@ -61,26 +61,26 @@ class Daemon:
         self._address = address
         self._orphans = set[str]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # queries do not wait for starts and builds
+        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # separate, so that queries do not wait for slow calls
         self.info = info
-        """The daemon's own description (``docker info``)."""
+        """Output of ``docker info``."""
 
     @property
     def is_near(self) -> bool:
-        """Whether it is reached by a Unix socket, and so is probably on this host."""
+        """Whether the daemon listens on a Unix socket, and therefore probably runs on this host."""
         return isinstance(self._address, str)
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether it distinguishes a container's memory limit from the host's memory: only with cgroups version 1."""
+        """Whether the daemon distinguishes a container's memory limit from the host's memory: only with cgroups v1."""
         return str(self.info.get("CgroupVersion") or "1") == "1"
 
     @classmethod
     async def connect(cls) -> Daemon:
-        """Find the daemon as the Docker CLI does, by ``DOCKER_HOST`` or at its usual socket.
+        """Connect to the daemon that the Docker CLI would use: ``DOCKER_HOST``, or the default socket.
 
         Raises:
-            DaemonError: No daemon answers; the message says what to do.
+            DaemonError: No daemon answers.
             UsageError: The package docker is not installed.
         """
         return await clock.to_thread(_connect)
@@ -89,26 +89,26 @@ class Daemon:
         await self._call(self._close)
 
     async def create(self, options: Mapping[str, JSON], during: AbstractContextManager[None]) -> str:
-        """Create a container and return its id; `during` is entered while the daemon creates it."""
+        """Create a container inside the context `during`, and return the container's id."""
 
         def create() -> Any:
-            with during:  # in the thread, which continues if its caller is cancelled
+            with during:  # entered in this thread, which continues even if the caller is cancelled
                 return self._api.create_container_from_config(options)
 
         try:
             return str((await self._call(create))["Id"])
         except DaemonError as error:
-            self._orphans.update(_ORPHAN.findall(str(error)))  # library's message: docker
+            self._orphans.update(_ORPHAN.findall(str(error)))  # matches a message of Docker
             raise
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)
 
     async def remove(self, container: str) -> None:
-        """Kill a container and remove it with its volumes; returns once it is gone.
+        """Kill a container, remove it with its volumes, and return once it is gone.
 
         Raises:
-            DaemonError: It could not be removed within 10 s.
+            DaemonError: The daemon could not remove it within 10 s.
         """
         deadline = clock.now() + _REMOVAL_S
         while (refused := await self._refusal_to_remove(container)) is not None:
@@ -117,26 +117,26 @@ class Daemon:
             await anyio.sleep(_REMOVAL_PAUSE_S)
 
     async def attach(self, container: str, *, has_input: bool = True) -> AttachStream:
-        """Return the standard streams of a container, starting now.
+        """Return the standard streams of a container; earlier output is not included.
 
         Args:
-            container: Its id.
-            has_input: Whether to attach standard input. When one such stream closes, the daemon closes it for all.
+            container: Id of the container.
+            has_input: Whether to attach standard input. If one client closes it, the daemon closes it for all clients.
         """
         return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
-        """Return the daemon's record of a container, with a short timeout; None if there is no such container."""
+        """Return the daemon's record of a container, with a timeout of 1.5 s; None if there is no such container."""
         return cast(
             "Mapping[str, Any] | None",
             await self._unless_missing(self._query(self._quick.inspect_container, container)),
         )
 
     async def end_since(self, container: str, since: float) -> tuple[bool, int | None]:
-        """Return how a container ended since a moment of Unix time, even if it is already removed.
+        """Return how a container ended after the Unix time `since`, even if it is already removed.
 
         Returns:
-            Whether it ran out of memory, and its exit code; None if it has not ended.
+            Whether the container ran out of memory, and its exit code (None if it has not ended).
         """
         return cast("tuple[bool, int | None]", await self._query(_end_since, self._quick, container, since))
 
@@ -152,13 +152,13 @@ class Daemon:
         return found["Volumes"] or ()
 
     async def remove_orphans(self) -> None:
-        """Remove volumes that a daemon created while it was shutting down and lost track of."""
+        """Remove the volumes that a daemon created without their labels while it was shutting down."""
         while self._orphans:
             await self.remove_volume(name := next(iter(self._orphans)))
             self._orphans.discard(name)
 
     async def remove_volume(self, name: str) -> None:
-        """Remove a volume; a missing one or one in use is ignored."""
+        """Remove a volume, unless it is missing or in use."""
         try:
             await self._call(self._api.remove_volume, name)
         except DaemonError as error:
@@ -168,7 +168,7 @@ class Daemon:
     async def new_command(
         self, container: str, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str
     ) -> str:
-        """Prepare a command in a running container and return its id; `run_command` starts it."""
+        """Prepare a command in a running container and return the command's id, for `run_command`."""
         made = await self._call(
             self._api.exec_create,
             container,
@@ -187,7 +187,7 @@ class Daemon:
         )
 
     async def exit_code(self, command: str) -> int | None:
-        """Return the exit code of a command; None while it runs, or if its container is gone."""
+        """Return the exit code of a command; None while the command runs, or if its container is gone."""
         found = await self._unless_missing(self._query(self._quick.exec_inspect, command))
         return None if found is None else cast("int | None", found["ExitCode"])
 
@@ -215,12 +215,12 @@ class Daemon:
         return sorted(tag for image in found for tag in image.get("RepoTags") or () if tag != "<none>:<none>")
 
     async def pull(self, name: str) -> None:
-        """Fetch an image from its registry, which may take minutes."""
+        """Pull an image from its registry; this may take minutes."""
         repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
         await self._call(self._api.pull, repository, tag=tag)
 
     async def commit(self, container: str) -> str:
-        """Pause a container, make an image of its files and labels, and return the image's id."""
+        """Create an image from a container's files and labels, and return the image's id. Pauses the container."""
         return str((await self._call(self._api.commit, container))["Id"])
 
     async def pause(self, container: str) -> None:
@@ -232,12 +232,12 @@ class Daemon:
         await self._call(self._api.unpause, container)
 
     async def written_bytes(self, container: str) -> int:
-        """Return the total size of the files that a container changed in its root file system."""
+        """Return the total size of the files in its root file system that a container has changed."""
         found = await self._call(self._api.containers, all=True, size=True, filters={"id": container})
         return int(found[0].get("SizeRw") or 0) if found else 0
 
     async def remove_image(self, image: str) -> None:
-        """Remove an image; a missing one or one in use is ignored."""
+        """Remove an image, unless it is missing or in use."""
         try:
             await self._call(self._api.remove_image, image, noprune=False)
         except DaemonError as error:
@@ -247,16 +247,16 @@ class Daemon:
     async def build(
         self, context: IO[bytes], *, tag: str, arguments: Mapping[str, str], report: Callable[[str], None]
     ) -> None:
-        """Build an image, without a network, from a tar archive with a Dockerfile.
+        """Build an image without network access.
 
         Args:
-            context: The archive.
+            context: The build context: a tar archive that contains a Dockerfile.
             tag: Tag of the image.
             arguments: Build arguments of the Dockerfile.
-            report: Called with each step that begins.
+            report: Called with a line of text when a build step begins.
 
         Raises:
-            DaemonError: A step failed.
+            DaemonError: A build step failed.
         """
 
         def report_from_thread(line: str) -> None:
@@ -265,7 +265,7 @@ class Daemon:
         await self._call(_build, self._api, context, tag, dict(arguments), report_from_thread)
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Try to remove a container; return the refusal if it is just starting, ending or being removed."""
+        """Try to remove a container; return the error if a retry may help, e.g. because it is starting."""
         try:
             await self._call(self._api.remove_container, container, v=True, force=True)
         except DaemonError as error:
@@ -310,7 +310,7 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        _require_listener(address)  # the package leaks its sockets if nothing listens
+        _require_listener(address)  # if nothing listens, the package leaks its sockets
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
@@ -324,7 +324,7 @@ def _connect() -> Daemon:
 
 
 def _address(url: str | None, *, is_secured: bool) -> Address:
-    """Return the address for raw connections to the daemon."""
+    """Return the daemon's address for raw connections; `url` is ``DOCKER_HOST``."""
     found = load("docker").utils.parse_host(url, tls=is_secured)
     if found.startswith("http+unix://"):
         return str(found.removeprefix("http+unix://"))
@@ -347,7 +347,7 @@ def _require_listener(address: Address) -> None:
 
 
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
-    """Return the result of `call`, translating its errors to `DaemonError`."""
+    """Run `call` and return its result; raise its errors as `DaemonError`."""
     errors = load("docker").errors
     try:
         return call(*args, **kwargs)
@@ -356,12 +356,12 @@ def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[
         raise DaemonError(str(error.explanation or error), status) from None
     except errors.DockerException as error:
         raise DaemonError(str(error)) from None
-    except OSError as error:  # also of the package requests, below it
+    except OSError as error:  # errors of the package requests are OSErrors too
         raise DaemonError(f"the Docker daemon does not answer: {_innermost(error)}") from None
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the root cause; the errors that wrap it are long and less specific."""
+    """Return the message of the root cause, which is shorter and more specific than those of the errors around it."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__

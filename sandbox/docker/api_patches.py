@@ -1,6 +1,4 @@
-"""Patches for the docker package's client: it leaks sockets whose connection was refused, and waits for events without
-a timeout.
-"""
+"""Workarounds for the package `docker`: it leaks sockets of refused connections, and reads events without timeout."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from envkit.installation import load
 
 
 def close_refused_sockets(api: Any, path: str) -> None:
-    """Make `api` close its sockets at once if the daemon at `path` refuses the connection.
+    """Make `api` close a socket immediately if the daemon at `path` refuses the connection.
 
-    The package leaves that to the garbage collector, which then warns about it.
+    The package leaves the socket to the garbage collector, which emits a `ResourceWarning`.
     """
     package = load("docker.transport.unixconn")
     connection: Any = type("Connection", (package.UnixHTTPConnection,), {"connect": _connect})
@@ -35,12 +33,12 @@ def close_refused_sockets(api: Any, path: str) -> None:
 def events(
     api: Any, since: float, until: float, filters: Mapping[str, Sequence[str]]
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield the daemon's events between two moments, in seconds since 1970; `until` may be in the future.
+    """Yield the daemon's events between two Unix times; `until` may be in the future.
 
-    If the daemon exits meanwhile, the events end early.
+    If the daemon exits before `until`, the events end early.
 
     Raises:
-        OSError: It does not answer within the timeout of `api`, or refuses.
+        OSError: The daemon refuses the request, or does not answer within the timeout of `api`.
     """
     broken_off = load("requests.exceptions").ChunkedEncodingError
     query = {"since": f"{since:.3f}", "until": f"{until:.3f}", "filters": json.dumps(filters)}

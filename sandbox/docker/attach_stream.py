@@ -1,7 +1,7 @@
-"""Raw connections to a Docker daemon: the standard streams of a container, or of a command in one, without a thread.
+"""Raw asyncio connections to a Docker daemon for the standard streams of a container, or of a command inside it.
 
 The daemon prefixes each chunk of output with 8 bytes: 1 for standard output or 2 for standard error, three zeros, and
-the chunk's length, big-endian. Such a frame may span several reads.
+the chunk's length, big-endian. A read may return only a part of such a frame.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import anyio
 from envkit.types import JSON
 
 Address: TypeAlias = str | tuple[str, int]
-"""Address of a daemon: the path of its Unix socket, or host and port."""
+"""Address of a daemon: the path of a Unix socket, or a host and a port."""
 
 _HEADER_BYTES = 8
 _STDERR = 2
 _FULL_BYTES = 1 << 20
-"""Size of unread output above which reading from the daemon pauses."""
+"""Reading from the daemon pauses while more than this much output is unread."""
 _KEPT_STDERR_BYTES = 64 << 10
-_AT_ONCE_BYTES = 32 << 10
-"""Size of input above which it is written at once, not batched with other input of the same loop iteration."""
+_MAX_BATCH_BYTES = 32 << 10
+"""Size of batched input from which it is written immediately instead of at the next iteration of the event loop."""
 _MAX_HEAD_BYTES = 64 << 10
 
 
@@ -36,10 +36,10 @@ class AttachStream(asyncio.Protocol):
     """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`. See `attach`.
 
     Args:
-        keep_stderr_bytes: How much of the end of standard error is kept.
+        keep_stderr_bytes: Maximum size of `stderr`; earlier bytes are dropped.
 
     Attributes:
-        stderr_cut: Number of bytes of standard error dropped before `stderr`.
+        stderr_cut: Number of bytes of standard error that were dropped.
     """
 
     def __init__(self, keep_stderr_bytes: int = _KEPT_STDERR_BYTES) -> None:
@@ -60,12 +60,12 @@ class AttachStream(asyncio.Protocol):
 
     @property
     def stderr(self) -> bytes:
-        """The end of what was written to standard error."""
+        """The last bytes that were written to standard error."""
         return bytes(self._stderr)
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection has ended; earlier output may still be received."""
+        """Whether the connection has ended; `receive` may still return earlier output."""
         return self._end.is_set()
 
     async def ended(self) -> None:
@@ -73,9 +73,9 @@ class AttachStream(asyncio.Protocol):
         await self._end.wait()
 
     async def send(self, data: bytes) -> None:
-        """Write `data` to standard input; return when more may be sent.
+        """Write `data` to standard input; return when the connection can take more.
 
-        Data sent in one iteration of the loop is written at once, since each write costs the daemon more than us.
+        All data sent in one iteration of the event loop is written together, because writes are costly for the daemon.
 
         Raises:
             ConnectionError: The connection has ended.
@@ -85,24 +85,24 @@ class AttachStream(asyncio.Protocol):
         if not self._input:
             self._loop.call_soon(self._write)
         self._input += data
-        if len(self._input) >= _AT_ONCE_BYTES:
+        if len(self._input) >= _MAX_BATCH_BYTES:
             self._write()
         while self._drained is not None:
             await asyncio.shield(self._drained)
 
     def start_sending(self, data: bytes) -> None:
-        """Write `data` to standard input of a container that does not run yet, and so does not read."""
+        """Write `data` to standard input without waiting, for a container that does not run and read it yet."""
         if self._transport is not None:
             self._transport.write(data)
 
     def send_eof(self) -> None:
-        """End standard input."""
+        """Close standard input."""
         if self._transport is not None and not self.is_over:
             self._write()
             self._transport.write_eof()
 
     async def receive(self) -> bytes:
-        """Return the output since the last call, waiting for some; empty at the end."""
+        """Wait for output and return all that has arrived since the last call; empty at the end of the output."""
         while not self._output:
             if self.is_over:
                 return b""
@@ -119,7 +119,7 @@ class AttachStream(asyncio.Protocol):
         return output
 
     def close(self) -> None:
-        """End the connection at once; safe to repeat."""
+        """Close the connection immediately; may be called again."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -127,14 +127,14 @@ class AttachStream(asyncio.Protocol):
         """Send the request that turns this connection into a container's streams.
 
         Raises:
-            ConnectionError: The daemon refused, or closed the connection.
+            ConnectionError: The daemon refused the request, or closed the connection.
         """
         assert self._transport is not None
         self._transport.write(request)
         await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
@@ -171,7 +171,7 @@ class AttachStream(asyncio.Protocol):
             self._input = bytearray()
 
     def _take_head(self) -> bytes:
-        """Check the daemon's response head once it is complete; return the bytes after it."""
+        """Check the daemon's response head once it is complete, and return the bytes that follow the head."""
         head, end, rest = bytes(self._head or b"").partition(b"\r\n\r\n")
         if end and head.split(b" ", 2)[1:2] in ([b"101"], [b"200"]) and not self._answered.done():
             self._head = None
@@ -180,7 +180,7 @@ class AttachStream(asyncio.Protocol):
         is_whole = end and len(rest) >= _content_length(head)
         if (is_whole or self.is_over or len(head) > _MAX_HEAD_BYTES) and not self._answered.done():
             self._answered.set_exception(ConnectionError(_refusal(head, rest)))
-            self._answered.exception()  # mark as retrieved: the caller may have been cancelled
+            self._answered.exception()  # prevents asyncio's warning if the caller was cancelled
         return b""
 
     def _take_pieces(self) -> None:
@@ -202,10 +202,10 @@ class AttachStream(asyncio.Protocol):
 async def attach(
     address: Address, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = _KEPT_STDERR_BYTES
 ) -> AttachStream:
-    """Return the streams that ``POST path`` to the daemon at `address` opens.
+    """Send ``POST path`` with `body` as JSON to the daemon at `address`, and return the streams that the daemon opens.
 
     Raises:
-        ConnectionError: The daemon does not answer, or refuses; the message says why.
+        ConnectionError: The daemon does not answer, or refuses the request; the message says why.
     """
     loop = asyncio.get_running_loop()
     made = partial(AttachStream, keep_stderr_bytes)
@@ -230,7 +230,7 @@ async def attach(
 
 
 def _content_length(head: bytes) -> int:
-    """Return the length of the response body; `sys.maxsize` if it ends with the connection."""
+    """Return the length of the response body; `sys.maxsize` if the response has no Content-Length."""
     found = re.search(rb"\r\ncontent-length: *(\d+)", head.lower())
     return int(found[1]) if found else sys.maxsize
 

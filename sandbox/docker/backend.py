@@ -1,12 +1,12 @@
-"""The Docker backend: an image's files, the daemon's isolation, and limits of CPU, memory and processes.
+"""The Docker backend: each sandbox is a container of a Docker daemon.
 
-A container is created, attached to and started. Its process 1 is our agent, whose code is sent over the attached
-streams; it exits when they close, so a sandbox ends with this process. The container's options are in
-`envkit.sandbox.docker.container_config`. An image needs Python 3.7 or newer; images that have only a shell use
-`envkit.sandbox.docker.agentless`.
+Process 1 of a container is envkit's agent. Its code is sent over the container's standard input, so the image needs
+only Python 3.7 or newer. The agent exits when its standard streams close, so a sandbox ends when the process that
+started it ends. Images that have a shell but no Python use `envkit.sandbox.docker.agentless`. The container's options
+are in `envkit.sandbox.docker.container_config`.
 
-Images are pulled only on request, since it may take minutes. Containers are labelled with the process that made them;
-the next backend that is opened on the same machine removes those whose process has ended.
+Images are pulled only on request, because a pull may take minutes. Each container has a label that names the process
+that created it; when a backend is opened, it removes the containers of processes that have ended.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
 
 _STARTS_AT_ONCE = 8
-"""Concurrent starts; more do not increase the daemon's starts per second."""
+"""Maximum number of concurrent starts; a higher number does not increase the daemon's throughput."""
 _PYTHONS = ("python3", "python")
 _SNAPSHOTS = "snapshots"
 _ATTACH_S = 10.0
 
 
 async def why_unavailable(image: str | None = None) -> str | None:
-    """Return why Docker sandboxes cannot run here, in one line; None if they can.
+    """Return in one line why Docker sandboxes cannot run here; None if they can.
 
     Args:
-        image: Image to check too; None checks none.
+        image: Image to check as well; None checks only the daemon.
     """
     try:
         daemon = await Daemon.connect()
@@ -71,13 +71,13 @@ async def why_unavailable(image: str | None = None) -> str | None:
 
 
 class DockerBackend:
-    """Start containers; implements `envkit.protocols.SandboxBackend`.
+    """Starts sandboxes as Docker containers; implements `envkit.protocols.SandboxBackend`.
 
-    Use it as ``async with DockerBackend() as backend``; leaving the block stops all sandboxes except detached ones. The
-    daemon is found as the Docker CLI finds it (``DOCKER_HOST``, or the usual socket).
+    Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. It
+    uses the same daemon as the Docker CLI: ``DOCKER_HOST``, or the default socket.
 
     Args:
-        pull: Whether to fetch a missing image from its registry.
+        pull: Whether to pull missing images from their registries.
     """
 
     def __init__(self, *, pull: bool = False) -> None:
@@ -88,7 +88,7 @@ class DockerBackend:
         self._filter: str | None = None
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
         self._pythons: dict[str, str | None] = {}
-        self._limits_disk: bool | None = None  # of a root file system; unknown until it was tried
+        self._limits_disk: bool | None = None  # whether Docker can limit a root file system; None until tried
         self._snapshots = 0
         self._images: dict[str, int] = {}
         self._run_name = ""
@@ -96,11 +96,11 @@ class DockerBackend:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether `by_agent` distinguishes a sandbox's own memory limit from the memory of the daemon's machine."""
+        """Whether `Cause.by_agent` distinguishes the sandbox's memory limit from the memory of the daemon's machine."""
         return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return what is enforced in the strict profile with no network or an allow-list of hosts."""
+        """Return which limits are enforced in the strict profile, without a network or with an allow-list of hosts."""
         info = self._daemon.info
         return {
             "isolation": info.get("OSType") == "linux",
@@ -115,12 +115,12 @@ class DockerBackend:
 
     @property
     def machine_memory_mib(self) -> int | None:
-        """MiB of memory of the daemon's machine; None if unknown."""
+        """Memory of the daemon's machine in MiB; None if unknown."""
         total = self._daemon.info.get("MemTotal")
         return total >> 20 if isinstance(total, int) and total else None
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return the disks that sandboxes and snapshots need: MiB free, and MiB that must stay free."""
+        """Return for each disk of sandboxes and snapshots the MiB that are free, and the MiB that must stay free."""
         free_mib = self._disk.free_mib()
         return self._sandboxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
@@ -132,8 +132,8 @@ class DockerBackend:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
         Raises:
-            SandboxRefusedError: Also if the image is missing.
-            SandboxStartError: Also if the disk is nearly full, or the daemon does not answer.
+            SandboxRefusedError: The spec is refused, or the image is missing.
+            SandboxStartError: The start failed, the disk is nearly full, or the daemon does not answer.
         """
         return await self._start(spec, None)
 
@@ -142,7 +142,7 @@ class DockerBackend:
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        """Return the size in bytes of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         if snapshot in self._images:
             return self._images[snapshot]
         return await clock.to_thread(store.size, self._sandboxes.folder / _SNAPSHOTS, snapshot)
@@ -150,25 +150,25 @@ class DockerBackend:
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`.
 
-        An image in use by a sandbox is kept until this backend is closed.
+        If a sandbox uses the snapshot's image, the image is removed when this backend is closed.
         """
         if self._images.pop(snapshot, None) is not None:
             await self._daemon.remove_image(snapshot)
         await clock.to_thread(store.remove, self._sandboxes.folder / _SNAPSHOTS, snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of detached sandboxes here, optionally of one ledger; "" means without a ledger."""
+        """Return the sorted ids of the detached sandboxes of `ledger`; "" means without a ledger, None means all."""
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
-        return sorted(one["Labels"][SANDBOX_LABEL] for one in await self._daemon.containers(label))
+        return sorted(container["Labels"][SANDBOX_LABEL] for container in await self._daemon.containers(label))
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
-        """Return a detached sandbox that any process of ours started; leaving the backend leaves it running.
+        """Return a detached sandbox, which any process may have started; closing this backend does not stop it.
 
-        With `observes`, the sandbox's orphan timeout is not restarted.
+        With `as_observer`, the sandbox's orphan timeout is not restarted.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.
-            UnreachableError: It refuses the connection.
+            UnreachableError: The sandbox refuses the connection.
         """
         found = await orphans.find_detached(self._daemon, sandbox_id)
         container_id, labels = str(found["Id"]), found["Labels"]
@@ -187,15 +187,15 @@ class DockerBackend:
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a connected, non-blocking stream to a detached sandbox, which speaks the `AgentChannel` protocol.
+        """Return a non-blocking socket connected to a detached sandbox, which speaks the `AgentChannel` protocol.
 
-        The caller closes it; the orphan timeout does not run while it is open. Raises as `attach`.
+        The caller closes the socket. The orphan timeout does not run while it is open. Raises the errors of `attach`.
         """
         found = await orphans.find_detached(self._daemon, sandbox_id)
         return container.connect(await container.volumes(self._daemon, str(found["Id"])))
 
     async def remove(self, sandbox_id: str) -> None:
-        """End a detached sandbox, even an unresponsive one; raises `SandboxError` as `attach`."""
+        """Kill a detached sandbox, even if it does not respond; raises `SandboxError` if the id is unknown."""
         await self._daemon.remove(str((await orphans.find_detached(self._daemon, sandbox_id))["Id"]))
 
     async def __aenter__(self) -> Self:
@@ -239,13 +239,13 @@ class DockerBackend:
     async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox | AgentlessSandbox:
         sandbox_id = f"docker-{secrets.token_hex(4)}" if spec.detached else self._sandboxes.new_id()
         self._refuse(sandbox_id, spec)
-        async with self._starting:  # the start timeout does not include waiting for a turn
+        async with self._starting:  # the start timeout does not include the wait for this limiter
             try:
                 with anyio.move_on_after(spec.start_timeout_s):
                     image, files = await self._files(sandbox_id, spec, snapshot)
                     return await self._launch(_Plan(sandbox_id, spec, image, files))
             except DaemonError as error:
-                refuses = error.http_status == HTTPStatus.BAD_REQUEST  # such as more CPUs than there are, a bad name
+                refuses = error.http_status == HTTPStatus.BAD_REQUEST  # e.g. too many CPUs, or a bad name
                 raise (SandboxRefusedError if refuses else SandboxStartError)(sandbox_id, str(error)) from None
         raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
 
@@ -256,10 +256,10 @@ class DockerBackend:
         self._disk.require_room(sandbox_id, spec)
 
     async def _files(self, sandbox_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
-        """Return the image to start from, and the folder of files to restore into it.
+        """Return the image to start from, and the folder with the snapshot's files to restore (None without files).
 
         Raises:
-            SandboxRefusedError: There is no such image or snapshot.
+            SandboxRefusedError: The image or the snapshot does not exist.
         """
         files = None
         if snapshot is not None:
@@ -272,7 +272,7 @@ class DockerBackend:
         return await find_image(self._daemon, sandbox_id, spec, pull=self._pull), files
 
     async def _launch(self, plan: _Plan) -> AgentSandbox | AgentlessSandbox:
-        """Start with the image's Python, which is cached for each image, or without an agent."""
+        """Start with the image's Python, or without an agent if it has no Python; remember which one for each image."""
         pythons = self._pythons
         for python in (pythons[plan.image.id],) if plan.image.id in pythons else _PYTHONS:
             if python is None:
@@ -332,7 +332,7 @@ class DockerBackend:
         return sandbox
 
     async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
-        """Start the sandbox's container; raises as `container.run`."""
+        """Start the sandbox's container; raises the same errors as `container.run`."""
         spec = plan.spec
         labels = orphans.labels(self._run_name, plan.sandbox_id, detached=spec.detached, ledger=spec.ledger)
         options = partial(container_config.options, spec, plan.image, argv, labels, seccomp_profile=self._filter)
@@ -340,7 +340,7 @@ class DockerBackend:
             try:
                 attached = await container.run(self._daemon, options(limits_disk=True), opening)
             except DaemonError as error:
-                if "storage" not in str(error):  # library's message: docker
+                if "storage" not in str(error):  # matches a message of Docker
                     raise
                 self._limits_disk = False
             else:
@@ -390,7 +390,7 @@ class DockerBackend:
     async def _snapshot(
         self, sandbox_id: str, spec: SandboxSpec, attached: AttachedContainer, channel: AgentChannel
     ) -> str:
-        """Snapshot a sandbox: as an image if its root file system is writable, else its writable folders."""
+        """Take a snapshot and return its name: an image in profile system, else a copy of the writable folders."""
         disk_mib = ContainerLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)
@@ -409,7 +409,7 @@ class DockerBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A sandbox to start: its id, spec and image, and the folder of files to restore."""
+    """A sandbox to start. `files` is the folder with a snapshot's files to restore; None restores no files."""
 
     sandbox_id: str
     spec: SandboxSpec

@@ -1,4 +1,4 @@
-"""A container attached by its standard streams, which ends when they close."""
+"""Start Docker containers with attached streams, apply limits to them from the host, and find out why they ended."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from .attach_stream import AttachStream
 _CAUSE_S = 2.0
 _LINE_CHARACTERS = 300
 _TTY_GROUP = "5"
-"""Group id that Docker assigns to terminals."""
+"""Group id of the terminals in Docker's containers."""
 NOT_REACHABLE = "detached sandboxes need root on the daemon's machine"
 
 
 class MissingProgramError(Exception):
-    """The image has no such program."""
+    """The image does not contain the program that the container runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskPaths:
-    """Paths on this host's disk that a container writes to.
+    """Where a container writes on this host's disk.
 
     Attributes:
-        folders: Folders with the changes to its image, and its other files.
-        first_pid: Host pid of its process 1.
+        folders: Host folders with the container's changes to its image, its volumes and its ``/etc/hosts``.
+        first_pid: Host pid of the container's process 1.
     """
 
     folders: tuple[Path, ...]
@@ -50,18 +50,18 @@ class DiskPaths:
 
 
 class AttachedContainer:
-    """A container that runs or is being started.
+    """A container that runs or is starting, with its standard streams attached.
 
     Args:
-        daemon: Its daemon.
-        container_id: The daemon's id of it.
-        stream: Its standard streams.
-        removes_itself: Whether the daemon removes it as soon as it has exited.
+        daemon: The Docker daemon that runs the container.
+        container_id: Docker's id of the container.
+        stream: The container's standard streams.
+        removes_itself: Whether the daemon removes the container as soon as it has exited.
 
     Attributes:
-        id: The daemon's id of it.
-        stream: Its standard streams.
-        agent_group: The memory cgroup of the agent's programs; None if they have none of their own.
+        id: Docker's id of the container.
+        stream: The container's standard streams.
+        agent_group: The separate memory cgroup of the agent's programs; None if they share the container's cgroup.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AttachedContainer:
         self._began_s = int(clock.wall())
 
     async def kill(self) -> None:
-        """Kill and remove it; safe to repeat.
+        """Kill and remove the container; may be called again.
 
         Raises:
             DaemonError: The daemon does not answer.
@@ -84,11 +84,11 @@ class AttachedContainer:
         await self._daemon.remove(self.id)
 
     async def volumes(self) -> Mapping[str, Path]:
-        """Return the host paths of its volumes by their paths inside; empty if we cannot access them."""
+        """Return the container's volumes; see the function `volumes`."""
         return await volumes(self._daemon, self.id)
 
     async def apply_limits(self, spec: SandboxSpec) -> Mapping[str, Path]:
-        """Set the limits that the daemon has no options for, if this host can; return `volumes`."""
+        """Apply the limits for which Docker has no option, where this process has the rights; return `volumes`."""
         volumes = await self.volumes()
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
@@ -99,7 +99,7 @@ class AttachedContainer:
         return volumes
 
     def _lend(self, first: FirstProcess, memory_mib: int) -> None:
-        """Let process 1 set OOM scores, and make a memory cgroup for the agent's programs."""
+        """Allow process 1 to set OOM scores, and create a memory cgroup for the agent's programs."""
         lent: dict[str, str] = {}
         group = agent_cgroup.of_container(self.id, first.pid)
         if group is not None:
@@ -115,14 +115,14 @@ class AttachedContainer:
             self.agent_group = group if lent else None
 
     async def find_agent_group(self, volumes: Mapping[str, Path]) -> None:
-        """Set `agent_group` of a container that is already running."""
+        """Set `agent_group` for a container that another process has started."""
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
                 group = agent_cgroup.of_container(self.id, first.pid)
                 self.agent_group = group if group is not None and group.exists else None
 
     async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
-        """Return its process 1 on this host, verified by its mounts; None if it is not visible here."""
+        """Return process 1 of the container, verified by its mounts; None if it is not visible on this host."""
         if SOCKETS not in volumes:
             return None
         found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
@@ -137,7 +137,7 @@ class AttachedContainer:
         return None
 
     async def disk_paths(self, spec: SandboxSpec) -> DiskPaths | None:
-        """Return the host paths that it writes to; None if there are none or they are not readable."""
+        """Return where the container writes on this host's disk; None for a read-only root or without read access."""
         if spec.profile != "system" or not _is_open(self._daemon):
             return None
         found = await self._daemon.inspect(self.id) or {}
@@ -146,11 +146,11 @@ class AttachedContainer:
             return None
         volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
         on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
-        own = Path(found["HostsPath"]).parent  # /etc/hosts and other files are stored separately
+        own = Path(found["HostsPath"]).parent  # Docker stores /etc/hosts and other files in this folder
         return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
     async def diagnose(self) -> str:
-        """Return ``"paused"`` if it is paused; empty otherwise.
+        """Return ``"paused"`` if the container is paused, else the empty string.
 
         Raises:
             DaemonError: The daemon does not answer.
@@ -159,7 +159,7 @@ class AttachedContainer:
         return "paused" if found is not None and found["State"].get("Paused") else ""
 
     async def cause(self, survived: Survived) -> Cause:
-        """Return why it ended; takes at most 2 s."""
+        """Return why the container ended; takes at most 2 s."""
         lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
         with anyio.move_on_after(_CAUSE_S):
             while True:
@@ -193,22 +193,22 @@ class AttachedContainer:
 
 
 def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
-    """Whether process 1 alone may change OOM scores, which needs root on the daemon's machine."""
+    """Whether process 1 gets the right to change OOM scores; granting it needs root on the daemon's machine."""
     return _is_open(daemon) and spec.profile == "strict" and spec.runtime is None
 
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
-    """Return the kernel resources that a daemon's sandboxes share with each other and with host uids 1000 and 1001."""
+    """Return the kernel resources that all sandboxes of a daemon share, also with host uids 1000 and 1001."""
     return SHARED_PER_UID if _is_open(daemon) else (*SHARED_PER_UID, "terminals")
 
 
 def _is_open(daemon: Daemon) -> bool:
-    """Whether we are root on (probably) the daemon's machine."""
+    """Whether this process is root on the daemon's machine, as far as it can know."""
     return daemon.is_near and os.geteuid() == 0
 
 
 async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
-    """Return the host paths of a container's volumes by their paths inside; empty if we cannot access them."""
+    """Return the volumes' host paths by their paths inside the container; empty if the host paths are inaccessible."""
     if not _is_open(daemon):
         return {}
     found = await daemon.inspect(container_id) or {}
@@ -220,11 +220,11 @@ async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
 
 
 def connect(volumes: Mapping[str, Path]) -> socket.socket:
-    """Return a connected, non-blocking stream to the detached sandbox with these volumes.
+    """Return a non-blocking socket connected to the detached sandbox with these volumes.
 
     Raises:
-        SandboxError: Its volumes are not accessible from here.
-        UnreachableError: Nothing listens.
+        SandboxError: This process cannot access the volumes.
+        UnreachableError: The sandbox does not listen.
     """
     if CONTROL_DIR not in volumes:
         raise SandboxError(NOT_REACHABLE)
@@ -232,11 +232,11 @@ def connect(volumes: Mapping[str, Path]) -> socket.socket:
 
 
 async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:
-    """Create, attach to and start a container, and write `opening` to its process 1.
+    """Create a container, attach to it, write `opening` to its standard input and start it.
 
     Raises:
-        MissingProgramError: The image has no such program.
-        DaemonError: It cannot be created or started for another reason.
+        MissingProgramError: The image does not contain the container's program.
+        DaemonError: The daemon cannot create or start the container for another reason.
     """
     made = cast("dict[str, str]", options["Labels"])
     container_id = await daemon.create(options, orphans.pending_creation(made))
@@ -254,7 +254,7 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
             await daemon.remove(container_id)
         program = options["Entrypoint"]
         missing = f'exec: "{program[0]}"' if isinstance(program, list) else str(program)
-        if isinstance(error, DaemonError) and missing in str(error):  # library's message: docker
+        if isinstance(error, DaemonError) and missing in str(error):  # matches a message of Docker
             raise MissingProgramError from None
         raise
     return attached

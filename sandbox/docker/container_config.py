@@ -1,12 +1,12 @@
-"""Options of a sandbox's container, and the cause of its end from the daemon's record of its state.
+"""Build the Docker options of a sandbox's container, and interpret the container's state after it has ended.
 
-The strict profile: the root file system is read-only. Writable paths (``/tmp``, ``/workspace``, the folder for sockets,
-the grader's home, ``/dev/shm``) are tmpfs mounts of limited size, charged to the sandbox's memory. Process 1 is root
-with four capabilities; no process can gain any. There is no network. A seccomp filter applies
+In the strict profile the root file system is read-only. Writable paths (``/tmp``, ``/workspace``, the folder for
+sockets, the grader's home, ``/dev/shm``) are tmpfs mounts of limited size that count towards the sandbox's memory.
+Process 1 is root with four capabilities, and no process can gain more. There is no network. A seccomp filter applies
 (`envkit.sandbox.docker.seccomp_profile`).
 
-In the system profile the root file system is writable, all programs run as root with the capabilities that package
-managers and servers need, and files are on the daemon's disk. `unenforced` names the limits that are not enforced.
+In the system profile the root file system is writable and stored on the daemon's disk. All programs run as root with
+the capabilities that package managers and servers need. `unenforced` returns the limits that are not enforced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, PATH, SOCKETS, WOR
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
 FORMAT_LABEL = "envkit.format"
-"""Label of an image with the format that `envkit image build` made."""
+"""Image label: number of the image format, set by `envkit image build`."""
 
 _MEMORY_MIB = 1024
 _PIDS = 256
@@ -32,13 +32,13 @@ _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _MAX_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
-"""Low enough for a daemon that itself has a low limit."""
+"""Limit of open files; low, because a daemon with a low limit itself cannot grant a higher one."""
 _ULIMITS: Sequence[JSON] = (
     {"Name": "core", "Soft": 0, "Hard": 0},
     {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
 )
 _READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-"""Docker's default, and all of /proc."""
+"""Docker's default paths, and ``/proc`` itself."""
 _CONTROL_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
 _SHM_OPTIONS = f"size=16m,nr_inodes={max_inodes(16)},mode=1777,noexec,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
@@ -51,7 +51,7 @@ _SYSTEM_CAPABILITIES = (
     "NET_BIND_SERVICE",
     "SETPCAP",
 )
-"""Docker's default without NET_RAW, MKNOD, AUDIT_WRITE, SETFCAP and SYS_CHROOT (its system call is denied)."""
+"""Docker's default capabilities without NET_RAW, MKNOD, AUDIT_WRITE, SETFCAP and SYS_CHROOT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Image:
     """Properties of an image.
 
     Attributes:
-        id: Digest of its content.
-        env: Environment variables that it sets.
-        volumes: Folders that it declares as volumes.
-        format: Its format number, as labelled; None for an image that envkit did not build.
+        id: Digest of the image's content.
+        env: Environment variables that the image sets.
+        volumes: Folders that the image declares as volumes.
+        format: Format number from the image's label; None for an image that envkit did not build.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLimits:
-    """Limits of a container. Sizes in MiB; `cpus=None` means unlimited."""
+    """Limits of a container. Sizes are in MiB; `cpus=None` means no limit."""
 
     memory_mib: int
     pids: int
@@ -82,7 +82,7 @@ class ContainerLimits:
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> ContainerLimits:
-        """Fill in defaults for `spec`; tmpfs mounts default to at most half of the memory in total."""
+        """Return the limits of `spec` with defaults, by which all tmpfs mounts together use at most half the memory."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
         default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
         disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
@@ -100,17 +100,17 @@ def options(
     has_agent: bool = True,
     agent_sets_scores: bool = False,
 ) -> dict[str, JSON]:
-    """Return the daemon's options for a sandbox's container with process 1 `argv`, attached by its standard streams.
+    """Return the options with which the daemon creates a sandbox's container.
 
     Args:
         spec: Spec of the sandbox.
-        image: Its image.
+        image: Image of the container.
         argv: Program and arguments of process 1.
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
         limits_disk: Whether the daemon can limit the root file system's size.
-        has_agent: Whether process 1 is our agent, which needs capabilities to manage the others.
-        agent_sets_scores: Whether /proc will be writable for that process only.
+        has_agent: Whether process 1 is envkit's agent, which needs capabilities to manage the other processes.
+        agent_sets_scores: Whether the agent will get a writable ``/proc``, which must be read-only for the others.
     """
     limits = ContainerLimits.of(spec)
     host = {
@@ -144,7 +144,7 @@ def options(
 
 
 def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
-    """Return why a daemon with these runtimes cannot run `spec`, in one line; None if it can."""
+    """Return in one line why a daemon with these container runtimes cannot run `spec`; None if it can."""
     missing = unenforced(spec)
     if spec.untrusted and missing:
         reason = "an open network" if "network" in missing else f"profile {spec.profile!r}"
@@ -157,7 +157,7 @@ def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
 
 
 def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ...]:
-    """Return the capabilities that are not enforced for `spec`, by their names in `capabilities`."""
+    """Return the limits that are not enforced for `spec`, with their names in `DockerBackend.capabilities`."""
     missing = []
     if spec.network == "open":
         missing.append("network")
@@ -167,19 +167,19 @@ def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ..
 
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """Return the environment of all programs: the image's, ours and the spec's; later ones take precedence."""
-    ours = {"HOME": "/root"} if spec.profile == "system" else {"HOME": WORK}
-    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **ours, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
+    """Return the environment variables of all programs; the spec's override envkit's, which override the image's."""
+    home = "/root" if spec.profile == "system" else WORK
+    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, "HOME": home, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
 
 
 def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | None = None) -> Cause | None:
-    """Return why a container ended, from the daemon's record of its state; None while it runs.
+    """Return why a container ended; None while it runs.
 
     Args:
-        state: ``State`` of the container.
-        last_line: Last line of its process 1's standard error.
-        out_of_memory: Result if a process in it was killed for lack of memory, and so perhaps process 1; None if
-            process 1 is known to have survived that.
+        state: ``State`` in the daemon's record of the container.
+        last_line: Last line of the standard error of process 1.
+        out_of_memory: Cause to return if process 1 was killed after some process of the container ran out of memory;
+            None if process 1 has survived all out-of-memory kills.
     """
     if state.get("Running") or state.get("Status") in ("created", "removing"):
         return None
@@ -202,12 +202,12 @@ def _host(spec: SandboxSpec, limits: ContainerLimits, labels: Mapping[str, str])
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Init": False,
-        # Nobody would remove a detached container; of others we need the exit state.
+        # A detached container must remove itself, because envkit may not run then. Others stay for their exit state.
         "AutoRemove": spec.detached,
-        # Otherwise the daemon would log every frame of the channel to its disk.
+        # Otherwise the daemon would log all messages of the agent's channel to its disk.
         "LogConfig": {"Type": "none"},
         "Ulimits": [*_ULIMITS],
-        # Anonymous volumes are removed with their container, and this host can access their files.
+        # Docker removes anonymous volumes with their container. Unlike tmpfs mounts, they are accessible from the host.
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
             *([_volume(CONTROL_DIR, _CONTROL_OPTIONS, labels)] if spec.detached else ()),
@@ -224,19 +224,19 @@ def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[
         "Name": "local",
         "Options": {"type": "tmpfs", "device": "tmpfs", "o": tmpfs_options},
     }
-    kept: dict[str, JSON] = {"NoCopy": True, "Labels": dict(labels), "DriverConfig": driver}
-    return {"Type": "volume", "Target": target, "VolumeOptions": kept}
+    volume_options: dict[str, JSON] = {"NoCopy": True, "Labels": dict(labels), "DriverConfig": driver}
+    return {"Type": "volume", "Target": target, "VolumeOptions": volume_options}
 
 
 def _view(source: str, target: str) -> dict[str, JSON]:
-    # Submounts would be writable before Docker 25, so they are left out.
-    alone: dict[str, JSON] = {"NonRecursive": True}
-    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": alone}
+    # Before Docker 25, the submounts of a read-only bind mount were writable, so they are not mounted.
+    bind_options: dict[str, JSON] = {"NonRecursive": True}
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": bind_options}
 
 
 def _strict(image: Image, limits: ContainerLimits) -> dict[str, JSON]:
     size = _tmpfs(limits.disk_mib)
-    # An image's volume would otherwise be a folder on the daemon's disk.
+    # Without a tmpfs mount, Docker would store the image's volumes on the daemon's disk.
     mounts: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
     mounts["/tmp"] = f"{size},mode=1777"
     mounts[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
@@ -245,12 +245,12 @@ def _strict(image: Image, limits: ContainerLimits) -> dict[str, JSON]:
 
 
 def _system(limits: ContainerLimits, limits_disk: bool) -> dict[str, JSON]:
-    most = limits.disk_mib << 20
+    max_file_bytes = limits.disk_mib << 20
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
         "ReadonlyRootfs": False,
         "Tmpfs": {GRADER_HOME: _grader_home(limits, 0), "/dev/shm": _SHM_OPTIONS},
-        "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": most, "Hard": most}],
+        "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": max_file_bytes, "Hard": max_file_bytes}],
     }
     if limits_disk:
         host["StorageOpt"] = {"size": f"{limits.disk_mib}m"}

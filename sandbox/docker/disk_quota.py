@@ -1,9 +1,10 @@
-"""Disk quota of sandboxes with a writable root file system, and the free space of Docker's disk.
+"""Enforce the disk quota of sandboxes with a writable root file system, and check the free space of Docker's disk.
 
-Docker cannot limit a root file system on most disks, so such a sandbox is monitored. Summing its files (`du`) is slow;
-reading the disk's free space takes microseconds. A sandbox cannot have taken more than the disk has lost, so its files
-are summed only when the lost space could exceed the quota, and from time to time, since other users free space too. The
-less quota is left, the more often the disk is checked. The kernel limits a single file to the quota.
+Docker cannot limit the size of a root file system on most disks, so envkit monitors it. Summing a sandbox's files with
+`du` is slow, but reading the disk's free space takes microseconds. A sandbox cannot have written more than the decrease
+in free space. Its files are therefore summed only when that decrease could exceed the quota, and at intervals, because
+other programs may have freed space that hides the sandbox's writes. The less quota is left, the more often the free
+space is read. The kernel limits the size of a single file to the quota.
 """
 
 from __future__ import annotations
@@ -29,46 +30,42 @@ from .api import Daemon, DaemonError
 from .container import DiskPaths
 
 LEAST_FREE_MIB = 1024
-"""Space that must stay free on Docker's disk."""
+"""MiB that must stay free on Docker's disk."""
 
 _FASTEST_BYTES_S = 4 << 30
 """Assumed maximum write speed of a sandbox."""
 _SOONEST_S = 0.05
 _LATEST_S = 0.5
 _STALE_S = 5.0
-"""Seconds after which files are summed again even if little space was lost."""
+"""Seconds after which files are summed again even if the free space decreased little."""
 _REST = 20
-"""Least pause between two optional sums, in multiples of the time that summing took."""
+"""Minimum pause between two such optional sums, as a multiple of the duration of the last sum."""
 _COUNT_S = 30.0
 _COUNTS = 4
 _FILES_PER_MIB = 256
-"""One per 4 KiB block."""
+"""Number of files allowed for each MiB of quota: one for each 4 KiB block."""
 
 Deleted: TypeAlias = Mapping[tuple[int, int], int]
-"""Deleted files that processes still hold, by device and inode, with their sizes in bytes."""
+"""Size in bytes of each deleted file that a process still has open or mapped; the key is its device and inode."""
 
 
 class DaemonDisk:
-    """The disk of a Docker daemon.
-
-    Args:
-        daemon: The daemon.
-    """
+    """The disk on which a Docker daemon stores its images and containers."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._root = str(daemon.info.get("DockerRootDir") or "")
 
     def free_mib(self) -> int | None:
-        """Return the free space; None if it is not readable here."""
+        """Return the free space in MiB; None if this process cannot read it."""
         found = self._statvfs()
         return None if found is None else found.f_bavail * found.f_frsize >> 20
 
     def require_room(self, sandbox_id: str, spec: SandboxSpec) -> None:
-        """Raise if there is too little space for a sandbox.
+        """Raise if the disk has too little free space to start a sandbox.
 
         Raises:
-            SandboxRefusedError: Less is free than its disk quota.
+            SandboxRefusedError: The sandbox's disk quota exceeds the free space.
             SandboxStartError: The disk is nearly full.
         """
         free_mib = self.free_mib()
@@ -84,14 +81,14 @@ class DaemonDisk:
             )
 
     async def commit(self, container: str, disk_mib: int) -> tuple[str, int]:
-        """Pause a container and make an image of its files; return the image's id and the bytes that it adds.
+        """Pause a container and create an image from its files; return the image's id and its additional size in bytes.
 
         Raises:
-            SandboxError: It exceeds its quota `disk_mib`, or the disk is nearly full.
+            SandboxError: The container exceeds its quota `disk_mib`, or the disk is nearly full.
         """
         await self._daemon.pause(container)
         try:
-            # Sparse files count with their holes, which an image fills.
+            # Sparse files count with their full length, because an image stores their holes too.
             bytes_ = await self._daemon.written_bytes(container)
             if bytes_ > disk_mib << 20:
                 raise SandboxError(f"no snapshot: its files take {bytes_ >> 20} MiB (limit {disk_mib} MiB)")
@@ -103,16 +100,16 @@ class DaemonDisk:
                 )
             return await self._daemon.commit(container), bytes_
         finally:
-            with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
+            with anyio.CancelScope(shield=True), suppress(DaemonError):  # the container may have ended
                 await self._daemon.unpause(container)
 
     async def monitor(self, channel: AgentChannel, paths: DiskPaths | None, use: DiskUse) -> None:
-        """End a sandbox before it fills the disk, or when it exceeds its quota; returns when it has ended.
+        """Kill a sandbox when it exceeds its quota or the disk is nearly full; return when the sandbox has ended.
 
         Args:
-            channel: The sandbox's.
-            paths: Its paths on the disk; None if they are not readable.
-            use: Its quota; updated with its use.
+            channel: Channel of the sandbox's agent.
+            paths: Where the sandbox writes on the disk; None if unreadable, and then its quota is not monitored.
+            use: The sandbox's quota; its `percent` is updated.
         """
         disk_mib = use.disk_mib
         content = _UseOf("--block-size=1", disk_mib << 20, _deleted)
@@ -149,7 +146,7 @@ class DaemonDisk:
 
 @dataclass(slots=True)
 class DiskUse:
-    """Disk quota of a sandbox in MiB, and an upper bound of its use in percent at the last check."""
+    """A sandbox's disk quota in MiB, and at most how many percent of the quota it used at the last check."""
 
     disk_mib: int
     percent: int = 0
@@ -157,14 +154,14 @@ class DiskUse:
 
 @dataclass(slots=True)
 class _UseOf:
-    """A sandbox's use of one resource: bytes or inodes.
+    """How much a sandbox uses of one resource of the disk: bytes or inodes.
 
     Attributes:
-        option: Option of `du` for the resource.
-        limit: The quota.
-        unseen: Returns the files that `du` does not find.
-        taken: The use at the last sum.
-        left: The rest of the quota, if all that the disk has lost since then is the sandbox's.
+        option: Option of `du` that sums the resource.
+        limit: Quota of the sandbox.
+        unseen: Returns the files that `du` does not find; None if they do not count.
+        taken: Use at the last sum.
+        left: Lower bound of the unused quota: it attributes all writes to the disk since the last sum to the sandbox.
     """
 
     option: str
@@ -177,14 +174,14 @@ class _UseOf:
     _rest_s: float = 0.0
 
     async def exceeds_limit(self, paths: DiskPaths, free: int) -> bool:
-        """Return whether the use exceeds the quota, summing the files if it might.
+        """Return whether the use exceeds the quota; sums the files only if necessary.
 
         Args:
-            paths: Paths of the files.
-            free: What the disk has free.
+            paths: Paths of the sandbox's files.
+            free: Free bytes or inodes of the disk.
 
         Raises:
-            OSError: There is no `du`.
+            OSError: The program `du` is missing.
             TimeoutError: Summing takes longer than 30 s.
         """
         self.left = self.limit - self.taken - max(self._free - free, 0)
@@ -208,7 +205,7 @@ class _UseOf:
         return await counted_once(partial(self._sum_named, paths), deleted, self.limit)
 
     async def _sum_named(self, paths: DiskPaths) -> int:
-        """Return the use of the files that have a name; files that vanish meanwhile are ignored."""
+        """Sum the files that have a name with `du`; files that are deleted during the sum are ignored."""
         command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, paths.folders)]
         with anyio.fail_after(_COUNT_S):
             done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
@@ -219,15 +216,15 @@ class _UseOf:
 async def counted_once(
     named: Callable[[], Awaitable[int]], deleted: Callable[[], Awaitable[Deleted]], limit: int
 ) -> int:
-    """Return the bytes of named and deleted files, counting each file once if that decides whether `limit` is exceeded.
+    """Return the total bytes of named and deleted files, without counting a file twice.
 
-    A file that is deleted between the two scans may be counted by both. If that decides, both are repeated: a file
-    deleted before them is found by one only. If files are deleted during all scans, the larger sum is returned.
+    Both scans count a file that is deleted between them. If such files could be why the total exceeds `limit`, both
+    scans are repeated, up to four times in all. If it is still unclear then, the last total is returned.
 
     Args:
-        named: Returns the bytes of files with a name.
-        deleted: Returns the deleted files.
-        limit: The quota in bytes.
+        named: Scan that returns the bytes of the files with a name.
+        deleted: Scan that returns the deleted files that are still open.
+        limit: Quota in bytes; totals below it may count a file twice.
     """
     most = 0
     gone: Deleted = {}
@@ -244,10 +241,10 @@ async def counted_once(
 
 
 def _deleted(paths: DiskPaths) -> Deleted:
-    """Return the deleted files of a container that its processes still have open or mapped.
+    """Return the deleted files that processes of a container still have open or mapped.
 
     Raises:
-        TimeoutError: It takes longer than 30 s.
+        TimeoutError: The scan takes longer than 30 s.
     """
     found: dict[tuple[int, int], int] = {}
     began_s = clock.stopwatch()
@@ -255,9 +252,9 @@ def _deleted(paths: DiskPaths) -> Deleted:
     try:
         own = (first / "ns/mnt").readlink()
         devices = {folder.stat().st_dev for folder in (first / "root", *paths.folders)}
-    except OSError:  # it has ended
+    except OSError:  # the container has ended
         return {}
-    for task in tasks():  # a task may have its own files, and may outlive the main task of its process
+    for task in tasks():  # not only processes: a thread may have its own open files, and outlive the main thread
         with suppress(OSError):
             for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
@@ -270,7 +267,7 @@ def _deleted(paths: DiskPaths) -> Deleted:
 
 
 def tasks() -> Iterator[Path]:
-    """Yield the tasks of this machine; those that end meanwhile are left out."""
+    """Yield the ``/proc`` folders of all threads of this machine; threads that end during the scan are skipped."""
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
@@ -281,7 +278,7 @@ def tasks() -> Iterator[Path]:
 
 
 def _held(task: Path) -> Iterator[Path]:
-    """Yield the open files of a task and its mapped files that may be deleted."""
+    """Yield the open files of a thread, and its mapped files that are deleted."""
     yield from (task / "fd").iterdir()
     with (task / "maps").open("rb") as lines:
         for line in lines:

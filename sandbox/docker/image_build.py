@@ -1,10 +1,10 @@
-"""Build images for Docker sandboxes without a network: our own pip fetches the packages as wheels that fit the base
-image, and the build installs them from those.
+"""Build images for Docker sandboxes. The build itself has no network: pip on this machine first downloads the packages
+as wheels for the base image's platform, and the build installs these wheels.
 
-    games     envkit as it is installed here, with its server's dependencies
-    python    the named packages, without envkit
+    games     envkit as it is installed here, with the dependencies of its server
+    python    the given packages, without envkit
 
-Each has a file ``docker/NAME.Dockerfile``. The base needs Python 3.11 or newer, and no pip.
+Each image has a file ``docker/NAME.Dockerfile``. The base image needs Python 3.11 or newer, but not pip.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ASK = "import json, platform, sys;print(json.dumps([sys.version_info[:2], platf
 
 
 def names() -> list[str]:
-    """Return the names of the images that can be built; empty if envkit's folder ``docker`` is missing."""
+    """Return the names of the images that can be built; empty without a checkout of envkit, which has Dockerfiles."""
     return sorted(path.name.removesuffix(".Dockerfile") for path in _DOCKERFILES.glob("*.Dockerfile"))
 
 
@@ -61,11 +61,11 @@ async def build(
 
     Args:
         name: Name of the image; see `names`.
-        base: Base image; None takes `ONLINE_BASE`, or `OFFLINE_BASE` if `offline`.
-        offline: Whether a missing base is an error instead of being pulled. Packages come from pip's usual sources,
-            which may be a folder.
-        packages: Further packages in pip's notation; a path is a project or wheel on this machine.
-        tag: Tag of the image; None is ``envkit/NAME:1``.
+        base: Base image; None means `ONLINE_BASE`, or `OFFLINE_BASE` if `offline`.
+        offline: Whether to raise for a missing base image instead of pulling it. Does not affect pip, which uses the
+            package index that it is configured for (a local folder is possible).
+        packages: Additional packages in pip's notation; a path means a project or wheel on this machine.
+        tag: Tag of the image; None means ``envkit/NAME:1``.
         announce: Called with each line of progress.
 
     Raises:
@@ -94,7 +94,7 @@ async def build(
 
 
 async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, announce: Callable[[str], None]) -> None:
-    """Build, then remove the stage that installed the packages, and the image that had `tag` before."""
+    """Build the image, then remove the intermediate build stage, and the image that `tag` named before."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
     arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
@@ -110,7 +110,7 @@ async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, announ
 
 @dataclass(frozen=True, slots=True)
 class _Platform:
-    """Platform of the wheels: the base's Python version such as ``"3.11"``, its machine, and its glibc version."""
+    """Platform of the base image: Python version such as ``"3.11"``, machine, and glibc version."""
 
     python: str
     machine: str
@@ -141,7 +141,7 @@ async def _require_base(daemon: Daemon, base: str, *, offline: bool, announce: C
 
 
 async def _platform(base: str) -> _Platform:
-    """Run the base's Python in a sandbox and return its platform."""
+    """Return the platform of a base image, by running its Python in a sandbox."""
     async with DockerBackend() as backend:
         sandbox = await backend.start(SandboxSpec(image=base))
         answer = await sandbox.exec(["python3", "-c", _ASK], timeout_s=_PROBE_S)
@@ -159,7 +159,7 @@ async def _platform(base: str) -> _Platform:
 
 
 def _gather(context: Path, name: str, platform: _Platform, packages: Sequence[str]) -> None:
-    """Write the build context of the image into `context`."""
+    """Write the image's build context, including the downloaded wheels, into the folder `context`."""
     shutil.copyfile(_DOCKERFILES / f"{name}.Dockerfile", context / "Dockerfile")
     wheels = context / "wheels"
     wheels.mkdir()
@@ -174,7 +174,7 @@ def _gather(context: Path, name: str, platform: _Platform, packages: Sequence[st
 
 
 def _own_requirements() -> Iterator[str]:
-    """Yield the requirements of envkit and its server, without the markers of extras."""
+    """Yield the requirements of envkit and of its extra ``serve``."""
     for requirement in importlib.metadata.requires("envkit") or ():
         text, _, marker = requirement.partition(";")
         extra = re.fullmatch(r"\s*extra == ['\"]([\w-]+)['\"]\s*", marker)
@@ -183,7 +183,7 @@ def _own_requirements() -> Iterator[str]:
 
 
 def _own_wheel(path: Path, wheels: Path) -> str:
-    """Build the wheel of a local project into `wheels`; return the name of its package."""
+    """Build the wheel of a local project into the folder `wheels`, and return the name of the package."""
     before = set(wheels.iterdir())
     _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(path))
     made = sorted(set(wheels.iterdir()) - before)

@@ -1,4 +1,4 @@
-"""Look up the image of a Docker sandbox: return it, pull it if allowed, or refuse with advice."""
+"""Find the image of a Docker sandbox. A missing image is pulled if allowed; otherwise the error says how to get it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .container_config import FORMAT_LABEL, Image
 
 DEFAULT_IMAGE = "envkit/games:1"
 IMAGE_FORMAT = 1
-"""Format of the images that `envkit image build` makes; increases with each incompatible change."""
+"""Format number of images built by `envkit image build`; increases with each incompatible change."""
 ONLINE_BASE = "python:3.11-slim"
 OFFLINE_BASE = "envkit/base:bookworm"
-"""Base images: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
+"""Base image that ``docker/base-from-debootstrap`` creates, for machines without access to a registry."""
 
 
 async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
-    """Return the image that `spec` names, or the default one.
+    """Return the image that `spec` names, or the default image.
 
     Args:
-        daemon: The daemon.
+        daemon: The Docker daemon.
         sandbox_id: Id of the sandbox, for errors.
         spec: Spec of the sandbox.
-        pull: Whether to fetch a missing image from its registry.
+        pull: Whether to pull a missing image from its registry.
 
     Raises:
-        SandboxRefusedError: There is no such image, or it has another format.
-        DaemonError: The daemon does not answer, or cannot fetch it.
+        SandboxRefusedError: The image does not exist, or has another format than `IMAGE_FORMAT`.
+        DaemonError: The daemon does not answer, or cannot pull the image.
     """
     name = spec.image or DEFAULT_IMAGE
     image = await daemon.image(name)
@@ -51,15 +51,15 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
 
 
 async def why_unusable(daemon: Daemon, name: str) -> str | None:
-    """Return why no sandbox can start from this image and what to do, in one line; None if one can."""
+    """Return in one line why the image cannot be used, and what to do; None if it can be used."""
     image = await daemon.image(name)
     return await why_missing(daemon, name) if image is None else why_other_format(image, name)
 
 
 def why_other_format(image: Image, name: str) -> str | None:
-    """Return that `image` has another format and what to do, in one line; None if it can be used.
+    """Return in one line that the image has another format, and what to do; None if the image can be used.
 
-    An image that envkit did not build has no format and can be used, unless it has the name of the default image.
+    Images that envkit did not build have no format number and can be used. The default image must have one.
     """
     if image.format == str(IMAGE_FORMAT) or (image.format is None and name != DEFAULT_IMAGE):
         return None
@@ -69,7 +69,7 @@ def why_other_format(image: Image, name: str) -> str | None:
 
 
 async def why_missing(daemon: Daemon, name: str) -> str:
-    """Return that there is no image of this name and how to get it, in one line."""
+    """Return in one line that the image is missing, and how to get it."""
     there = await daemon.image_names()
     if name == DEFAULT_IMAGE:
         return f"there is no image {name} here; build it: {build_command(there)}"
@@ -78,6 +78,6 @@ async def why_missing(daemon: Daemon, name: str) -> str:
 
 
 def build_command(images: Sequence[str]) -> str:
-    """Return the command that builds `DEFAULT_IMAGE`; offline if only `OFFLINE_BASE` is among `images`."""
+    """Return the command that builds `DEFAULT_IMAGE`, with ``--offline`` if `images` has only the offline base."""
     is_offline = OFFLINE_BASE in images and ONLINE_BASE not in images
     return command("image", "build", "games", *(["--offline"] if is_offline else []))

@@ -1,4 +1,4 @@
-"""Reap containers, volumes and images that a dead process left with a Docker daemon, found by their labels."""
+"""Remove orphans from a Docker daemon: containers, volumes and images whose labels name a process that has ended."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ LEDGER_LABEL = "envkit.ledger"
 
 _ENDED = ("created", "dead", "exited")
 _ANSWER_S = 5.0
-"""Seconds after a request in which the daemon may still create a container."""
+"""Maximum seconds between a request and the daemon's creation of the container."""
 _REAP_S = 15.0
 _PAUSE_S = 0.05
 
 
 def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> dict[str, str]:
-    """Return the labels of everything that belongs to a sandbox of this process.
+    """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner.
 
     Args:
-        run: Name of the backend's run.
+        run: Name of the opened backend's run directory.
         sandbox_id: Id of the sandbox.
-        detached: Whether it outlives this process.
-        ledger: Id of the ledger that records it, if detached.
+        detached: Whether the sandbox outlives this process.
+        ledger: Id of the ledger that records a detached sandbox; "" means no ledger.
     """
     found = {RUN_LABEL: run, OWNER_LABEL: _owner(), SANDBOX_LABEL: sandbox_id}
     return {**found, DETACHED_LABEL: "yes", LEDGER_LABEL: ledger} if detached else found
@@ -46,9 +46,10 @@ def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> di
 
 @contextmanager
 def pending_creation(made: Mapping[str, str]) -> Iterator[None]:
-    """Keep a note, for the length of the block, that the daemon is creating a container with the labels `made`.
+    """Store a note on disk, while the block runs, that the daemon is creating a container with the labels `made`.
 
-    The daemon creates it even if we are killed before it answers; the note lets a later reaper wait for it.
+    The daemon creates the container even if this process is killed. The note lets a later process wait for that
+    container and remove it.
     """
     notes = [root / _note(made) for root in run_dirs.common_first()][:1]
     with suppress(OSError):
@@ -62,16 +63,16 @@ def pending_creation(made: Mapping[str, str]) -> Iterator[None]:
 
 
 class Orphan(NamedTuple):
-    """A ``"container"``, ``"volume"`` or ``"image"`` of a process that has ended."""
+    """A container, volume or image whose owner process has ended."""
 
     kind: Literal["container", "volume", "image"]
     id: str
 
 
 async def gone(daemon: Daemon) -> list[Orphan]:
-    """Return the containers, volumes and snapshots of ended processes of this machine.
+    """Return the containers, volumes and images whose owner was a process of this machine that has ended.
 
-    Running detached sandboxes are not included.
+    Running detached sandboxes are not orphans, and are not included.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -93,8 +94,9 @@ async def gone(daemon: Daemon) -> list[Orphan]:
 
 
 async def reap(daemon: Daemon) -> list[Orphan]:
-    """Remove and return the results of `gone`, including containers that the daemon was still creating when their
-    owner died. What the daemon cannot remove within 15 s is left.
+    """Remove and return all orphans, including containers that the daemon was still creating when their owner ended.
+
+    If the daemon cannot remove some of them within 15 s, they stay.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -109,7 +111,7 @@ async def reap(daemon: Daemon) -> list[Orphan]:
 
 
 async def clear(daemon: Daemon, run: str) -> None:
-    """Remove what a run of this process left: snapshots, containers, and volumes that a restarted daemon forgot.
+    """Remove the containers, volumes and snapshots that a run of this process has left, except detached sandboxes.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -131,12 +133,12 @@ async def clear(daemon: Daemon, run: str) -> None:
 
 
 async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
-    """Remove what is found and add it to `removed`; return whether nothing was found and nothing is pending."""
-    notes = list(_notes())  # before the query, since a note is removed once its container exists
+    """Try to remove all orphans and add them to `removed`; return True if none was found and no creation is pending."""
+    notes = list(_notes())  # read before the query, because a note is deleted once its container exists
     made = {_note(one["Labels"]) for one in await daemon.containers(OWNER_LABEL)}
     found = await gone(daemon)
     removers = {"container": daemon.remove, "volume": daemon.remove_volume, "image": daemon.remove_image}
-    for kind in removers:  # in this order: a container keeps its volumes and image in use
+    for kind in removers:  # containers first, because they use their volumes and images
         async with anyio.create_task_group() as tasks:
             for one in found:
                 if one.kind == kind:
@@ -149,13 +151,13 @@ async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
 
 
 async def _unless_refused(remove: Callable[[str], Awaitable[None]], name: str) -> None:
-    """Remove it, or leave it to a later attempt if the daemon refuses."""
+    """Call `remove` with `name`; ignore a refusal by the daemon, because the removal is tried again."""
     with suppress(DaemonError):
         await remove(name)
 
 
 def _notes() -> Iterator[Path]:
-    """Yield the notes of our user's ended processes."""
+    """Yield the notes of ended processes of the current user."""
     for root in run_dirs.roots():
         for note in root.glob("envkit-*-*-*-*+*"):
             if run_dirs.is_owner_gone(note.name) and _is_ours(note):
@@ -163,7 +165,7 @@ def _notes() -> Iterator[Path]:
 
 
 def _note(made: Mapping[str, str]) -> str:
-    """Return the name of the note about a container with these labels; it starts with the owner's name."""
+    """Return the name of the note for a container with these labels; it starts with the owner's name."""
     return f"{made.get(RUN_LABEL)}+{made.get(SANDBOX_LABEL)}"
 
 
@@ -176,7 +178,7 @@ def _is_ours(note: Path) -> bool:
 
 
 def _is_fresh(note: Path) -> bool:
-    """Whether the container of the note may still be created."""
+    """Whether the note is so new that the daemon may still create its container."""
     try:
         return clock.wall() - note.lstat().st_mtime < _ANSWER_S
     except OSError:
@@ -201,7 +203,7 @@ async def find_detached(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
 
 
 def _owner() -> str:
-    """Return a name of this process that is unique across machines."""
+    """Return a name of this process that is unique among all machines."""
     return f"{run_dirs.owner_name(os.getpid())}@{_boot_id()}"
 
 

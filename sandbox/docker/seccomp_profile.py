@@ -1,10 +1,9 @@
-"""The seccomp filter of a container, in the Docker daemon's JSON form.
+"""The seccomp filter of a container, in Docker's JSON format.
 
-It is at least as strict as the daemon's default filter and as that of bubblewrap sandboxes
-(`envkit.sandbox.host.seccomp`). Unlike the latter it is an allow-list of the calls that everyday programs need. The
-daemon applies it to all processes of the sandbox, including process 1, whatever the image. Other calls fail with EPERM;
-calls that are newer than the list, or that have an older alternative, fail with ENOSYS. A call of another architecture,
-such as a 32-bit program's, kills its process.
+The filter is an allow-list of the system calls that everyday programs need. It is at least as strict as Docker's
+default filter and as the filter of bubblewrap sandboxes (`envkit.sandbox.host.seccomp`). It applies to all processes of
+the sandbox, including process 1. A call that is not on the list fails with EPERM. A call that is newer than the list
+or has an older alternative fails with ENOSYS. A call of another architecture, as in 32-bit programs, kills its process.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _TALKING = """
 _OTHERS = "getrandom"
 _MISSING = ("clone3", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self")
 _PERSONALITIES = (0, 0xFFFFFFFF)
-"""Values of `personality`: the default one, and the query for the current one."""
+"""Allowed arguments of `personality`: the default value, and the query of the current value."""
 _WORD = 0xFFFFFFFF
 _WORD_BITS = 32
 
@@ -70,17 +69,17 @@ def profile(machine: str) -> str | None:
     """Return the filter as JSON; None if `seccomp.program` does not support the machine.
 
     Args:
-        machine: The daemon's machine, as a `platform.machine` name.
+        machine: Architecture of the daemon's machine, named as by `platform.machine`.
     """
     if seccomp.program(machine) is None:
         return None
     rules = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": list(_rules(machine))}
-    # runc returns ENOSYS for newer calls only if the architectures are named.
+    # runc returns ENOSYS for newer calls only if the profile names the architectures.
     return json.dumps({**rules, "architectures": [f"SCMP_ARCH_{machine.upper()}"]})
 
 
 def profile_for(daemon: Mapping[str, Any]) -> str | None:
-    """Return the filter for a daemon with this info; None if it does not support one."""
+    """Return the filter for a daemon with this ``docker info``; None if the daemon does not support seccomp."""
     if not any(option.startswith("name=seccomp") for option in daemon.get("SecurityOptions") or ()):
         return None
     return profile(str(daemon.get("Architecture")))
@@ -105,17 +104,17 @@ def _rule(names: Sequence[str], *arguments: JSON) -> JSON:
 
 
 def _equals(index: int, bits: int, value: int) -> JSON:
-    """Return a condition: the argument's `bits` equal those of `value`.
+    """Return a condition for the argument at `index`: its bits in the mask `bits` equal `value`.
 
-    The kernel uses the lower halves of arguments, so a comparison must ignore the upper ones.
+    The mask excludes the upper 32 bits of the argument, because the kernel ignores them.
     """
     return {"index": index, "value": bits, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def _blocks_without(values: Sequence[int], length: int = 0, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Split the 32-bit numbers except `values` into blocks; yield each as a mask of leading bits and their value.
+    """Split all 32-bit numbers except `values` into blocks; yield each block's leading bits as a mask and a value.
 
-    seccomp rules allow one condition per argument, and none that excludes several values.
+    A rule can have only one condition per argument, so it cannot exclude several values directly.
     """
     bits = _WORD & ~(_WORD >> length)
     if not any(value & bits == start for value in values):

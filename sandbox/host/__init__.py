@@ -1,1 +1,1 @@
-"""Host utilities shared by all backends: paths, ids, run directories, cgroups, seccomp, child processes."""
+"""Host utilities for all backends: paths, ids, run directories, cgroups, seccomp filters and child processes."""

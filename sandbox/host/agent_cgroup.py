@@ -1,11 +1,11 @@
-"""The memory cgroup of the agent's programs, a child of their sandbox's cgroup with a lower limit.
+"""The memory cgroup of the agent's programs: a child of the sandbox's cgroup, with a lower limit.
 
-The difference between the limits is reserved for process 1 and graders, which stay outside the child. Memory that no
-process owns (System V shared memory, unread socket buffers, inodes of empty files) is charged to the programs that
-allocated it, so they run out of memory in their own cgroup, and the kernel kills only there.
+The difference between the two limits is reserved for process 1 and graders, which are not in the child. Memory that
+belongs to no process (System V shared memory, unread socket buffers, inodes of empty files) is charged to the cgroup of
+the program that allocated it. So when the agent's programs use too much memory, the kernel kills only agent programs.
 
-Process 1 moves each process that it forks for the agent into the child. It sees the cgroup file system read-only,
-except for the one file that moves the writer.
+Process 1 moves each process that it forks for the agent into the child. The cgroup file system is read-only for process
+1, except for the one file through which a process moves itself.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from pathlib import Path
 
 _AGENT = "agent"
 _FIRST = "first"
-"""With version 2: the cgroup of process 1 and graders, since a cgroup with children may not contain processes."""
+"""Cgroup of process 1 and graders, only in version 2, where a cgroup with children must not contain processes."""
 _MIN_MIB, _MAX_MIB = 32, 64
 INSIDE = "/sys/fs/cgroup/memory/agent/tasks"
-"""Path, in a container, of the file by which process 1 moves itself."""
+"""Path inside a container of the file through which a process moves itself into the agent's cgroup."""
 
 
 def reserve_mib(memory_mib: int) -> int:
-    """Return the MiB reserved from the agent: 1/8 of the limit, at least 32 and at most 64, never over 1/4.
+    """Return the MiB that the agent cannot use: 1/8 of the limit, but between 32 and 64, and at most 1/4 of the limit.
 
     Args:
-        memory_mib: The sandbox's limit, MiB.
+        memory_mib: Memory limit of the sandbox in MiB.
     """
     return min(max(memory_mib // 8, _MIN_MIB), _MAX_MIB, memory_mib // 4)
 
 
 class AgentCgroup:
-    """The child of one sandbox's memory cgroup.
+    """The memory cgroup of the agent's programs in one sandbox; `make` creates it.
 
     Args:
         sandbox: Folder of the sandbox's cgroup.
-        is_unified: Whether it is of version 2.
+        is_unified: Whether the host uses cgroups version 2.
 
     Attributes:
-        folder: Its own folder, which need not exist.
+        folder: Folder of the agent's cgroup; may not exist.
     """
 
     def __init__(self, sandbox: Path, *, is_unified: bool) -> None:
@@ -53,28 +53,28 @@ class AgentCgroup:
 
     @property
     def folders(self) -> list[Path]:
-        """The cgroups that exist below the sandbox's."""
+        """The existing child cgroups of the sandbox's cgroup."""
         return [folder for folder in (self.folder, self._sandbox / _FIRST) if folder.is_dir()]
 
     @property
     def first_folder(self) -> Path:
-        """The cgroup of process 1."""
+        """Folder of the cgroup that process 1 is in."""
         return self._sandbox / _FIRST if self._is_unified and self.exists else self._sandbox
 
     @property
     def join_file(self) -> Path:
-        """The file that moves the single-threaded process that writes "0" to it."""
-        # In version 1, moving a single thread takes no global lock.
+        """The file through which a single-threaded process moves itself into the agent's cgroup, by writing "0"."""
+        # In version 1, "tasks" moves a single thread, which takes no global lock.
         return self.folder / ("cgroup.procs" if self._is_unified else "tasks")
 
     def make(self, memory_mib: int) -> None:
-        """Create it; with version 2, before any process is in the sandbox's cgroup.
+        """Create the cgroup. In version 2, no process may be in the sandbox's cgroup yet.
 
         Args:
-            memory_mib: The sandbox's limit, MiB.
+            memory_mib: Memory limit of the sandbox in MiB.
 
         Raises:
-            OSError: The kernel refuses; nothing is left behind.
+            OSError: The kernel refuses; a partly created cgroup is removed.
         """
         limit = str(memory_mib - reserve_mib(memory_mib) << 20)
         try:
@@ -86,20 +86,20 @@ class AgentCgroup:
                 _write(self.folder / "memory.max", limit)
             else:
                 _write(self.folder / "memory.limit_in_bytes", limit)
-                with suppress(FileNotFoundError):  # the kernel does not account swap
+                with suppress(FileNotFoundError):  # the file is missing if the kernel does not account swap
                     _write(self.folder / "memory.memsw.limit_in_bytes", limit)
         except OSError:
             self.remove()
             raise
 
     def forget_peaks(self) -> None:
-        """Reset the peak memory use of both cgroups; not with version 2, which counts limit hits instead."""
+        """Reset the peak memory use of the sandbox and the agent; does nothing in version 2, which needs no reset."""
         for folder in () if self._is_unified else (self._sandbox, self.folder):
             with suppress(OSError):
                 _write(folder / "memory.max_usage_in_bytes", "0")
 
     def remove(self) -> None:
-        """Remove it unless a process is in it."""
+        """Remove the cgroup, unless it contains processes."""
         for folder in self.folders:
             with suppress(OSError):
                 folder.rmdir()
@@ -109,13 +109,13 @@ class AgentCgroup:
 
 
 def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
-    """Return the agent's cgroup of a container, which need not exist; None if the container cannot have one.
+    """Return the agent's cgroup of a container, which may not exist yet; None in cgroups version 2.
 
-    It cannot with version 2, where the container's own processes are in its cgroup.
+    In version 2 the container's cgroup contains processes, and therefore cannot have children.
 
     Args:
-        container_id: The daemon's id of the container.
-        first_pid: Host pid of its process 1.
+        container_id: Docker's id of the container.
+        first_pid: Host pid of the container's process 1.
     """
     try:
         lines = Path(f"/proc/{first_pid}/cgroup").read_text().splitlines()
@@ -127,7 +127,7 @@ def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
 
 
 def _write(file: Path, value: str) -> None:
-    # Without O_CREAT, so that this fails instead of creating a file if the folder is not a cgroup.
+    # With O_CREAT, this would create an ordinary file instead of failing if the folder is not a cgroup.
     handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, value.encode())

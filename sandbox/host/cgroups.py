@@ -1,10 +1,10 @@
-"""Cgroups: limits of a sandbox's memory, processes and CPUs, and whether it ran out of memory.
+"""Cgroups limit the memory, processes and CPUs of a sandbox, and report whether the sandbox ran out of memory.
 
-Both versions are supported. Version 1 has a tree per controller, such as ``/sys/fs/cgroup/memory``. Version 2 has one
-tree; the nearest folder at or above our own cgroup is used in which cgroups with these controllers can be made. A name
-starts with the process that made the cgroup (`envkit.sandbox.host.run_dirs.owner_name`), so that a later run can remove
-orphans. A process that takes over ownership is recorded in the cgroup as the name of an empty child cgroup, so that
-both can only be seen together.
+Both versions are supported. Version 1 has one tree of cgroups for each controller, such as ``/sys/fs/cgroup/memory``.
+Version 2 has a single tree; new cgroups are created in this process's own cgroup, or in its nearest parent that allows
+these controllers. The name of a cgroup starts with its owner's name (`envkit.sandbox.host.run_dirs.owner_name`), so
+that a later run can find and remove orphans. When another process becomes an owner too, an empty child cgroup is
+created with that owner's name.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 
 _HUGE_PAGE_BYTES = 2 << 20
-"""The largest allocation at once, and so the most that may be free below a limit when the kernel refuses memory."""
+"""Size of the kernel's largest allocation. It fails if less than this is free, so the peak may stay below the limit."""
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """Limits of a sandbox; None means unlimited.
+    """Limits of a sandbox; None means no limit.
 
     Attributes:
-        memory_mib: Memory, MiB, including files in /tmp and /workspace; there is no swap.
+        memory_mib: Memory in MiB, including files in /tmp and /workspace; swap is disabled.
         pids: Number of processes and threads.
-        cpus: Processors, such as 0.5.
+        cpus: Number of CPUs, such as 0.5.
     """
 
     memory_mib: int | None = None
@@ -47,11 +47,11 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class CgroupFolders:
-    """Folders in which cgroups can be made on this machine.
+    """Folders of this machine in which cgroups can be created.
 
     Attributes:
-        is_unified: Whether the version is 2.
-        parents: The folder for each available controller.
+        is_unified: Whether the machine uses cgroups version 2.
+        parents: Folder for each available controller.
     """
 
     is_unified: bool
@@ -63,19 +63,19 @@ class MemoryCounters:
     """The kernel's counters of one cgroup.
 
     Attributes:
-        oom_kills: Processes killed because the cgroup or the whole machine ran out of memory.
-        limit_hit: Whether the cgroup reached its own limit since `Cgroup.survived`, or since it was made. Version 1
-            includes reclaimable page cache.
+        oom_kills: Number of processes killed because the cgroup or the whole machine ran out of memory.
+        limit_hit: Whether the cgroup has reached its own limit since the last `Cgroup.survived`, or its creation. In
+            version 1, reclaimable page cache counts too.
     """
 
     oom_kills: int = 0
     limit_hit: bool = False
 
     def cause(self, survived: int) -> Cause | None:
-        """Return the cause if process 1 was killed for lack of memory; None if it was not.
+        """Return the cause of the end of process 1 if an OOM kill ended it, else None.
 
         Args:
-            survived: OOM kills in the cgroup that process 1 survived.
+            survived: Number of OOM kills in the cgroup that process 1 has survived.
         """
         if self.oom_kills <= survived:
             return None
@@ -85,11 +85,11 @@ class MemoryCounters:
 
 
 class Cgroup:
-    """The cgroup of one sandbox: a folder, or with version 1 one for each controller.
+    """The cgroup of one sandbox: one folder in version 2, or one folder per controller in version 1.
 
     Attributes:
-        name: Name of each folder.
-        of_agent: The child cgroup for the agent's programs, which need not exist; None if memory is not limited.
+        name: Name of the folders.
+        of_agent: Child cgroup for the agent's programs, which may not exist; None without the memory controller.
     """
 
     def __init__(self, parents: CgroupFolders, name: str) -> None:
@@ -101,7 +101,7 @@ class Cgroup:
         self._hits_before = 0
 
     def make(self, limits: CgroupLimits) -> None:
-        """Create it with its limits.
+        """Create the cgroup with these limits.
 
         Raises:
             OSError: The kernel refuses.
@@ -124,7 +124,7 @@ class Cgroup:
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
     def transfer_to(self, pid: int) -> None:
-        """Keep it for as long as the running process `pid` lives, even if its maker exits.
+        """Make the running process `pid` an owner too: the cgroup is not an orphan while any of its owners runs.
 
         Raises:
             OSError: The kernel refuses.
@@ -133,7 +133,7 @@ class Cgroup:
             (folder / run_dirs.owner_name(pid)).mkdir()
 
     def join(self, pid: int) -> None:
-        """Move a process into it; processes that it starts later are in it too.
+        """Move a process into the cgroup; child processes that it starts later are in the cgroup too.
 
         Raises:
             OSError: The kernel refuses.
@@ -145,31 +145,31 @@ class Cgroup:
                 file.write(str(pid))
 
     def views(self) -> list[tuple[Path, str]]:
-        """Return each folder and the path at which programs expect it."""
+        """Return each folder with the path at which programs in the sandbox expect it."""
         if self._is_unified:
             return [(folder, str(ROOT)) for folder in self._each()]
         return [(folder, str(ROOT / controller)) for controller, folder in self._folders.items()]
 
     def memory_counters(self) -> MemoryCounters:
-        """Return the counters of it and its children; zeros if they are unknown."""
+        """Return the counters of the cgroup and its children; zeros if they are unknown."""
         folder = self._folders.get("memory")
         if folder is None or self.of_agent is None:
             return MemoryCounters()
         if self._is_unified:
             events = _counts(folder / "memory.events")
             return MemoryCounters(events.get("oom_kill", 0), events.get("oom", 0) > self._hits_before)
-        both = (folder, self.of_agent.folder)
-        kills = sum(_counts(one / "memory.oom_control").get("oom_kill", 0) for one in both)
-        return MemoryCounters(kills, any(map(_is_limit_hit, both)))
+        folders = (folder, self.of_agent.folder)
+        kills = sum(_counts(path / "memory.oom_control").get("oom_kill", 0) for path in folders)
+        return MemoryCounters(kills, any(map(_is_limit_hit, folders)))
 
     def survived(self) -> None:
-        """Record that process 1 survived an OOM kill: `memory_counters` ignores limit hits up to now."""
+        """Record that process 1 survived an OOM kill, so that `memory_counters` ignores all earlier limit hits."""
         if self.of_agent is not None:
             self._hits_before = _counts(self._folders["memory"] / "memory.events").get("oom", 0)
             self.of_agent.forget_peaks()
 
     def kill(self) -> None:
-        """Kill all processes in it."""
+        """Kill all processes in the cgroup."""
         for folder in (*self._below(), *self._each()):
             with suppress(OSError):
                 for pid in (folder / "cgroup.procs").read_text().split():
@@ -177,7 +177,7 @@ class Cgroup:
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove it unless a process is in it; return whether nothing of it is left."""
+        """Remove the cgroup unless it contains processes; return whether all its folders are gone."""
         if self.of_agent is not None:
             self.of_agent.remove()
         for folder in self._each():
@@ -195,27 +195,27 @@ class Cgroup:
     def _limit_memory(self, size: int) -> None:
         if self._is_unified:
             self._set("memory", "memory.max", str(size))
-            with suppress(FileNotFoundError):  # the kernel has no swap
+            with suppress(FileNotFoundError):  # the file is missing if the kernel does not support swap
                 self._set("memory", "memory.swap.max", "0")
             return
         self._set("memory", "memory.limit_in_bytes", str(size))
         try:
             self._set("memory", "memory.memsw.limit_in_bytes", str(size))
-        except FileNotFoundError:  # the kernel does not account swap
+        except FileNotFoundError:  # the file is missing if the kernel does not account swap
             self._set("memory", "memory.swappiness", "0")
 
     def _set(self, controller: str, name: str, value: str) -> None:
-        # Without O_CREAT, so that this fails instead of creating a file if the folder is not a cgroup.
+        # Mode "w" would create an ordinary file instead of failing if the folder is not a cgroup.
         with (self._folders[controller] / name).open("r+") as file:
             file.write(value)
 
 
 def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupFolders:
-    """Return the folders in which cgroups can be made.
+    """Return the folders in which cgroups can be created.
 
     Args:
         root: Mount point of the cgroup file system.
-        own: File with the name of our own cgroup.
+        own: File that contains the name of this process's cgroup.
     """
     if (root / "cgroup.controllers").exists():
         parent = next((folder for folder in _upwards(root, own) if _has_controllers(folder)), None)
@@ -226,14 +226,14 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupFold
 
 
 def gone(folders: CgroupFolders) -> list[Cgroup]:
-    """Return orphaned cgroups: neither their maker nor a process that took over ownership lives."""
+    """Return the orphans: cgroups whose owners have all ended."""
     found = [folder for parent in folders.parents.values() for folder in parent.glob("envkit-*")]
     needed = {folder.name for folder in found if _is_needed(folder)}
     return [Cgroup(folders, name) for name in sorted({folder.name for folder in found} - needed)]
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """Return the numbers in a file with lines such as ``oom_kill 3``; empty if it cannot be read."""
+    """Return the numbers in a file with lines such as ``oom_kill 3``; empty if the file cannot be read."""
     try:
         pairs = [line.split() for line in file.read_text().splitlines()]
     except OSError:
@@ -242,7 +242,7 @@ def _counts(file: Path) -> dict[str, int]:
 
 
 def _is_limit_hit(folder: Path) -> bool:
-    """Whether a cgroup of version 1 reached its limit; newer kernels leave memory.failcnt at 0."""
+    """Whether a version 1 cgroup reached its limit; uses the peak, because new kernels do not update memory.failcnt."""
     peak, limit = (_number(folder / name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
     return 0 < limit <= peak + _HUGE_PAGE_BYTES
 
@@ -266,7 +266,7 @@ def _heirs(group: Path) -> list[Path]:
 
 
 def _upwards(root: Path, own: Path) -> Iterator[Path]:
-    """Yield our own cgroup of version 2 and its parents."""
+    """Yield the version 2 cgroup of this process, then its parents."""
     lines = own.read_text().splitlines()
     name = next((line[3:] for line in lines if line.startswith("0::")), "/")
     folder = root / name.lstrip("/")
@@ -277,14 +277,14 @@ def _upwards(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _has_controllers(folder: Path) -> bool:
-    """Whether children of `folder` in version 2 have the controllers; enables them if possible."""
+    """Whether children of the version 2 cgroup `folder` have all controllers; tries to enable missing ones."""
     if not _is_writable(folder):
         return False
     switch = folder / "cgroup.subtree_control"
     try:
         missing = set(CONTROLLERS) - set(switch.read_text().split())
         if missing and missing <= set((folder / "cgroup.controllers").read_text().split()):
-            with switch.open("r+") as file:  # fails while processes are in the folder
+            with switch.open("r+") as file:  # fails if the cgroup contains processes
                 file.write(" ".join(f"+{name}" for name in sorted(missing)))
             missing = set(CONTROLLERS) - set(switch.read_text().split())
     except OSError:
@@ -293,5 +293,5 @@ def _has_controllers(folder: Path) -> bool:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether cgroups can be made in `folder` and processes moved into them."""
+    """Whether this process may create cgroups in `folder` and move processes into them."""
     return os.access(folder / "cgroup.procs", os.W_OK) and os.access(folder, os.W_OK | os.X_OK)

@@ -1,6 +1,6 @@
-"""A child process that the running event loop watches without a thread or task.
+"""A child process that the event loop monitors without a thread or task.
 
-asyncio on Python 3.11 uses a thread for each child; a thousand sandboxes would need a thousand threads.
+asyncio on Python 3.11 uses one thread for each child process, so a thousand sandboxes would need a thousand threads.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from envkit.types import Cause, CauseKind
 
 _CHUNK_BYTES = 1 << 16
 _KEPT_BYTES = 64 << 10
-"""How much of the end of standard error is kept."""
+"""Number of bytes at the end of standard error that are kept."""
 _KILL_S = 5.0
-"""Seconds after SIGKILL until a process that the kernel does not end is abandoned."""
+"""Seconds to wait for a process to end after SIGKILL; the kernel cannot end a process that is blocked in I/O."""
 
 
 class Child:
-    """A program in a session of its own, so that signals of our terminal do not reach it.
+    """A child process in a new session, so that the terminal's signals (Ctrl-C) do not reach it.
 
-    `kill` kills its whole process group; when it exits, the rest of the group is killed too. Must be created in the
-    thread of a running event loop that stays: the kernel's parent-death signal is bound to the thread.
+    `kill` kills its whole process group. When it exits, the rest of the group is killed too. Create it in the thread of
+    a running event loop. The thread must outlive the child: the kernel sends the parent-death signal when it ends.
 
     Args:
         argv: Program and arguments.
-        env: The whole environment.
-        stream: Becomes its standard input and output; closed here.
-        name: Its argv[0], as process lists show it; None uses the program.
-        folder: Working directory; None keeps ours.
-        pass_fds: File descriptors that it inherits.
+        env: All environment variables of the child; none are inherited.
+        stream: Socket that becomes the child's standard input and output; the constructor closes it in this process.
+        name: The child's argv[0], which process lists show; None means the program.
+        folder: Working directory; None means that of this process.
+        pass_fds: File descriptors that the child inherits.
 
     Attributes:
-        pid: Its process id.
-        returncode: Exit code, negative for a signal; None while it runs.
+        pid: Process id.
+        returncode: Exit code, or the negative signal number; None while the child runs.
     """
 
     def __init__(
@@ -82,20 +82,20 @@ class Child:
         self._loop.add_reader(self._stderr.fileno(), self._on_output)
 
     def last_line(self) -> str:
-        """Return the last non-blank line of standard error, shortened to 300 characters; may be empty."""
+        """Return the last 300 characters of the last non-blank line of standard error; empty without such a line."""
         lines = self._stderr_tail.decode(errors="replace").split("\n")
         return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
 
     async def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the child has ended."""
         await self._ended.wait()
 
     async def end(self, *, grace_s: float) -> None:
-        """Wait up to `grace_s` seconds until it has ended, then kill it; safe to repeat, not cancelled."""
+        """Wait up to `grace_s` seconds for the child to end, then kill it. May be called again; cannot be cancelled."""
         with anyio.CancelScope(shield=True):
             if self.returncode is None:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGCONT)  # a stopped process could not exit by itself
+                    os.killpg(self.pid, signal.SIGCONT)  # a process stopped by SIGSTOP cannot exit by itself
             with anyio.move_on_after(grace_s):
                 await self._ended.wait()
             if not self._ended.is_set():
@@ -106,7 +106,7 @@ class Child:
                 self._forget()
 
     def kill(self) -> None:
-        """Kill its process group; safe to repeat."""
+        """Kill the child's process group; may be called again."""
         if self.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -128,12 +128,12 @@ class Child:
         return False
 
     def _on_end(self) -> None:
-        # Until it is waited for, its pid and process group id are not reused.
+        # Kill the group before the wait: afterwards the kernel may reuse the child's pid and process group id.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.returncode = self._process.wait()
         if not self._stderr.closed and self._on_output():
-            # A pipe holds one chunk; do not read forever if another process keeps filling it.
+            # A full pipe has at most one more chunk. A loop might never end if another process keeps writing.
             self._on_output()
         self._forget()
 
@@ -149,11 +149,11 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return the cause of the end of a sandbox's process 1; does not say whether its own programs ended it.
+    """Return the cause for the exit code of a sandbox's process 1. It does not contain which process sent a signal.
 
     Args:
-        returncode: Exit code, negative for a signal; None if it has not ended.
-        last_line: Last line of its standard error.
+        returncode: Exit code, or the negative signal number; None if the process has not ended.
+        last_line: Last line of the process's standard error.
     """
     if returncode is None:
         return Cause(CauseKind.UNRESPONSIVE, "it does not answer")
@@ -164,7 +164,7 @@ def cause_of(returncode: int | None, last_line: str) -> Cause:
 
 
 def signal_in(code: int | None) -> int | None:
-    """Convert a shell's or agent's exit code to Popen's form: 128 + n becomes -n, since it stands for signal n."""
+    """Convert an exit code from a shell's convention to Popen's: 128 + n, which stands for signal n, becomes -n."""
     return 128 - code if code is not None and 128 < code <= 192 else code
 
 

@@ -1,4 +1,4 @@
-"""The live sandboxes of one backend: ids, directories, checks of specs, and cleanup."""
+"""Manage the live sandboxes of one backend: assign ids and directories, check specs, and stop all at the end."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .validation import fault_of_variables, fault_of_words
 from .views import fault_of_views
 
 _OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
-"""Kinds of a sandbox's own end, not its node's or backend's. Out of memory counts only at its own limit."""
+"""Causes that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` may be either."""
 _MIN_CPUS, _MAX_CPUS = 0.01, 1 << 20
-"""The kernel's smallest quota is 1 ms of 100."""
+"""The minimum is the kernel's smallest quota: 1 ms per 100 ms."""
 
 
 class Stoppable(Protocol):
-    """A sandbox, as its backend sees it."""
+    """A sandbox that its backend can stop."""
 
     async def stop(self) -> None: ...
 
 
 class LiveSandboxes:
-    """Sandboxes that a backend started and has not removed yet, and the run directory for them.
+    """The sandboxes that a backend has started and not yet removed, and their run directory.
 
     Args:
-        kind: First part of the ids.
+        kind: Prefix of the sandboxes' ids.
     """
 
     def __init__(self, kind: str) -> None:
@@ -55,15 +55,15 @@ class LiveSandboxes:
         return self._folder
 
     async def open(self) -> None:
-        """Remove what earlier owners left and make the run directory."""
+        """Remove the run directories of processes that have ended, and create one for this backend."""
         await clock.to_thread(run_dirs.reap)
         self._folder = run_dirs.new_run_folder()
 
     async def close(self) -> None:
-        """Stop all sandboxes and remove the run directory; not cancelled.
+        """Stop all sandboxes and remove the run directory; cannot be cancelled.
 
         Raises:
-            SandboxError: A sandbox could not be stopped; the others are.
+            SandboxError: Some sandboxes could not be stopped; the others are stopped.
         """
         failures: list[SandboxError] = []
         with anyio.CancelScope(shield=True):
@@ -77,12 +77,12 @@ class LiveSandboxes:
             raise SandboxError("; ".join(str(failure) for failure in failures))
 
     def disks(self) -> dict[str, tuple[int, int]]:
-        """Return the free and the required space, MiB, of the run directory's disk, keyed by the disk's name."""
+        """Return the name of the run directory's disk with its free MiB and the MiB that must stay free."""
         free_mib = shutil.disk_usage(self.folder).free >> 20
         return {f"the disk of {self.folder.parent}": (free_mib, run_dirs.LEAST_FREE_MIB)}
 
     def new_id(self) -> str:
-        """Return the next id, such as ``"bwrap-1"``.
+        """Return the id for a new sandbox, such as ``"bwrap-1"``.
 
         Raises:
             SandboxError: The backend is not open.
@@ -93,17 +93,17 @@ class LiveSandboxes:
         return f"{self._kind}-{self._started}"
 
     def new_folder(self, sandbox_id: str) -> Path:
-        """Make and return the sandbox's directory, mode 0700."""
+        """Create a directory for the sandbox, mode 0700, and return its path."""
         made = self.folder / sandbox_id
         made.mkdir(mode=0o700)
         return made
 
     def add(self, sandbox: Stoppable) -> None:
-        """Stop `sandbox` on `close`, unless it is forgotten before."""
+        """Add a sandbox, which `close` will stop."""
         self._sandboxes.add(sandbox)
 
     def forget(self, sandbox: Stoppable) -> None:
-        """Remove `sandbox` from the set: nothing is left of it."""
+        """Remove a sandbox that has been stopped, so that `close` does not stop it again."""
         self._sandboxes.discard(sandbox)
 
 
@@ -111,15 +111,15 @@ def not_ready(sandbox_id: str, cause: Cause) -> SandboxStartError:
     """Return the error for a sandbox that ended before it was ready.
 
     Args:
-        sandbox_id: Its id.
-        cause: Why it ended; only its own end is an error of the spec, not an end of its node or backend.
+        sandbox_id: Id of the sandbox.
+        cause: Why it ended. The error is a `SandboxEndedError` unless the cause lies in the node or backend.
     """
     is_own = cause.kind in _OWN_ENDS or (cause.kind is CauseKind.OUT_OF_MEMORY and cause.by_agent)
     return (SandboxEndedError if is_own else SandboxStartError)(sandbox_id, cause)
 
 
 def machine_memory_mib() -> int:
-    """Return the memory of this machine, MiB."""
+    """Return the memory of this machine in MiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
 
 
@@ -131,17 +131,17 @@ def refuse(
     memory_mib: int | None = None,
     shown: Iterable[str] = (),
 ) -> None:
-    """Refuse a spec that this backend cannot enforce.
+    """Raise if a spec is invalid, or requires a limit that the backend does not enforce.
 
     Args:
-        sandbox_id: Id for the error.
-        spec: The spec.
-        capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
-        memory_mib: Memory of the machine, which also holds what sandboxes write; None if unknown.
-        shown: Paths inside that views must not cover.
+        sandbox_id: Id of the sandbox, for the error.
+        spec: Spec to check.
+        capabilities: Enforced limits; see `envkit.protocols.SandboxBackend.capabilities`.
+        memory_mib: Memory of the machine in MiB, which limits memory and in-memory files; None if unknown.
+        shown: Paths inside the sandbox that views must not overlap.
 
     Raises:
-        SandboxRefusedError: The spec is invalid or asks for something that is not enforced; names it.
+        SandboxRefusedError: The spec is refused; the message names the field.
     """
     profile: str = spec.profile
     if profile not in ("strict", "system"):
@@ -166,7 +166,7 @@ def refuse(
         "network": ("network", spec.network if isinstance(spec.network, tuple) else None),
     }
     for name, (field, value) in asked.items():
-        if isinstance(value, (int, float)) and not value > 0:  # the kernel or daemon would take it as unlimited
+        if isinstance(value, (int, float)) and not value > 0:  # a kernel or Docker daemon reads 0 as "no limit"
             raise SandboxRefusedError(
                 sandbox_id, f"{field}={value} is refused: it must be more than 0", everywhere=True
             )

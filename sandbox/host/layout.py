@@ -1,4 +1,4 @@
-"""Layout inside an isolated sandbox, the same for every backend: paths, users and the agent's configuration."""
+"""Paths, users and the agent's configuration inside an isolated sandbox; the same for every backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORK = "/workspace"
 SOCKETS = "/run/envkit"
 """Directory of the sandbox's sockets."""
 CONTROL_DIR = "/run/envkit-control"
-"""Directory, for root only, of the control socket by which a detached sandbox is reached again."""
+"""Directory, accessible only to root, of the control socket for new connections to a detached sandbox."""
 CONTROL_SOCKET = "s"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
@@ -18,21 +18,21 @@ GRADER_UID = 1001
 
 
 def max_inodes(size_mib: int) -> int:
-    """Return the inode limit of a tmpfs of this size: one inode per 4 KiB, and at least 16,384."""
+    """Return the inode limit of a tmpfs of `size_mib` MiB: one inode per 4 KiB, and at least 16,384."""
     return max(size_mib << 8, 1 << 14)
 
 
 def config(
     spec: SandboxSpec, env: Mapping[str, str], command: Sequence[str], *, has_users: bool, is_root: bool = True
 ) -> dict[str, JSON]:
-    """Return the configuration that a sandbox's agent receives first.
+    """Return the configuration that a sandbox's agent receives as its first message.
 
     Args:
         spec: Spec of the sandbox.
-        env: Environment variables of every program in it.
-        command: Command that it runs.
-        has_users: Whether the agent's programs and graders have separate users.
-        is_root: Whether programs may run as root in it.
+        env: Environment variables of every program in the sandbox.
+        command: Command that the sandbox runs from its start; empty for none.
+        has_users: Whether the agent's programs and graders run as different users.
+        is_root: Whether programs may run as root in the sandbox.
     """
     return {
         "agent_uid": AGENT_UID if has_users else None,
@@ -50,4 +50,4 @@ def config(
 
 
 SHARED_PER_UID = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
-"""What the kernel limits per user, so that sandboxes without uids of their own share it."""
+"""Resources that the kernel limits per host user; sandboxes that run as the same host user share them."""

@@ -1,7 +1,8 @@
-"""Make two files writable for process 1 of a container that sees their file systems read-only.
+"""Make two files writable in a container whose ``/proc`` and cgroup file systems are otherwise read-only.
 
-They are its own ``oom_score_adj`` (children inherit the score, and no other process in the container can lower one)
-and the file that moves the writing process into the agent's memory cgroup. Needs root on the host and Linux 5.2.
+The first is the ``oom_score_adj`` of process 1, which sets the score that its children inherit. No other process in the
+container can lower its score. The second file moves a process that writes to it into the agent's memory cgroup. This
+needs root on the host and Linux 5.2.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import ExitStack
 from .pid1 import FirstProcess
 from .remount import call
 
-_OPEN_TREE = 428  # these two numbers are the same on every architecture
+_OPEN_TREE = 428  # system call numbers are the same on every architecture from 424 on
 _MOVE_MOUNT = 429
 _AT_FDCWD = -100
 _CLONE = 1
@@ -25,16 +26,16 @@ _CLONE_NEWNS = 0x20000
 
 
 def lend(first: FirstProcess, more: Mapping[str, str]) -> None:
-    """Mount the ``oom_score_adj`` of `first` over itself, writable, in its mount namespace. Blocks for under 1 ms.
+    """Bind-mount writable files, including process 1's ``oom_score_adj``, into a container. Blocks for under 1 ms.
 
     Args:
         first: Process 1 of the container.
-        more: Further files: host path to path inside.
+        more: Additional files: path inside the container by host path.
 
     Raises:
-        OSError: The kernel lacks or refuses the calls, or the process has exited.
+        OSError: The kernel does not support or refuses the system calls, or the process has exited.
     """
-    # A thread that enters another mount namespace stays there, so use one that ends afterwards.
+    # The thread stays in the mount namespace that it enters, so use a new thread that ends afterwards.
     with ThreadPoolExecutor(1) as thread:
         files = {f"/proc/{first.pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
         thread.submit(_enter_and_mount, first, files).result()
@@ -48,7 +49,7 @@ def _enter_and_mount(first: FirstProcess, files: Mapping[str, str]) -> None:
         for source, target in files.items():
             copies[target] = call(_OPEN_TREE, _AT_FDCWD, source.encode(), _CLONE | os.O_CLOEXEC)
             opened.callback(os.close, copies[target])
-        first.require_life()  # if it is alive now, the pid was not reused while the files were opened
+        first.require_life()  # alive now, so its pid was not reused while the files were opened
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_FS) or libc.setns(namespace, _CLONE_NEWNS):
             code = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""A handle on process 1 of a sandbox, on the host whose kernel runs it: killing it ends the whole sandbox."""
+"""A handle to process 1 of a sandbox, seen from the host. Killing process 1 ends the whole sandbox."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import anyio
 from .remount import reconfigure
 
 _TERMINALS = 64
-"""Terminals of one sandbox; the kernel has 3,072 for all sandboxes together."""
+"""Maximum number of terminals per sandbox; the kernel allows 3,072 for all sandboxes together."""
 
 
 class FirstProcess:
-    """Process 1 of a sandbox, held by file descriptors, since its pid may be reused.
+    """Process 1 of a sandbox. It is referenced by file descriptors, because the kernel may reuse its pid.
 
     Args:
-        pid: Its pid on the host.
+        pid: Pid on the host.
 
     Raises:
-        ProcessLookupError: It has exited.
+        ProcessLookupError: The process has exited.
     """
 
     def __init__(self, pid: int) -> None:
@@ -31,18 +31,18 @@ class FirstProcess:
         self._handles = [os.pidfd_open(pid)]
 
     def folder(self, path: str) -> Path:
-        """Return a host path by which to enter the folder `path` of the sandbox.
+        """Return a host path to the sandbox's folder `path`.
 
-        It stays the same folder, with its file system's limits, until `close`.
+        The host path leads to this folder until `close`, even if the process exits.
 
         Raises:
-            OSError: The process is gone, or there is no such folder.
+            OSError: The process has exited, or there is no such folder.
         """
         self._handles.append(self._open(path))
         return Path(f"/proc/self/fd/{self._handles[-1]}")
 
     def remount(self, path: str, options: Mapping[str, str]) -> None:
-        """Change the options of the file system mounted at `path` in the sandbox, see `remount.reconfigure`.
+        """Change mount options of the file system at `path` in the sandbox; see `remount.reconfigure`.
 
         Raises:
             OSError: The process has exited, nothing is mounted there, or the kernel refuses.
@@ -54,14 +54,14 @@ class FirstProcess:
             os.close(handle)
 
     def require_life(self) -> None:
-        """Raise `ProcessLookupError` if it has exited."""
+        """Raise `ProcessLookupError` if the process has exited."""
         signal.pidfd_send_signal(self._handles[0], 0)
 
     def chown(self, path: str, uid: int) -> None:
-        """Make user and group `uid` of the sandbox the owners of its folder `path`.
+        """Make the sandbox's user `uid`, and the group with the same number, own the sandbox's folder `path`.
 
         Raises:
-            OSError: The process is gone, or there is no such folder.
+            OSError: The process has exited, or there is no such folder.
         """
         owner = host_id(self.pid, uid)
         os.chown(self.folder(path), owner, owner)
@@ -70,11 +70,10 @@ class FirstProcess:
         """Limit the sandbox to 64 terminals.
 
         Args:
-            more: Further options of its ``/dev/pts`` to keep, such as ``{"gid": "5"}``; a remount resets all options.
+            more: Other mount options of ``/dev/pts``, such as ``{"gid": "5"}``; options that are not named are reset.
 
         Raises:
-            OSError: The process has exited, or the kernel is older than 5.2 or refuses; all sandboxes then share the
-                kernel's limit.
+            OSError: The process has exited, the kernel is older than 5.2, or it refuses.
         """
         options = {"newinstance": "", "max": str(_TERMINALS), "ptmxmode": "0666", "mode": "620", **(more or {})}
         self.remount("/dev/pts", options)
@@ -83,7 +82,7 @@ class FirstProcess:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(f"/proc/{self.pid}/root{path}", flags)
         try:
-            self.require_life()  # if it is alive now, the pid was not reused when the folder was opened
+            self.require_life()  # alive now, so its pid was not reused when the folder was opened
         except BaseException:
             os.close(handle)
             raise
@@ -91,20 +90,20 @@ class FirstProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped by a signal such as SIGSTOP."""
+        """Whether a signal such as SIGSTOP has stopped the process."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
         except OSError:
             return False
 
     def kill(self) -> None:
-        """Kill it, and so everything in the sandbox; safe to repeat."""
+        """Kill the process, which ends the whole sandbox; may be called again."""
         if self._handles:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handles[0], signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Wait until it has exited; may be called concurrently."""
+        """Wait until the process has exited; may be called concurrently."""
         if self._handles:
             handle = os.dup(self._handles[0])
             try:
@@ -113,17 +112,17 @@ class FirstProcess:
                 os.close(handle)
 
     def close(self) -> None:
-        """Close the descriptors; safe to repeat."""
+        """Close the file descriptors; may be called again."""
         while self._handles:
             os.close(self._handles.pop())
 
 
 def host_id(pid: int, inside: int) -> int:
-    """Return the host's uid (and gid) of user `inside` in the user namespace of process `pid`.
+    """Return the host uid (and gid) that uid `inside` has in the user namespace of process `pid`.
 
     Raises:
         OSError: The process has exited.
-        ValueError: Its user namespace has no such user.
+        ValueError: The user namespace does not map this uid.
     """
     for line in Path(f"/proc/{pid}/uid_map").read_text().splitlines():
         first, outside, count = (int(part) for part in line.split())

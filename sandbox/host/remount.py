@@ -1,6 +1,6 @@
-"""Change the mount options of a file system in another process's mount namespace, such as a sandbox's tmpfs, without
-entering that namespace. Needs root on the host and Linux 5.2.
-namespace. Needs root on the host and Linux 5.2.
+"""Change mount options in another process's mount namespace, e.g. of a sandbox's tmpfs, without entering the namespace.
+
+This needs root on the host and Linux 5.2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-_FSCONFIG = 431  # these two numbers are the same on every architecture
+_FSCONFIG = 431  # system call numbers are the same on every architecture from 424 on
 _FSPICK = 433
 _AT_FDCWD = -100
 _CLOEXEC = 1
@@ -18,16 +18,16 @@ _SET_FLAG, _SET_STRING, _RECONFIGURE = 0, 1, 7
 
 
 def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
-    """Change the options of the file system mounted at `mount`, for every process that sees it.
+    """Change options of the file system that is mounted at `mount`, for all processes.
 
-    Tmpfs keeps options that are not named; devpts resets them to its defaults.
+    Options that are not named stay as they are in tmpfs, but are reset to their defaults in devpts.
 
     Args:
         mount: Root of the mount, such as ``/proc/PID/root/tmp`` or `FirstProcess.folder("/tmp")`.
         options: Names and values, such as ``{"nr_inodes": "16384"}``; an empty value sets a flag.
 
     Raises:
-        OSError: The kernel lacks or refuses the call, or nothing is mounted there.
+        OSError: The kernel does not support or refuses the call, or nothing is mounted there.
     """
     picked = call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
     try:
@@ -40,7 +40,7 @@ def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
 
 
 def call(number: int, *arguments: int | bytes | None) -> int:
-    """Make the system call `number` and return its result. Raises `OSError`."""
+    """Make the system call `number` and return its result; raise `OSError` if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(number), *arguments)
     if result < 0:

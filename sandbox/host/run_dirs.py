@@ -1,12 +1,12 @@
-"""Run directories of sandboxes: private, with short paths, named after their owner so that a later run can reap them.
+"""Create, find and remove run directories, which contain the sockets and other host files of sandboxes.
 
     /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    mode 0700: only the owner's user can enter
         process-1/                                              one sandbox, if it needs a directory on the host
-            s/                                                  its sockets
+            s/                                                  the sandbox's sockets
 
-The owner of a run's directory is the process that runs it; that of a detached sandbox is the sandbox's supervising
-process. The parent is not a nested cache directory because the path of a Unix socket is limited to 107 bytes (103 on
-macOS).
+The name contains the owner process, so that a later run can remove the directories of processes that have ended. The
+owner is the process that opened the backend or, for a detached sandbox, the process that supervises the sandbox. The
+paths are short because a Unix socket's path is limited to 107 bytes (103 on macOS).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from envkit.errors import SandboxError, UnreachableError
 
 _NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
 LEAST_FREE_MIB = 512
-"""Space that must stay free on the disk of the run directory."""
+"""MiB that must stay free on the disk of the run directory."""
 _EXITING = 0x4
-"""The kernel's process flag PF_EXITING."""
+"""Process flag PF_EXITING of the Linux kernel."""
 _COMMON = Path("/tmp")
 _MAX_ROOT = 40
-"""Longest parent path, in characters, that leaves room for a socket's path."""
+"""Maximum length of the parent's path in characters; the rest of the 107 bytes is needed for the socket's name."""
 
 
 def owner_name(pid: int) -> str:
-    """Return a name for resources of process `pid` that no later process with the same pid shares."""
+    """Return a unique name for the process `pid`; a later process with the same pid gets a different name."""
     return f"envkit-{_pid_namespace()}-{pid}-{_start_time(pid)}"
 
 
 def is_owner_gone(name: str) -> bool:
-    """Whether `name` starts with an `owner_name` of a process of this machine that has ended."""
+    """Whether `name` starts with the `owner_name` of a process that ran on this machine and has ended."""
     match = _NAME.fullmatch(name)
     if match is None:
         return False
@@ -52,7 +52,7 @@ def is_owner_gone(name: str) -> bool:
 
 
 def new_run_folder(pid: int | None = None) -> Path:
-    """Make a directory, mode 0700, for resources of process `pid`, where all processes search; None is this process.
+    """Create a run directory, mode 0700, for the owner process `pid`, or for this process if `pid` is None.
 
     Raises:
         SandboxError: No parent directory is writable.
@@ -76,13 +76,13 @@ def of_tail(tail: str) -> Iterator[Path]:
 
 
 def gone() -> list[Path]:
-    """Return this user's run directories whose owner on this machine has ended."""
+    """Return this user's run directories whose owner process has ended."""
     found = (folder for root in roots() for folder in root.glob("envkit-*-*-*-*"))
     return [folder for folder in found if is_owner_gone(folder.name) and _is_ours(folder)]
 
 
 def reap() -> list[Path]:
-    """Remove and return the directories from `gone`."""
+    """Remove the directories that `gone` returns, and return their paths."""
     found = gone()
     for folder in found:
         remove(folder)
@@ -90,8 +90,8 @@ def reap() -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove `folder` and its contents, even without permissions on them; links are not followed."""
-    with suppress(RecursionError):  # programs in the sandbox choose the depth
+    """Remove `folder` with its contents, even if their modes forbid it; symbolic links are not followed."""
+    with suppress(RecursionError):  # a sandbox's programs may nest folders too deeply for rmtree
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
@@ -100,7 +100,7 @@ def remove(folder: Path) -> None:
 
 
 def require_space(folder: Path, taking_bytes: int = 0) -> None:
-    """Check that enough of the host's disk stays free.
+    """Raise unless the host's disk has enough free space.
 
     Raises:
         OSError: Less than `LEAST_FREE_MIB` would be free at `folder` after writing `taking_bytes`.
@@ -112,13 +112,13 @@ def require_space(folder: Path, taking_bytes: int = 0) -> None:
 
 
 def connect(folder: Path, name: str) -> socket.socket:
-    """Return a connected, non-blocking stream to the Unix socket `name` in `folder`.
+    """Return a non-blocking socket that is connected to the Unix socket `name` in `folder`.
 
-    The sandbox controls the directory. A link there could lead to another socket of the host, so it is refused. On
-    Linux the checked inode itself is connected to, so it cannot be exchanged in between.
+    Symbolic links are refused: the sandbox controls the folder, and could create a link to another socket of the host.
+    On Linux the connection uses the same inode that was checked, so the sandbox cannot replace it after the check.
 
     Raises:
-        UnreachableError: There is no such socket, or nothing listens.
+        UnreachableError: There is no such socket, or no process listens on it.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UnreachableError(f"{name!r} is not the name of a socket")
@@ -149,7 +149,7 @@ def connect(folder: Path, name: str) -> socket.socket:
 
 
 def roots() -> Iterator[Path]:
-    """Yield the possible parents of run directories, best first."""
+    """Yield the possible parents of run directories, the preferred one first."""
     seen = set()
     for name in (os.environ.get("XDG_RUNTIME_DIR"), str(_COMMON), tempfile.gettempdir()):
         if name and len(name) <= _MAX_ROOT and name not in seen and os.access(name, os.W_OK | os.X_OK):
@@ -158,7 +158,7 @@ def roots() -> Iterator[Path]:
 
 
 def common_first() -> list[Path]:
-    """Return the `roots`, starting with the one that this user's processes check whatever their environment."""
+    """Return the `roots` with ``/tmp`` first: all processes search it, whatever their environment variables."""
     return sorted(roots(), key=lambda root: root != _COMMON)
 
 
@@ -192,15 +192,12 @@ def _start_time(pid: int) -> int:
         content = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return -1
-    # The name in the second field may hold anything; the start time is field 22.
+    # Field 2, the process's name in parentheses, may contain spaces and parentheses. The start time is field 22.
     return int(content.rpartition(b")")[2].split()[19])
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process that existed just now no longer runs its program.
-
-    It may have a pending SIGKILL, be freeing its memory, or be a zombie.
-    """
+    """Whether an existing process no longer runs its program: it is being killed, is exiting, or is a zombie."""
     if sys.platform != "linux":
         return False
     try:
@@ -214,7 +211,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _pid_namespace() -> int:
-    """Return the id of our pid namespace; 0 if the system has none."""
+    """Return the id of this process's pid namespace; 0 if the system has no pid namespaces."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:

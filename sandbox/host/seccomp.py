@@ -1,12 +1,12 @@
-"""The seccomp filter of a sandbox's programs, as classic BPF.
+"""The seccomp filter of a sandbox's programs, as a classic BPF program.
 
-It is a deny-list: an allow-list would have to follow every program and library. Calls that reach past namespaces and
-limits fail with EPERM: mounts, namespaces, kernel modules, kernel keys (they belong to a user of the whole machine),
-asynchronous I/O contexts (the machine has a fixed number), clocks, swap, tracing. So do calls that programs seldom
-need and that often have kernel bugs (`bpf`, `io_uring`, `userfaultfd`, `perf_event_open`). Sockets may be of the
-families Unix, IPv4, IPv6 and netlink; others, such as vsock between a virtual machine and its host, ignore namespaces.
-`clone3`, whose flags are in memory that a filter cannot read, and all calls newer than this list fail with ENOSYS, so
-programs fall back to older calls. A call of another architecture, such as a 32-bit program's, kills its process.
+The filter is a deny-list, because an allow-list would need updates for new programs and libraries. System calls that
+affect more than the sandbox fail with EPERM: mounts, namespaces, kernel modules, kernel keys (shared by all processes
+of a user), asynchronous I/O contexts (limited for the whole machine), clocks, swap, and tracing. Rarely needed calls
+with many known kernel bugs fail with EPERM too: `bpf`, `io_uring`, `userfaultfd`, `perf_event_open`. Only sockets of
+the families Unix, IPv4, IPv6 and netlink are allowed, because others, such as vsock, may ignore network namespaces.
+`clone3` fails with ENOSYS, because the filter cannot read its flags. Calls newer than this list also fail with ENOSYS.
+Programs then use older calls. A call of another architecture, as in 32-bit programs, kills its process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _Instruction: TypeAlias = tuple[int, int, int, int]
-"""Opcode, instructions to skip if true, if false, and operand."""
+"""Opcode, number of instructions to skip if the condition is true, number to skip if it is false, and operand."""
 
-# Name: number on x86_64, on aarch64; None if the call does not exist there.
+# Each name maps to the call's numbers on x86_64 and on aarch64; None if the architecture does not have the call.
 _DENIED: dict[str, tuple[int, int | None]] = {
     "_sysctl": (156, None),
     "acct": (163, 89),
@@ -91,22 +91,22 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "vhangup": (153, 58),
 }
 _NEWEST_KNOWN = 462
-"""`mseal` of Linux 6.10; from 424 on, numbers are the same on all architectures."""
+"""Number of `mseal` (Linux 6.10); from 424 on, numbers are the same on all architectures."""
 _CLONE3 = 435
 _X32 = 0x40000000
-"""Bit in the call numbers of x86_64's x32 ABI."""
+"""Bit that is set in the call numbers of x86_64's x32 ABI."""
 
-# CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
+# Flags of `clone`: CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 FAMILIES = (1, 2, 10, 16)
-TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX insert input into a terminal
 
 _LOAD = 0x20
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _RETURN = 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in the kernel's `seccomp_data`; for arguments, of the lower half."""
+"""Offsets in the kernel's `seccomp_data`: call number, architecture, and the lower halves of two arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ _MACHINES = {
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for `machine` (a `platform.machine` name; None: this machine); None if it is not supported."""
+    """Return the filter for an architecture (default: that of `platform.machine`); None if it is not supported."""
     found = _MACHINES.get(platform.machine() if machine is None else machine)
     if found is None:
         return None
@@ -134,7 +134,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def denied(machine: str) -> dict[str, int]:
-    """Return the name and number of each call that is always denied."""
+    """Return the calls that are always denied, with their numbers on `machine`."""
     column = _MACHINES[machine].column
     return {name: number for name, both in _DENIED.items() if (number := both[column]) is not None}
 
@@ -159,7 +159,7 @@ def _instructions(machine: _Architecture) -> Iterator[_Instruction]:
 
 
 def _if(comparison: int, operands: Sequence[int], number: int) -> Iterator[_Instruction]:
-    """Return error `number` if a comparison holds."""
+    """Yield instructions that return error `number` if the comparison with one of `operands` is true."""
     for index, operand in enumerate(operands):
         last = index == len(operands) - 1
         yield comparison, len(operands) - 1 - index, 1 if last else 0, operand
@@ -167,7 +167,7 @@ def _if(comparison: int, operands: Sequence[int], number: int) -> Iterator[_Inst
 
 
 def _with_argument(call: int, argument: int, checks: Sequence[_Instruction]) -> Iterator[_Instruction]:
-    """Apply `checks` to one argument of one call; allow the call if none of them returns."""
+    """Yield instructions that apply `checks` to an argument of `call`, and allow the call if no check returns."""
     yield _IF_EQUAL, 0, len(checks) + 2, call
     yield _LOAD, 0, 0, argument
     yield from checks

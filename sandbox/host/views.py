@@ -1,4 +1,4 @@
-"""Check views: files and folders of the host that a sandbox sees read-only at paths of its own."""
+"""Validate views: host files and folders that are bind-mounted read-only into a sandbox."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TAKEN = (
     "usr",
     "workspace",
 )
-"""Top-level directories of the sandbox itself. Snapshots include ``/tmp`` and ``/workspace`` and could not restore
-views there.
+"""Top-level directories where views are not allowed. ``/tmp`` and ``/workspace`` are included because a snapshot would
+copy views there, but could not restore them.
 """
 
 
 def fault_of_views(views: Sequence[tuple[str, str]], shown: Iterable[str] = ()) -> str | None:
-    """Return why `views` is not a valid `SandboxSpec.views`, in one line; None if it is valid.
+    """Return in one line why `views` is not a valid `SandboxSpec.views`; None if it is valid.
 
     Args:
-        views: Pairs of a host path and a path inside.
-        shown: Paths inside that are already in use.
+        views: Pairs of a host path and a path inside the sandbox.
+        shown: Paths inside the sandbox that are already in use.
     """
     places = [*shown]
     for source, place in views:

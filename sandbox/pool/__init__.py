@@ -1,4 +1,4 @@
-"""Sandbox pool: scheduling on nodes, leases, liveness, and the history of each sandbox."""
+"""Sandbox pool: schedules sandboxes on nodes, leases them, and monitors their liveness."""
 
 from .pool import Pool
 

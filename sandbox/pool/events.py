@@ -1,4 +1,4 @@
-"""Event log of a pool: live events, ledger writes, views of ended sandboxes, and counters."""
+"""Event log of a pool: emits events, writes sandboxes to the ledger, and stores views of ended sandboxes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _NEVER_UP = frozenset({SandboxState.STARTING, SandboxState.STOPPED})
 
 
 class Events:
-    """The last 10,000 events, for any number of readers. A slow reader blocks nobody: it misses events, and can tell
-    from the gap in their numbers.
+    """The last 10,000 events, for any number of readers.
+
+    A slow reader does not block the pool. It misses events, which it can detect by the gap in the event numbers.
 
     Attributes:
         counts: Number of events by kind.
@@ -59,9 +60,9 @@ class Events:
         self._wake()
 
     async def since(self, number: int) -> AsyncIterator[PoolEvent]:
-        """Yield the kept events after event `number`, then new ones until `close`.
+        """Yield the stored events after event `number`, then new events until `close`.
 
-        A number above the last event comes from another process and counts as 0.
+        A number above that of the last event counts as 0: it must come from an earlier process.
         """
         number = number if 0 <= number <= self._last else 0
         while True:
@@ -79,7 +80,7 @@ class Events:
                     self._readers -= 1
 
     def close(self) -> None:
-        """End all readers after the last event."""
+        """End the iteration of all readers after the last event."""
         self._is_closed = True
         self._wake()
 
@@ -90,28 +91,28 @@ class Events:
 
 
 class LedgerStore(Protocol):
-    """Persistent store of sandboxes, so that a pool finds them again after a restart."""
+    """Persistent store of a pool's sandboxes, from which a pool re-attaches to them after a restart."""
 
     @property
     def id(self) -> str:
-        """Unique, without blanks, and stable across restarts."""
+        """Unique id without spaces, which stays the same after a restart."""
         ...
 
     async def save(self, view: SandboxView) -> None:
-        """Persist a view; it replaces an earlier view of the same id."""
+        """Persist a view, which replaces the previous view of the same sandbox id."""
         ...
 
     def load(self) -> Sequence[SandboxView]:
-        """Return the newest persisted view of each id."""
+        """Return the newest persisted view of each sandbox id."""
         ...
 
 
 class LedgerWriter:
-    """Writes views to a ledger one by one, in order; of the pending views of one id only the newest.
+    """Writes views to a ledger one at a time, in order. If several views of a sandbox wait, it writes only the newest.
 
     Args:
-        ledger: The target.
-        failed: Called with each view that could not be persisted, and the reason.
+        ledger: Store to write to.
+        failed: Called with a view that could not be persisted, and the reason.
     """
 
     def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
@@ -124,12 +125,12 @@ class LedgerWriter:
 
     def put(self, view: SandboxView) -> None:
         """Queue `view` for writing."""
-        self._waiting.pop(view.id, None)  # move it to the end
+        self._waiting.pop(view.id, None)  # the new view goes to the end of the queue
         self._waiting[view.id] = view
         self._arrived.set()
 
     async def saved(self, id: str) -> bool:
-        """Wait until no view of this id is pending; return whether the last one was persisted."""
+        """Wait until no view of the sandbox `id` is pending; return whether its last view was persisted."""
         while id in self._waiting:
             await self._written.wait()
         return id not in self._unsaved
@@ -142,7 +143,7 @@ class LedgerWriter:
             await self._arrived.wait()
 
     async def write(self) -> None:
-        """Write all pending views; on cancellation the current one stays pending."""
+        """Write all pending views; if cancelled, the view that is being written stays pending."""
         while self._waiting:
             id, view = next(iter(self._waiting.items()))
             try:
@@ -159,7 +160,7 @@ class LedgerWriter:
 
 
 class RecentlyEnded:
-    """Views of ended sandboxes: the last 1,000, for at most 10 minutes."""
+    """Stores the views of the last 1,000 ended sandboxes for at most 10 minutes."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, tuple[float, SandboxView]] = OrderedDict()
@@ -177,14 +178,14 @@ class RecentlyEnded:
         return None if found is None else found[1]
 
     def free(self, id: str, tenant: str | None) -> None:
-        """Allow the id to be reused, if the sandbox belongs to `tenant`; None means any tenant."""
+        """Allow `id` to be reused if its sandbox belonged to `tenant`; None means any tenant."""
         if id in self._views and tenant in (None, self._views[id][1].tenant):
             self._freed.add(id)
 
     def take_name(self, id: str) -> None:
-        """Forget the view of this id if the id may be reused: it was freed, or its sandbox was never ready."""
-        found = self.get(id)
-        if found is not None and (id in self._freed or {one.state for one in found.phases} <= _NEVER_UP):
+        """Drop the view of `id` if the id may be reused: it was freed, or its sandbox was never ready."""
+        view = self.get(id)
+        if view is not None and (id in self._freed or {phase.state for phase in view.phases} <= _NEVER_UP):
             del self._views[id]
             self._freed.discard(id)
 
@@ -205,13 +206,13 @@ class EventLog:
     """Records what happens to the sandboxes of one pool.
 
     Args:
-        ledger: Persists the sandboxes; None for no persistence.
+        ledger: Store that persists the sandboxes; None means no persistence.
 
     Attributes:
-        events: The event stream.
+        events: Event stream.
         past: Views of ended sandboxes.
-        tally: Counters.
-        ledger_writer: The ledger's writer; None without a ledger.
+        tally: Counters of starts, losses and restarts.
+        saver: Writer of the ledger; None without a ledger.
     """
 
     def __init__(self, ledger: LedgerStore | None) -> None:
@@ -227,7 +228,7 @@ class EventLog:
         if instance.state is SandboxState.STARTING:
             self.tally.starts += 1
         elif instance.state is SandboxState.LOST:
-            # Commands of the pool's owner, such as environment servers, never exit normally.
+            # The exit of a command is normal only for tenants: the pool's owner runs servers, which should not exit.
             self.tally.over(
                 instance.ended_by().kind, may_exit=bool(instance.spec.command) and instance.payer is not None
             )
@@ -235,7 +236,7 @@ class EventLog:
             self.tally.failed_starts += 1
 
     def left(self, instance: Instance) -> None:
-        """Record that a sandbox is fully removed."""
+        """Record that a sandbox has been fully removed."""
         if not instance.is_forgotten:
             self.past.add(instance.record(), now=clock.now())
 
@@ -244,12 +245,12 @@ class EventLog:
         self._record(ended(before, Cause(CauseKind.STOPPED, f"leased as {name}")))
 
     def ended(self, view: SandboxView) -> None:
-        """Record the end of a sandbox of a previous process."""
+        """Record that a sandbox of a previous process has ended."""
         self._record(view)
         self.past.add(view, now=clock.now())
 
     def alert(self, kind: str, instance: Instance | None, text: str, *, about: object = "") -> None:
-        """Emit an alert about a sandbox, or about the subject `about`; at most one a minute per subject and kind."""
+        """Emit an alert about a sandbox, or about another subject `about`; at most one per minute, subject and kind."""
         sandbox_id, tenant = ("", "") if instance is None else (instance.id, instance.tenant)
         now = clock.now()
         subject = (sandbox_id or about, kind)
@@ -258,7 +259,7 @@ class EventLog:
             self.events.emit(kind, text, sandbox_id=sandbox_id, tenant=tenant)
 
     def forget(self) -> None:
-        """Drop expired views and alert times."""
+        """Drop expired views, and the times of alerts older than a minute."""
         now = clock.now()
         self.past.forget(now=now)
         self._alerted = {about: at for about, at in self._alerted.items() if now - at < ALERT_S}

@@ -1,8 +1,8 @@
-"""Liveness of sandboxes: each is probed at intervals, and is lost if it does not answer for too long.
+"""Liveness of sandboxes: the pool probes each sandbox at intervals. A sandbox that does not answer in time is lost.
 
-An exit is reported at once by the sandbox. Otherwise one probe at a time is under way, without a timeout of its own: on
-a busy machine one late answer counts, where several short probes would all fail. Any answered call counts as well. Lag
-of our own event loop is not counted against the sandbox.
+A sandbox that exits is noticed immediately. Only one probe per sandbox is under way at any time, and it waits until
+the sandbox is lost. On a busy machine, several probes with short timeouts would all fail, but one late answer suffices.
+Answers to other calls count as well. Lag of the pool's own event loop is not counted against the sandbox.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
 DISK_PERCENT = 90
 MANY = 500
-"""Number of sandboxes in a pool above which each is probed less often."""
+"""Number of sandboxes in a pool above which the probe interval increases."""
 
 _DIAGNOSIS_S = 0.5
 """Timeout in seconds for the diagnosis of a sandbox that does not answer."""
@@ -38,7 +38,7 @@ _STOP_S = 15.0
 """Timeout in seconds for stopping a sandbox."""
 
 Alert: TypeAlias = Callable[[str, Instance, str], None]
-"""Called with the kind of the alert, the sandbox, and one line for people."""
+"""Function that emits an alert, given its kind, the sandbox, and a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LivenessTimes:
     Attributes:
         interval_s: Seconds from an answer to the next probe.
         suspect_s: Seconds without an answer after which a sandbox is suspect.
-        lost_s: Seconds without an answer after which it is lost.
+        lost_s: Seconds without an answer after which a sandbox is lost.
     """
 
     interval_s: float = 1.0
@@ -60,10 +60,10 @@ class LivenessTimes:
             raise ValueError(f"{self} violates 0 < interval_s < suspect_s < lost_s")
 
     def among(self, sandboxes: int) -> LivenessTimes:
-        """Return the settings for a pool of `sandboxes` sandboxes.
+        """Return the settings for a pool with this number of sandboxes.
 
-        Above 500 each probe comes later, by up to a quarter of the interval, to save CPU time. The time to answer stays
-        the same, so a loss is detected that much later.
+        Above 500 sandboxes, the probe interval increases by up to a quarter to save CPU time. The other times increase
+        by the same number of seconds, so that a sandbox has as much time to answer a probe as before.
         """
         later_s = self.interval_s * min(max(sandboxes / MANY - 1, 0.0), 0.25)
         if not later_s:
@@ -72,7 +72,7 @@ class LivenessTimes:
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two checks of all sandboxes."""
+        """Seconds between two liveness checks of all sandboxes."""
         return self.interval_s / 4
 
 
@@ -85,7 +85,7 @@ class Liveness(Enum):
 
 
 def liveness(silent_s: float, times: LivenessTimes) -> Liveness:
-    """Return the state after `silent_s` seconds without an answer."""
+    """Return the liveness of a sandbox after `silent_s` seconds without an answer."""
     if silent_s >= times.lost_s:
         return Liveness.LOST
     return Liveness.SUSPECT if silent_s >= times.suspect_s else Liveness.WELL
@@ -93,20 +93,20 @@ def liveness(silent_s: float, times: LivenessTimes) -> Liveness:
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """A sandbox that can be diagnosed from outside."""
+    """A sandbox that can be diagnosed even when it does not answer."""
 
     async def diagnose(self) -> str:
-        """Return in one line why it does not answer, such as ``"paused"``; empty if unknown."""
+        """Return in one line why the sandbox does not answer, such as ``"paused"``; empty if unknown."""
         ...
 
 
 @runtime_checkable
 class Backpressured(Protocol):
-    """A sandbox whose output may be held back by a slow reader on our side."""
+    """A sandbox whose answers wait if the pool's process reads its output too slowly."""
 
     @property
     def is_unread(self) -> bool:
-        """Whether a slow local reader blocks its output."""
+        """Whether a slow reader in this process blocks the sandbox's output."""
         ...
 
 
@@ -115,14 +115,14 @@ class ReportsStats(Protocol):
     """A sandbox that reports its own resource use."""
 
     async def stats(self) -> dict[str, JSON]:
-        """Return ``memory_bytes`` and others, as far as they are known."""
+        """Return the known statistics, such as ``memory_bytes``."""
         ...
 
 
 async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
     """Monitor a running sandbox until it ends, then stop it.
 
-    Stopping is shielded from cancellation and takes at most 15 s.
+    The stop is shielded from cancellation and takes at most 15 s.
     """
     instance.interval_s = times.interval_s
     async with anyio.create_task_group() as tasks:
@@ -132,37 +132,40 @@ async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> Non
             await instance.gone.wait()
         finally:
             instance.end(CLOSED)
-            # Before the monitors are cancelled: a cancelled call waits for its program, unless the sandbox is gone.
+            # Stop the sandbox before the tasks are cancelled, because a cancelled call waits for its program to end.
             await _stop(instance, alert)
         tasks.cancel_scope.cancel()
 
 
 def check(instance: Instance, times: LivenessTimes, *, now: float, late_s: float) -> Liveness:
-    """Return the liveness of a running sandbox, less our own lag of `late_s` seconds; apply the current interval."""
+    """Return the liveness of a running sandbox, and update its probe interval.
+
+    `late_s` is how many seconds the event loop lagged, which do not count as time without an answer.
+    """
     instance.interval_s = times.interval_s
     instance.answered_at = compensate_loop_lag(instance.answered_at, late_s, now=now)
-    found = liveness(now - instance.answered_at, times)
-    if found is Liveness.WELL:
-        return found
+    state = liveness(now - instance.answered_at, times)
+    if state is Liveness.WELL:
+        return state
     sandbox: object = instance.sandbox
     if isinstance(sandbox, Backpressured) and sandbox.is_unread:
         instance.answered_at = now
         return Liveness.WELL
     if instance.state is not SandboxState.SUSPECT:
         instance.enter(SandboxState.SUSPECT, f"no answer for {times.suspect_s:g} s")
-    return found
+    return state
 
 
 async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
-    """Diagnose a sandbox that does not answer, and declare it lost unless it answers meanwhile."""
+    """Diagnose a sandbox that does not answer, and declare it lost unless it answers during the diagnosis."""
     cause = f"no answer for {times.lost_s:g} s"
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
     try:
         if isinstance(sandbox, Diagnosable):
             with anyio.move_on_after(_DIAGNOSIS_S):
-                if seen := await _diagnosis(instance, sandbox):
-                    cause = f"{seen}, {cause}"
+                if diagnosis := await _diagnosis(instance, sandbox):
+                    cause = f"{diagnosis}, {cause}"
         if instance.answered_at == answered_at:
             instance.lose(Cause(CauseKind.UNRESPONSIVE, cause))
     finally:
@@ -192,7 +195,7 @@ async def _await_exit(instance: Instance) -> None:
 async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
     sandbox = instance.sandbox
     assert sandbox is not None
-    figures = sandbox.stats if isinstance(sandbox, ReportsStats) else None
+    read_stats = sandbox.stats if isinstance(sandbox, ReportsStats) else None
     stats_at = clock.now() + _STATS_S
     while True:
         if (rest_s := instance.answered_at + instance.interval_s - clock.now()) > 0:
@@ -200,9 +203,9 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
             continue
         asked_at, began = clock.now(), clock.precise()
         try:
-            if figures is not None and asked_at >= stats_at:
+            if read_stats is not None and asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
-                _check_bounds(instance, await figures(), alert)
+                _check_bounds(instance, await read_stats(), alert)
             else:
                 await sandbox.probe(times.lost_s)
         except SandboxLostError as error:
@@ -221,7 +224,7 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
 
 
 def _unhandled(instance: Instance, error: Exception) -> Cause:
-    """Log an unexpected exception, which ends this sandbox and not the pool, such as one from a hostile agent."""
+    """Log an unexpected exception and return it as a cause: it must end only this sandbox, not the pool."""
     _log.error("unhandled exception in sandbox %s", instance.id, exc_info=error)
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 

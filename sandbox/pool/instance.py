@@ -1,4 +1,4 @@
-"""A sandbox of a pool: its states, and the calls that end with it."""
+"""The pool's record of a sandbox: its state, its history, and the calls to cancel when it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED = Cause(CauseKind.STOPPED, "stopped")
 GIVEN_UP = Cause(CauseKind.STOPPED, "its caller gave up during the start")
 
 KEPT_PHASES = 100
-"""Number of phases kept: the first and the last ones, as a sandbox may be suspect many times."""
+"""Maximum length of a history: the first phase and the last 99. A sandbox may become suspect any number of times."""
 
 _REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
 _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
@@ -37,10 +37,10 @@ _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
 
 
 def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -> tuple[Phase, ...]:
-    """Return the history extended by `state`.
+    """Return the history `phases` with a new phase `state`.
 
     Raises:
-        ValueError: The transition is invalid; lost and stopped are final.
+        ValueError: The transition is invalid; the states lost and stopped are final.
     """
     if phases and state not in _NEXT[phases[-1].state]:
         raise ValueError(f"invalid transition from {phases[-1].state} to {state}")
@@ -49,7 +49,7 @@ def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -
 
 
 def phase(state: SandboxState, reason: Cause | str) -> Phase:
-    """Return a phase that starts now."""
+    """Return a phase of a history that starts now."""
     return Phase(state, clock.wall(), str(reason), reason if isinstance(reason, Cause) else None)
 
 
@@ -59,42 +59,42 @@ def is_over(state: SandboxState) -> bool:
 
 
 def time_to_live(view: SandboxView) -> float | None:
-    """Return the time to live in seconds of a persisted sandbox; its record was made when its last phase began."""
+    """Return the time to live, in seconds, of a persisted sandbox, measured from the start of its last phase."""
     return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
 
 
 class Instance:
-    """A sandbox as its pool manages it.
+    """A sandbox of a pool.
 
     Args:
-        id: Its id in the pool.
-        spec: Its spec.
-        node: Its node; the pool reserves the resources there.
-        notify: Called at each change of state.
+        id: Id of the sandbox in the pool.
+        spec: Spec of the sandbox.
+        node: Node that runs the sandbox, where the pool reserves the sandbox's resources.
+        notify: Called with the instance at each change of state.
 
     Attributes:
-        demand: Resources that it uses on its node.
-        tenant: The tenant that holds it; empty if not leased.
-        ttl_s: Seconds without use after which its lease expires; None for never.
-        snapshot: Name on its node of the snapshot that it restores; None for the files of its spec.
-        is_leased: Whether it is leased, as opposed to warm.
-        is_named: Whether callers find it by `id`, so that it outlives the call that created it.
-        payer: The tenant that it counts for; None for the pool's owner.
+        demand: Resources that the sandbox uses on its node.
+        tenant: Tenant that leases the sandbox; empty if it is not leased.
+        ttl_s: Seconds without use after which the lease expires; None means never.
+        snapshot: Name, on the node, of the snapshot to restore; None means no snapshot.
+        is_leased: Whether the sandbox is leased; otherwise it is warm.
+        is_named: Whether the caller chose the id, so that the lease outlives the call that created the sandbox.
+        payer: Tenant to whose limits the sandbox counts; None means the pool's owner, who has no limits.
         sandbox: The backend's sandbox; None until it has started.
-        phases: Its history.
-        failure: Raised to waiting callers if it did not become ready; else None.
-        has_failed: Whether its start failed, as opposed to being cancelled.
-        is_forgotten: Whether its view is dropped at its end.
-        cause: Why it ended; None until then.
-        settled: Set when it is ready or has ended.
-        gone: Set when it has ended.
-        cleared: Set when it is fully removed.
-        starting: Cancels its start.
-        answered_at: Loop time of its last answer.
+        phases: History of the sandbox's states.
+        failure: Error for waiting callers if the sandbox did not become ready; else None.
+        has_failed: Whether the start failed; False if the start was cancelled.
+        is_forgotten: Whether the pool drops the sandbox's view when the sandbox has ended.
+        cause: Why the sandbox ended; None before its end.
+        settled: Set when the sandbox is ready or has ended.
+        gone: Set when the sandbox has ended.
+        cleared: Set when the sandbox has been fully removed.
+        starting: Scope that cancels the start.
+        answered_at: Loop time of the sandbox's last answer.
         interval_s: Seconds from an answer to the next probe.
-        used_at: Loop time of its last use.
-        latency_s: Duration of its last probe in seconds; None before the first.
-        is_diagnosing: Whether a diagnosis of its liveness is under way.
+        used_at: Loop time of the sandbox's last use.
+        latency_s: Duration of the last probe in seconds; None before the first probe.
+        is_diagnosing: Whether the pool is finding out why the sandbox does not answer.
     """
 
     def __init__(self, id: str, spec: SandboxSpec, node: Node, notify: Callable[[Instance], None]) -> None:
@@ -131,7 +131,7 @@ class Instance:
 
     @property
     def files(self) -> tuple[str, str] | None:
-        """The snapshot that it restores, as node and name on that node."""
+        """Node and name of the snapshot to restore; None means no snapshot."""
         return None if self.snapshot is None else (self.node.name, self.snapshot)
 
     @property
@@ -140,11 +140,11 @@ class Instance:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call to the sandbox is under way."""
         return bool(self._calls)
 
     def view(self) -> SandboxView:
-        """Return its current state; its lease expires `ttl_s` after its last use."""
+        """Return a view of the current state, with a lease that expires `ttl_s` after the last use."""
         expires = None
         if self.ttl_s is not None and not self.is_over:
             used_at = clock.now() if self._calls else self.used_at
@@ -152,27 +152,27 @@ class Instance:
         return self._view(expires)
 
     def record(self) -> SandboxView:
-        """Return its state for the ledger; its lease expires `ttl_s` after its last phase began."""
+        """Return a view for the ledger, with a lease that expires `ttl_s` after the start of the last phase."""
         if self.ttl_s is None or self.is_over:
             return self._view(None)
         return self._view(self.phases[-1].at_s + self.ttl_s)
 
     def enter(self, state: SandboxState, reason: Cause | str) -> None:
-        """Change to `state`."""
+        """Change the state to `state`, and call `notify`."""
         self.phases = entered(self.phases, state, reason)
         if state is not SandboxState.STARTING:
             self.settled.set()
         self._notify(self)
 
     def reattach(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
-        """Adopt the `sandbox` of a previous process, with its history."""
+        """Take over `sandbox` and its history from a previous process."""
         self.sandbox = sandbox
         self.phases = (*phases, phase(state, "re-attached after a restart"))
         self.settled.set()
         self._notify(self)
 
     def up(self) -> None:
-        """Record that it has started and answers."""
+        """Record that the sandbox has started."""
         self.answered_at = self.used_at = clock.now()
         if self.is_leased:
             self.enter(SandboxState.LEASED, f"started on {self.node.name}")
@@ -180,13 +180,13 @@ class Instance:
             self.enter(SandboxState.READY, f"started on {self.node.name}")
 
     def answered(self) -> None:
-        """Record an answer."""
+        """Record that the sandbox has answered a call or a probe."""
         self.answered_at = clock.now()
         if self.state is SandboxState.SUSPECT:
             self.enter(SandboxState.LEASED if self.is_leased else SandboxState.READY, "answers again")
 
     def lose(self, cause: Cause) -> None:
-        """Record that it ended unexpectedly, and cancel its calls. Only the first end counts."""
+        """Record that the sandbox ended unexpectedly, and cancel its calls. Ignored if it has ended before."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
                 self.fail(cause)
@@ -194,7 +194,7 @@ class Instance:
                 self._finish(SandboxState.LOST, cause)
 
     def fail(self, cause: Cause, why: SandboxStartError | None = None) -> None:
-        """Record that its start failed; `why` distinguishes failures caused by its spec."""
+        """Record that the start failed; the class of `why` tells callers whether the spec was the reason."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
                 self.failure = SandboxRefusedError(self.id, cause, why.everywhere)
@@ -206,23 +206,23 @@ class Instance:
             self._finish(SandboxState.STOPPED, cause)
 
     def end(self, cause: Cause) -> None:
-        """Stop it and cancel its calls. Only the first end counts."""
+        """Record that the sandbox is stopped, and cancel its calls. Ignored if it has ended before."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
                 self.failure = SandboxStartError(self.id, cause)
             self._finish(SandboxState.STOPPED, cause)
 
     def lost(self) -> SandboxLostError:
-        """Return the error for calls after its end."""
+        """Return the error for calls after the sandbox's end."""
         return SandboxLostError(self.id, self.ended_by())
 
     def ended_by(self) -> Cause:
-        """Return why it ended; only valid after its end."""
+        """Return why the sandbox ended. Must be called only after its end."""
         assert self.cause is not None
         return self.cause
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a call that is cancelled when the sandbox ends.
+        """Call `function`; the call is cancelled when the sandbox ends.
 
         Raises:
             SandboxLostError: The sandbox has ended, or ends during the call.
@@ -235,14 +235,14 @@ class Instance:
             try:
                 return await function(*args, **kwargs)
             except SandboxLostError as error:
-                self.lose(error.cause)  # a moment before its monitor notices
+                self.lose(error.cause)  # without waiting for the monitor to notice
             finally:
                 self._calls.discard(scope)
         raise self.lost()
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Cancel the block when the sandbox ends; raises as `call`."""
+        """Cancel the block when the sandbox ends; raises the same errors as `call`."""
         if self.gone.is_set():
             raise self.lost()
         with anyio.CancelScope() as scope:
@@ -271,6 +271,6 @@ class Instance:
 
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
-    """Return `view` extended by its end."""
+    """Return `view` with a final phase `state`."""
     phases = (*view.phases, phase(state, cause))
     return replace(view, phases=phases, expires_at_s=None)

@@ -1,4 +1,4 @@
-"""Lease of a sandbox: its calls end at once, with the cause, when the sandbox is lost."""
+"""Leases of sandboxes. When a sandbox is lost, all calls through its lease fail immediately, with the cause."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .instance import STOPPED, Instance
 
 
 class Lease:
-    """A sandbox of a pool; satisfies `envkit.protocols.Sandbox`. Every call after its end raises `SandboxLostError`.
+    """A leased sandbox; implements `envkit.protocols.Sandbox`. Calls after its end raise `SandboxLostError`.
 
     Args:
-        instance: The pool's record of it.
+        instance: The pool's record of the sandbox.
         sandbox: The backend's sandbox.
     """
 
@@ -60,7 +60,7 @@ class Lease:
         return result
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> WatchedShell:
-        """Return the shell `name`; it starts with its first command."""
+        """Return the shell `name`, which starts when it runs its first command."""
         return WatchedShell(self._instance, self._sandbox.shell(name, user=user))
 
     @property
@@ -91,13 +91,13 @@ class Lease:
         return await self._instance.call(self._sandbox.connect, address)
 
     async def probe(self, timeout_s: float) -> float:
-        """Return the seconds until the sandbox answered; see `envkit.protocols.Sandbox.probe`."""
+        """Probe the sandbox and return its latency in seconds; see `envkit.protocols.Sandbox.probe`."""
         latency_s = await self._instance.call(self._sandbox.probe, timeout_s)
         self._instance.answered()
         return latency_s
 
     async def snapshot(self) -> str:
-        """Snapshot the files, and return the pool's name of the snapshot; see `envkit.protocols.Sandbox.snapshot`."""
+        """Take a snapshot and return its name in the pool, ``NODE/NAME``; see `envkit.protocols.Sandbox.snapshot`."""
         return f"{self._instance.node.name}/{await self._instance.call(self._sandbox.snapshot)}"
 
     @asynccontextmanager
@@ -111,12 +111,10 @@ class Lease:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[Program]:
-        """Run an interactive program during the block.
-
-        See `envkit.sandbox.agent_client.sandbox.AgentSandbox.program`.
+        """Run an interactive program during the block; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.program`.
 
         Raises:
-            UnsupportedError: The backend cannot.
+            UnsupportedError: The backend does not support interactive programs.
         """
         sandbox = self._agent("interactive programs")
         with self._instance.within():
@@ -126,20 +124,20 @@ class Lease:
                 yield program
 
     async def log(self) -> str:
-        """Return the end of its command's stderr; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.log`."""
+        """Return the end of the command's stderr; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.log`."""
         return await self._instance.call(self._agent("command logs").log)
 
     async def stats(self) -> dict[str, JSON]:
-        """Return its resource use; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`."""
+        """Return the resource use; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`."""
         return await self._instance.call(self._agent("resource statistics").stats)
 
     async def wait(self) -> Cause:
-        """Wait for its end and return the cause."""
+        """Wait until the sandbox has ended, and return the cause."""
         await self._instance.gone.wait()
         return self._instance.ended_by()
 
     async def stop(self) -> None:
-        """Stop it and wait until it is fully removed; idempotent, shielded from cancellation, and bounded."""
+        """Stop the sandbox and wait until it is fully removed. Idempotent and shielded from cancellation."""
         self._instance.end(STOPPED)
         with anyio.CancelScope(shield=True):
             await self._instance.cleared.wait()
@@ -151,7 +149,7 @@ class Lease:
 
 
 class WatchedShell:
-    """A shell of a leased sandbox; satisfies `envkit.protocols.Shell`."""
+    """A shell of a leased sandbox; implements `envkit.protocols.Shell`."""
 
     def __init__(self, instance: Instance, shell: Shell) -> None:
         self._instance = instance

@@ -11,19 +11,19 @@ from envkit.types import CauseKind, SandboxState
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Current state of a pool, and totals since it was opened.
+    """Counts for the current state of a pool, and totals since it was opened.
 
     Attributes:
-        states: Live sandboxes by state.
-        warm: Warm sandboxes that are ready and not leased.
-        starts: Starts begun.
-        failed_starts: Failed starts, without those caused by the request itself.
-        finished: Sandboxes of callers that ended because their command exited.
-        losses: Lost sandboxes by kind of cause.
-        restarts: Replacements of warm sandboxes that did not start or were lost.
-        waiting: Waiting requests by tenant.
-        alerts: Alerts by kind.
-        probe_s: Duration of the last probe in seconds, by sandbox.
+        states: Number of live sandboxes by state.
+        warm: Number of warm sandboxes that are ready.
+        starts: Total number of starts.
+        failed_starts: Total number of failed starts, except those that failed because of the request.
+        finished: Total number of tenants' sandboxes that ended because their command exited.
+        losses: Total number of lost sandboxes by kind of cause.
+        restarts: Total number of warm sandboxes that were replaced because they did not start or were lost.
+        waiting: Number of waiting requests by tenant.
+        alerts: Total number of alerts by kind.
+        probe_s: Duration of the last probe in seconds, by sandbox id.
     """
 
     states: Mapping[SandboxState, int]
@@ -40,7 +40,7 @@ class PoolCounts:
 
 @dataclass(slots=True)
 class PoolTally:
-    """Totals since a pool was opened; for the fields see `PoolCounts`."""
+    """Totals since a pool was opened; see `PoolCounts` for the fields."""
 
     starts: int = 0
     failed_starts: int = 0
@@ -49,7 +49,7 @@ class PoolTally:
     losses: dict[CauseKind, int] = field(default_factory=dict)
 
     def over(self, kind: CauseKind, *, may_exit: bool) -> None:
-        """Count a sandbox that ended by itself: as finished if its command exited and `may_exit`, otherwise as lost."""
+        """Count a sandbox that ended by itself: as finished if it exited and `may_exit`, otherwise as lost."""
         if may_exit and kind is CauseKind.EXITED:
             self.finished += 1
         else:
@@ -57,10 +57,10 @@ class PoolTally:
 
 
 def wanted(*, missing: int, free: float) -> int:
-    """Return the number of sandboxes by which capacity should grow, or, negative, may shrink.
+    """Return how many more sandboxes the nodes need room for; a negative number is surplus room.
 
     Args:
-        missing: Leases and warm sandboxes that wait for capacity.
-        free: Sandboxes that still fit; infinity if unbounded.
+        missing: Number of leases and warm sandboxes that wait for capacity.
+        free: Number of sandboxes that still fit; infinity means no limit.
     """
     return 0 if math.isinf(free) else missing - int(free)

@@ -1,4 +1,4 @@
-"""Nodes of a pool: their capacity, their use, and the placement of sandboxes on them."""
+"""Nodes of a pool: track the capacity and use of each node, and choose a node for a sandbox."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _PIDS = 256
 _BACKOFF = RestartBudget(restarts=10, longest_delay_s=10.0)
-"""Backoff of a node after a failed start; only its last nine failures are kept, so it always ends."""
+"""Backoff of a node after a failed start. A node remembers only nine failures, so it never spends all ten restarts."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in sums of fractional CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Capacity of a node: the totals over its sandboxes. None means unlimited.
+    """Maximum totals over all sandboxes of a node. None means no limit.
 
     Attributes:
         sandboxes: Number of sandboxes.
-        cpus: Sum of their CPU limits.
-        memory_mib: Sum of their memory limits in MiB.
-        disk_mib: Sum of their disk limits in MiB.
-        pids: Sum of their limits on processes and threads.
+        cpus: Sum of the CPU limits.
+        memory_mib: Sum of the memory limits in MiB.
+        disk_mib: Sum of the disk limits in MiB.
+        pids: Sum of the limits on processes and threads.
     """
 
     sandboxes: int | None = None
@@ -41,7 +41,7 @@ class Capacity:
 
 
 class ResourceRequest(NamedTuple):
-    """Resources that one sandbox or several need; for the fields see `Capacity`."""
+    """Resources that one or more sandboxes need; see `Capacity` for the fields."""
 
     sandboxes: int = 0
     cpus: float = 0.0
@@ -51,7 +51,7 @@ class ResourceRequest(NamedTuple):
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> ResourceRequest:
-        """Return the resources for `spec`, with the backends' defaults; unlimited CPUs count as 0."""
+        """Return the resources that `spec` needs, with the backends' defaults; unlimited CPUs count as 0."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
         default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
         disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
@@ -81,13 +81,13 @@ class Node:
     """A node of a pool.
 
     Args:
-        name: Its name in the pool.
-        backend: Starts its sandboxes; opened and closed by the owner.
-        capacity: Its capacity.
+        name: Name of the node in the pool.
+        backend: Backend that starts the node's sandboxes; the caller opens and closes it.
+        capacity: Capacity of the node; None means no limits.
 
     Attributes:
-        used: Resources that its sandboxes use.
-        resumes_at: Loop time at which its backoff after failed starts ends.
+        used: Resources that the node's sandboxes use.
+        resumes_at: Loop time until which the node gets no starts, because earlier ones failed.
     """
 
     def __init__(self, name: str, backend: SandboxBackend, capacity: Capacity | None = None) -> None:
@@ -108,51 +108,51 @@ class Node:
         self.used = self.used.without(demand)
 
     def begin(self, demand: ResourceRequest, *, now: float) -> None:
-        """Reserve resources for a start; after a failed start, allow only one trial at a time."""
+        """Reserve resources for a start. After a failed start, back off until this start has succeeded or failed."""
         self.take(demand)
         if self._failures:
             self.resumes_at = now + _BACKOFF.longest_delay_s
 
     def failed(self, *, now: float) -> None:
-        """Record a failed start and back off, longer each time."""
+        """Record a failed start, and back off for a time that increases with each failure."""
         self.resumes_at = now + (restart_delay(self._failures, _BACKOFF, now=now) or 0.0)
         self._backoff_until = self.resumes_at
         self._failures = [*self._failures, now][1 - _BACKOFF.restarts :]
 
     def not_at_fault(self) -> None:
-        """Record that a start failed because of the request, which implies nothing about the node."""
+        """Record that a start failed because of its request, which does not extend the node's backoff."""
         self.resumes_at = self._backoff_until
 
     def started(self) -> None:
-        """Record a successful start."""
+        """Record a successful start, which ends the backoff."""
         self._failures.clear()
         self.resumes_at = self._backoff_until = 0.0
 
     def fits(self, demand: ResourceRequest, freed: ResourceRequest | None = None) -> bool:
-        """Return whether `demand` fits after `freed` is released."""
+        """Return whether the node has room for `demand` after `freed` is released."""
         used = self.used if freed is None else self.used.without(freed)
         return all(used[index] + demand[index] <= bound + _ROUNDING for index, bound in self._bounds)
 
     def could_hold(self, demand: ResourceRequest) -> bool:
-        """Return whether `demand` would fit on the empty node."""
+        """Return whether the node would have room for `demand` if it were empty."""
         return all(demand[index] <= bound + _ROUNDING for index, bound in self._bounds)
 
     def share(self, demand: ResourceRequest) -> float:
-        """Return the used share of the scarcest resource after `demand` is added."""
+        """Return the load after `demand` is added: the used fraction of the scarcest resource."""
         used = self.used
         return max(((used[index] + demand[index]) / bound for index, bound in self._bounds if bound), default=0.0)
 
     def room(self, demand: ResourceRequest) -> float:
-        """Return how many more sandboxes of this demand fit; infinity if unlimited."""
+        """Return how many more sandboxes with this demand the node has room for; infinity means no limit."""
         used = self.used
         counts = ((bound - used[index] + _ROUNDING) // demand[index] for index, bound in self._bounds if demand[index])
         return max(min(counts, default=math.inf), 0.0)
 
 
 def usable(nodes: Collection[Node], demand: ResourceRequest, *, now: float) -> Collection[Node]:
-    """Return the nodes that are not in backoff, or all nodes if none of those could ever hold `demand`.
+    """Return the nodes that are not in backoff; all nodes if only nodes in backoff are large enough for `demand`.
 
-    A node on which nothing starts would otherwise look least loaded and attract nearly all requests.
+    Without backoff, a node where every start fails would be the least loaded, and would get nearly all requests.
     """
     available = [node for node in nodes if now >= node.resumes_at]
     if len(available) == len(nodes) or any(node.could_hold(demand) for node in available):
@@ -161,15 +161,15 @@ def usable(nodes: Collection[Node], demand: ResourceRequest, *, now: float) -> C
 
 
 def place(nodes: Iterable[Node], demand: ResourceRequest) -> Node | None:
-    """Return the least loaded node with room for `demand`, or None; ties go to the one with fewest sandboxes."""
+    """Return the least loaded node with room for `demand`, or None; among equals, the one with fewest sandboxes."""
     fitting = (node for node in nodes if node.fits(demand))
     return min(fitting, key=lambda node: (node.share(demand), node.used.sandboxes), default=None)
 
 
 def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | None:
-    """Return which resource exceeds every node, and the largest node's capacity; None if some node could hold `demand`.
+    """Return which resource of `demand` exceeds the capacity of every node; None if an empty node had room for it.
 
-    Without nodes the answer is None: they may still join.
+    Without nodes it returns None too, because nodes may join later.
     """
     if not nodes or any(node.could_hold(demand) for node in nodes):
         return None
@@ -185,12 +185,12 @@ def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | No
 
 
 def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float) -> str | None:
-    """Return which resource of `demand` exceeds a tenant's share of all nodes, and the limit; None if all fit.
+    """Return which resource of `demand` exceeds a tenant's share of all nodes, and the limit; None if none does.
 
     Args:
         nodes: All nodes.
-        demand: What the tenant holds plus what it requests.
-        share: In (0, 1]. A resource that is unlimited on one of the nodes is not limited.
+        demand: Resources that the tenant uses, plus those that it requests.
+        share: Share in (0, 1] of each resource's total capacity. A resource that one node does not limit has no limit.
     """
     for field in ResourceRequest._fields:
         bounds = [getattr(node.capacity, field) for node in nodes]
@@ -203,15 +203,15 @@ def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float)
 def cheapest_room(
     nodes: Iterable[Node], candidates: Sequence[tuple[Node, ResourceRequest]], demand: ResourceRequest
 ) -> list[int] | None:
-    """Return the indexes of the fewest `candidates`, all on one node, whose eviction makes room for `demand`.
+    """Return which `candidates` to evict from one node to make room for `demand`: as few as possible.
 
     Args:
-        nodes: All nodes.
-        candidates: The evictable sandboxes, in the order of preference.
+        nodes: Nodes to consider.
+        candidates: Node and resources of each sandbox that may be evicted, in order of preference.
         demand: The resources needed.
 
     Returns:
-        None if no node would have room.
+        Indexes into `candidates`; None if evictions make no room.
     """
     found: list[int] | None = None
     for node in nodes:

@@ -1,7 +1,7 @@
-"""Sandbox pool: leases sandboxes on any number of nodes, keeps a warm stock, and monitors liveness.
+"""Sandbox pool: leases sandboxes on any number of nodes, keeps warm sandboxes ready, and monitors liveness.
 
-One task owns a sandbox from its start until its removal. The holder of a lost sandbox gets an error at once and no
-replacement, because only the holder knows what the lost state means. Only warm sandboxes are replaced.
+One task owns a sandbox from its start until its removal. When a leased sandbox is lost, its holder immediately gets an
+error. The pool does not replace it, because only the holder knows what was in it. The pool replaces warm sandboxes.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ _LAST_WRITES_S = 10.0
 
 
 class Pool:
-    """Leases sandboxes; satisfies `envkit.protocols.SandboxPool`. Used as ``async with``.
+    """Leases sandboxes; implements `envkit.protocols.SandboxPool`. Use it with ``async with``.
 
-    Entering re-attaches to the sandboxes of the ledger and starts to fill the warm stocks; leaving stops all sandboxes,
-    concurrently and each within 15 s.
+    Entering re-attaches to the sandboxes in the ledger and begins to fill the warm stocks. Leaving stops all sandboxes
+    concurrently, with a timeout of 15 s each.
 
     Args:
-        nodes: The initial nodes; their backends must stay open as long as the pool.
-        stocks: The warm stocks to keep.
-        max_per_tenant: Limit on concurrent sandboxes per tenant; None for no limit. Not counted are
-            sandboxes of tenant ``""`` whose name is empty or starts with a colon: they belong to the owner of the pool.
-        share: Share of all nodes' capacity that one tenant may use beyond its first sandbox. It does not limit tenant
-            ``""``.
-        liveness_times: The liveness settings.
-        restarts: Restart budget for each warm stock; None for 20 restarts in 10 minutes.
-        ledger: Persists the sandboxes, so that they outlive this process and the next pool re-attaches to them.
+        nodes: Initial nodes; their backends must stay open until the pool is closed.
+        stocks: Specs and sizes of the warm stocks.
+        max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit. It does not apply to the
+            pool's owner: sandboxes of tenant ``""`` whose id is generated or starts with a colon.
+        share: Share of the total capacity that one tenant may use, in (0, 1]; each tenant may always have one sandbox.
+            It does not apply to tenant ``""``.
+        liveness_times: Liveness settings; None means the defaults.
+        restarts: Restart budget of each warm stock; None means 20 restarts in 10 minutes.
+        ledger: Store that persists the sandboxes, so that they outlive this process and a later pool re-attaches to
+            them; None means no persistence.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Pool:
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox for the block, and remove it; see `envkit.protocols.SandboxPool.lease`."""
+        """Lease a sandbox, and remove it at the end of the block; see `envkit.protocols.SandboxPool.lease`."""
         instance = await self._scheduler.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
         try:
             yield _lease_of(instance)
@@ -111,7 +112,7 @@ class Pool:
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lease a sandbox under an id; see `envkit.protocols.SandboxPool.create`."""
+        """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a valid id: empty or reserved (pool-N); choose another one")
         while (pending := self._pending(id)) is not None:
@@ -142,7 +143,7 @@ class Pool:
             created.set()
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on disk; 0 if the snapshot or its node is gone."""
+        """Return the size in bytes of a snapshot on disk; 0 if the snapshot or its node is gone."""
         node, _, name = snapshot.partition("/")
         found = self._scheduler.nodes.get(node)
         return 0 if found is None else await found.backend.snapshot_bytes(name)
@@ -157,7 +158,7 @@ class Pool:
         """Return a sandbox by its id; see `envkit.protocols.SandboxPool.get`.
 
         Raises:
-            CapacityError: It is still starting.
+            CapacityError: The sandbox is still starting.
         """
         instance = self._scheduler.instances.get(id)
         if instance is None or instance.is_over:
@@ -172,14 +173,14 @@ class Pool:
         return _lease_of(instance)
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
-        """Inspect a sandbox without using it; the last 1,000 ended ones stay visible for 10 minutes."""
+        """Return the view of a sandbox, without counting as use; the last 1,000 ended ones are kept for 10 minutes."""
         found = self._find(id)
         if found is None or tenant not in (None, found.tenant):
             raise _unknown(id)
         return found
 
     def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
-        """Return the views of all sandboxes, oldest first."""
+        """Return the views of all live and recently ended sandboxes, oldest first."""
         found = [*self._history.past.all(), *(instance.view() for instance in self._scheduler.instances.values())]
         seen = (view for view in found if tenant in (None, view.tenant))
         return sorted(seen, key=lambda view: view.phases[0].at_s)
@@ -195,21 +196,21 @@ class Pool:
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Yield past and new events; see `envkit.protocols.SandboxPool.events`.
 
-        The last 10,000 events are kept. A slower reader misses some, which shows as a gap in their numbers. The kinds
-        are ``"state"``, ``"stock"``, ``"ledger"``, and, at most once a minute per sandbox, ``"memory"``, ``"disk"``,
-        ``"probe"``, ``"restarts"`` and ``"stop"``. The stream ends with the pool.
+        The last 10,000 events are stored; a slow reader misses events, which it can detect by the gap in their numbers.
+        The kinds are ``"state"``, ``"stock"``, ``"ledger"``, and, at most once a minute per sandbox, ``"memory"``,
+        ``"disk"``, ``"probe"``, ``"restarts"`` and ``"stop"``. The iteration ends when the pool is closed.
         """
         return self._history.events.since(after)
 
     def alert(self, kind: str, text: str) -> None:
-        """Emit an alert that is not about a single sandbox; at most one a minute for each kind."""
+        """Emit an alert that is not about a single sandbox; at most one per minute and kind."""
         self._history.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:
-        """Add a node. Unknown sandboxes of our ledger that run there are removed.
+        """Add a node, and remove orphans from it: unknown sandboxes that were started for this pool's ledger.
 
         Raises:
-            ValueError: A node of this name exists.
+            ValueError: The pool has a node with this name.
         """
         if node.name in self._scheduler.nodes:
             raise ValueError(f"a node named {node.name!r} already exists")
@@ -219,7 +220,7 @@ class Pool:
         self._scheduler.serve()
 
     def remove_node(self, name: str, cause: Cause) -> None:
-        """Remove a node: all its sandboxes are lost, for `cause`. Idempotent."""
+        """Remove a node. All its sandboxes become lost, with the cause `cause`. Idempotent."""
         node = self._scheduler.nodes.pop(name, None)
         if node is not None:
             self._scheduler.last_gone = str(cause)
@@ -230,7 +231,7 @@ class Pool:
         self._scheduler.serve()
 
     def counts(self) -> PoolCounts:
-        """Return the current state, and totals since the pool was opened."""
+        """Return the current counts, and totals since the pool was opened."""
         alive = [instance for instance in self._scheduler.instances.values() if not instance.is_over]
         tally = self._history.tally
         return PoolCounts(
@@ -247,10 +248,11 @@ class Pool:
         )
 
     def wanted(self) -> int:
-        """Return the number of sandboxes by which capacity should grow, or, negative, may shrink.
+        """Return how many more sandboxes the nodes need room for; a negative number is surplus room.
 
-        The unit is the resource demand of the oldest waiting request, else of the first warm stock, else of a default
-        spec. Demand that more nodes cannot serve is left out: beyond a tenant's limit, or too large for any node.
+        Sandboxes are assumed to be as large as the oldest waiting request, or else as those of the first warm stock, or
+        else as a default spec. Requests that more nodes could not serve do not count: those above a tenant's limit, and
+        those too large for any node.
         """
         missing, stocks = self._scheduler.missing(), self._scheduler.stocks
         demand = next(iter(missing), ResourceRequest.of(stocks[0].warm_spec.spec if stocks else SandboxSpec()))
@@ -271,7 +273,7 @@ class Pool:
             self._tasks.start_soon(self._sweep)
             self._is_open = True
             for node in self._scheduler.nodes.values():
-                if node is not nodes.get(node.name):  # it joined meanwhile
+                if node is not nodes.get(node.name):  # the node joined during the re-attachment
                     self._clear(node)
             self._scheduler.open(self._tasks)
         except BaseException as error:
@@ -291,7 +293,7 @@ class Pool:
                 for instance in list(self._scheduler.instances.values()):
                     await instance.cleared.wait()
             self._tasks.cancel_scope.cancel()
-            # Hand only a cancellation to the task group: it would wrap any other error of the block.
+            # Pass only a cancellation to the task group, because it would wrap any other error in an exception group.
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 kind = error = trace = None
             await self._tasks.__aexit__(kind, error, trace)
@@ -302,7 +304,7 @@ class Pool:
                     await self._history.ledger_writer.write()
 
     async def _sweep(self) -> None:
-        """Check liveness and time to live of all sandboxes at intervals."""
+        """Check the liveness and the time to live of all sandboxes at intervals."""
         tick_s = self._liveness_times.tick_s
         due = clock.now() + tick_s
         while True:
@@ -326,18 +328,17 @@ class Pool:
             self._history.forget()
 
     def _clear(self, node: Node) -> None:
-        """Remove sandboxes of our ledger that a joining node still runs from before a loss or restart."""
+        """Remove orphans from a joining node: it may run sandboxes from before a restart or a lost connection."""
         if self._ledger is not None:
             self._tasks.start_soon(reattach.end_others, self._ledger.id, {node.name: node}, self._known)
 
     async def _known(self) -> Collection[str]:
-        """Return the ids of all sandboxes on current nodes, after their start; those on removed nodes are orphans."""
+        """Wait for pending starts, and return the backend ids of all sandboxes on current nodes."""
         for instance in list(self._scheduler.instances.values()):
             await instance.settled.wait()
-        ours = (
-            one for one in self._scheduler.instances.values() if self._scheduler.nodes.get(one.node.name) is one.node
-        )
-        return {instance.sandbox.id for instance in ours if instance.sandbox is not None}
+        nodes, instances = self._scheduler.nodes, self._scheduler.instances.values()
+        current = (instance for instance in instances if nodes.get(instance.node.name) is instance.node)
+        return {instance.sandbox.id for instance in current if instance.sandbox is not None}
 
     async def _reattach_all(self, ledger: LedgerStore, nodes: Mapping[str, Node]) -> None:
         """Re-attach to the sandboxes of a previous process on `nodes`."""
@@ -356,7 +357,7 @@ class Pool:
                 continue
             if (
                 view.id in found and self._scheduler.nodes.get(view.node) is nodes[view.node]
-            ):  # it was not removed meanwhile
+            ):  # its node was not removed during the re-attachment
                 self._scheduler.reattach(
                     self._tasks,
                     view,
@@ -378,12 +379,12 @@ class Pool:
             instance.end(GIVEN_UP)
             raise
         if not is_saved:
-            instance.is_forgotten = True  # so that a retry of the call creates it
+            instance.is_forgotten = True  # so that the caller can create it again with the same id
             instance.end(Cause(CauseKind.START_FAILED, "the ledger could not persist it"))
             raise LeaseNotPersistedError
 
     def _pending(self, id: str) -> anyio.Event | None:
-        """Return the event that ends a pending creation or removal of `id`, or None."""
+        """Return the event that marks the end of a pending creation or removal of `id`; None if none is pending."""
         instance = self._scheduler.instances.get(id)
         if instance is not None and instance.is_forgotten:
             return instance.cleared

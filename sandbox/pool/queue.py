@@ -1,4 +1,4 @@
-"""Queue of lease requests: round-robin among tenants, and without starvation."""
+"""Queue of lease requests, which serves tenants round-robin and prevents starvation of large requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .node import ResourceRequest
 T = TypeVar("T")
 
 MOST_PASSED = 32
-"""How often a request may be passed over for lack of room. Then it gets a claim on every node that could hold it, so
-that many small requests do not starve a large one."""
+"""Number of times that other requests may be served while one does not fit on any node. After that, all nodes that are
+large enough are reserved for this request, because smaller requests would otherwise fill the nodes again and again."""
 
 
 class LeaseAnswer(Enum):
@@ -28,25 +28,25 @@ class LeaseAnswer(Enum):
     GRANTED = "granted"
     NO_ROOM = "no room"
     AT_BOUND = "at bound"
-    """The tenant is at its limit."""
+    """The tenant has reached one of its limits."""
 
 
 @dataclass(slots=True, eq=False)
 class LeaseRequest(Generic[T]):
-    """A request for a sandbox.
+    """A request for the lease of a sandbox.
 
     Attributes:
-        spec: The requested spec.
-        demand: Resources that it needs.
-        tenant: The tenant that requests it.
-        name: Id of the sandbox; None for a generated one.
-        ttl_s: Time to live in seconds; None for unlimited.
-        snapshot: Snapshot to restore, as node and name on that node.
-        woken: Set when it is served, or will not be.
-        given: The sandbox; None until it is served.
-        refusal: Why it can never be served; None while it may be.
-        evicting: Warm sandboxes that are stopped to make room for it.
-        passed: How often it was passed over for lack of room.
+        spec: Spec of the sandbox.
+        demand: Resources that the sandbox needs.
+        tenant: Tenant that makes the request.
+        name: Id of the sandbox; None means a generated id.
+        ttl_s: Time to live in seconds; None means no limit.
+        snapshot: Node and name of the snapshot to restore; None means no snapshot.
+        woken: Set when the request is served or refused, or the pool is closed.
+        given: The leased sandbox; None until the request is served.
+        refusal: Error if no node can ever serve the request; else None.
+        evicting: Warm sandboxes that are being stopped to make room for this request.
+        passed: Number of times that another request was served while this one did not fit on any node.
     """
 
     spec: SandboxSpec
@@ -63,29 +63,29 @@ class LeaseRequest(Generic[T]):
 
     @property
     def payer(self) -> str | None:
-        """The tenant that it counts for; None for the pool's owner."""
+        """Tenant to whose limits the sandbox counts; None means the pool's owner, who has no limits."""
         return payer(self.tenant, self.name)
 
     @property
     def tenant_text(self) -> str:
-        """Its tenant, for error texts."""
+        """The tenant as text for errors."""
         return f"tenant {self.tenant!r}" if self.tenant else "the anonymous tenant"
 
 
 def payer(tenant: str, name: str | None) -> str | None:
-    """Return the tenant that a sandbox counts for; None for the pool's owner.
+    """Return the tenant to whose limits a sandbox counts; None means the pool's owner, who has no limits.
 
-    The owner's sandboxes have no tenant, and either no name or one that starts with a colon.
+    A sandbox belongs to the owner if its tenant is empty, and its name is None or starts with a colon.
     """
     return None if not tenant and (name is None or name.startswith(":")) else tenant
 
 
 class LeaseQueue(Generic[T]):
-    """Waiting requests: first come, first served within a tenant, round-robin among tenants.
+    """The waiting requests. Tenants are served round-robin, and the requests of one tenant in their order of arrival.
 
     Attributes:
-        unplaced: Requests that the last `serve` could not place for lack of room, not because of the tenant's limit.
-        claims: Those of them that were passed over too often; nodes that could hold one are reserved for it.
+        unplaced: Requests for which the last `serve` found no room, excluding those of tenants at their limits.
+        claims: Requests in `unplaced` that waited too long; nodes that are large enough for one are reserved for it.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class LeaseQueue(Generic[T]):
         self._queues.setdefault(request.tenant, deque()).append(request)
 
     def discard(self, request: LeaseRequest[T]) -> None:
-        """Remove a request; idempotent."""
+        """Remove a request, if it is in the queue."""
         queue = self._queues.get(request.tenant)
         if queue is not None and request in queue:
             queue.remove(request)
@@ -115,10 +115,10 @@ class LeaseQueue(Generic[T]):
         return [request for queue in self._queues.values() for request in queue]
 
     def serve(self, offer: Callable[[LeaseRequest[T]], LeaseAnswer]) -> None:
-        """Serve the first request of each tenant in turn, until a whole round serves none.
+        """Serve the first request of each tenant in turn, until one round over all tenants has served no request.
 
         Args:
-            offer: Serves a request if there is room that no other request claims.
+            offer: Tries to serve a request on nodes that are not reserved for another request.
         """
         self.unplaced, self.claims = {}, {}
         for request in list(self._overdue):
@@ -143,14 +143,14 @@ class LeaseQueue(Generic[T]):
                 self.unplaced[request] = None
 
     def _grant(self, request: LeaseRequest[T]) -> None:
-        """Complete a served request and move its tenant to the end."""
+        """Complete a served request, and move its tenant to the end of the round."""
         self.discard(request)
         if request.tenant in self._queues:
             self._queues.move_to_end(request.tenant)
         request.woken.set()
 
     def _pass(self) -> None:
-        """Count one more pass for each request that found no room."""
+        """Increment `passed` of the requests that found no room, after another request was served."""
         for request in self.unplaced:
             request.passed += 1
             if request.passed == MOST_PASSED:

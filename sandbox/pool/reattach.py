@@ -1,4 +1,4 @@
-"""Re-attach, after a restart, to the sandboxes that a previous process left running."""
+"""Re-attach to the sandboxes of a previous process after a restart, and remove those that no ledger entry names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Attaches(Protocol):
         """Return a running sandbox.
 
         Raises:
-            EnvkitError: No such sandbox, or the connection was refused.
+            EnvkitError: There is no such sandbox, or it refuses the connection.
         """
         ...
 
@@ -40,20 +40,20 @@ class Attaches(Protocol):
         ...
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove a running sandbox; raises as `attach`."""
+        """Remove a running sandbox; raises the same errors as `attach`."""
         ...
 
 
 def was_leased(view: SandboxView) -> bool:
-    """Return whether it was ever leased, as opposed to only warm."""
+    """Return whether the sandbox was ever leased; otherwise it was only warm."""
     return any(phase.state is SandboxState.LEASED for phase in view.phases)
 
 
 async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> dict[str, Sandbox]:
-    """Re-attach to all running sandboxes, concurrently and each within 15 s.
+    """Re-attach to all running sandboxes concurrently, with a timeout of 15 s each.
 
     Returns:
-        The sandboxes that were reached, by their id in the pool.
+        The sandboxes that answered, by their id in the pool.
     """
     found: dict[str, Sandbox] = {}
     taken: set[tuple[str, str]] = set()
@@ -69,7 +69,7 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
                 return
 
     async with anyio.create_task_group() as tasks:
-        # A warm sandbox that was being leased may have been persisted under both its ids; the newer one comes first.
+        # A warm sandbox gets a new id when it is leased, and the ledger may contain both. The newer id comes first.
         for view in sorted(views, key=was_leased, reverse=True):
             sandbox = (view.node, view.backend_id)
             if view.backend_id and not is_over(view.state) and sandbox not in taken:
@@ -79,22 +79,22 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
 
 
 async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[], Awaitable[Collection[str]]]) -> None:
-    """Remove the unknown sandboxes of a ledger, such as those without an id when the server was killed, or on a node
-    that was lost.
+    """Remove orphans: sandboxes that were started for a ledger, but that the pool does not know.
 
-    One that is not removed within 15 s ends itself after its orphan timeout.
+    For example, they were starting when the server was killed, or their node left the pool. A sandbox that cannot be
+    removed within 15 s ends itself after its orphan timeout.
 
     Args:
         ledger: Id of the ledger.
-        nodes: The nodes to search.
-        known: Returns the ids to keep on any node, since two nodes may be one machine. It is called for each node after
-            its sandboxes were listed, and may wait for the ids of sandboxes that are starting.
+        nodes: Nodes to search.
+        known: Returns the backend ids of the sandboxes to keep on all nodes, because two nodes may be the same machine.
+            It is called after the sandboxes of a node were listed, and may wait for sandboxes that are starting.
     """
 
     async def end(node: Node, backend: Attaches, sandbox_id: str) -> None:
         try:
             await backend.remove(sandbox_id)
-        except Exception as error:  # one broken node must not end the pool
+        except Exception as error:  # an error of one node must not end the pool
             _log.warning("sandbox %s of a previous process may be left on %s: %s", sandbox_id, node.name, error)
 
     async def end_on(node: Node, backend: Attaches) -> None:

@@ -1,4 +1,4 @@
-"""Scheduler of a pool: places, leases and keeps warm its sandboxes, from their start to their end."""
+"""Scheduler of a pool: places sandboxes on nodes, serves lease requests, and refills the warm stocks."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from .queue import LeaseAnswer, LeaseQueue, LeaseRequest, payer
 from .warm_stock import WarmSpec, WarmStock
 
 _ROOM_S = 20.0
-"""Seconds that a request without a wait waits for the eviction of warm sandboxes."""
+"""Seconds that a request with ``wait_s=None`` waits until evicted warm sandboxes have stopped."""
 
 
 class Scheduler:
-    """Places sandboxes for a pool, which creates and opens it.
+    """Schedules the sandboxes of one pool, which creates and opens it.
 
     Args:
-        stocks: The warm stocks to keep.
-        history: Receives all events.
-        max_per_tenant: Limit on concurrent sandboxes per tenant; None for no limit.
-        share: Share of all nodes' capacity that one tenant may use beyond its first sandbox.
-        liveness_times: The liveness settings.
-        budget: Restart budget for each warm stock.
-        ledger_id: Id of the ledger that lets sandboxes outlive this process; None for no ledger.
+        stocks: Specs and sizes of the warm stocks.
+        history: Event log of the pool.
+        max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit.
+        share: Share of the total capacity that one tenant may use; each tenant may always have one sandbox.
+        liveness_times: Liveness settings.
+        budget: Restart budget of each warm stock.
+        ledger_id: Id of the ledger that lets sandboxes outlive this process; None means no ledger.
 
     Attributes:
-        nodes: The nodes, by name.
+        nodes: Nodes by name.
         instances: All sandboxes that are not fully removed, by id.
-        queue: The waiting requests.
-        stocks: The warm stocks.
-        last_gone: Why the last removed node left; empty if none did.
+        queue: Waiting requests.
+        stocks: Warm stocks.
+        last_gone: Why the last removed node left; empty if no node was removed.
         last_number: Number in the last generated id.
     """
 
@@ -76,21 +76,21 @@ class Scheduler:
         self._is_open = False
 
     def open(self, tasks: TaskGroup) -> None:
-        """Start to serve, with all tasks in `tasks`."""
+        """Begin to serve requests; all tasks run in the task group `tasks`."""
         self._tasks = tasks
         self._is_open = True
         self.serve()
 
     def close(self) -> None:
-        """Stop serving, and wake all waiting requests."""
+        """Stop serving requests, and fail all waiting requests."""
         self._is_open = False
         for request in self.queue.all():
             request.woken.set()
 
     async def take(self, request: LeaseRequest[Instance], wait_s: float | None) -> Instance:
-        """Return a running sandbox; with a `wait_s` of None, wait only for evictions under way.
+        """Return a running sandbox for a request; raises the errors of `envkit.protocols.SandboxPool.lease`.
 
-        Raises: As `envkit.protocols.SandboxPool.lease`.
+        It waits up to `wait_s` seconds for room; None waits up to 20 s, and only if warm sandboxes are being evicted.
         """
         if not self._is_open:
             raise SandboxError("the pool is not open; use 'async with'")
@@ -106,7 +106,7 @@ class Scheduler:
                     await request.woken.wait()
                 if request.given is None:
                     raise request.refusal or CapacityError(self._why_full(request, waited_s))
-            if not request.given.settled.is_set():  # yield only if needed, or the next warm sandbox starts first
+            if not request.given.settled.is_set():  # `wait` always yields, and would delay a sandbox that is ready
                 await request.given.settled.wait()
         except BaseException:
             self.queue.discard(request)
@@ -136,7 +136,7 @@ class Scheduler:
                 self._begin(warm, stock.warm_spec.boot)
 
     def refuse(self) -> None:
-        """Fail the requests that no current node can ever serve."""
+        """Fail the requests that no current node could serve even when empty."""
         for request in self.queue.all():
             request.refusal = self._why_never(request)
             if request.refusal is not None:
@@ -144,7 +144,7 @@ class Scheduler:
                 request.woken.set()
 
     def missing(self) -> list[ResourceRequest]:
-        """Return the demand that more nodes could serve: waiting requests within limits, then missing warm ones."""
+        """Return the demands that more nodes could serve: of requests within limits, then of missing warm sandboxes."""
         held = dict(self._held)
         found = []
         for request in self.queue.all():
@@ -167,15 +167,17 @@ class Scheduler:
         is_named: bool,
         ttl_s: float | None,
     ) -> None:
-        """Adopt a sandbox of a previous process, before `open`; stop it if it has no lease and no stock needs it.
+        """Take over a sandbox of a previous process, before `open`.
+
+        It is stopped if it is warm but no stock needs it, or if it is leased without an id that a caller knows.
 
         Args:
-            tasks: Task group for its task.
-            view: Its persisted view.
+            tasks: Task group that runs the sandbox's task.
+            view: View of the sandbox from the ledger.
             sandbox: The backend's sandbox.
-            is_leased: Whether it was leased.
-            is_named: Whether its holder finds it by its id.
-            ttl_s: Its time to live in seconds.
+            is_leased: Whether the sandbox was leased.
+            is_named: Whether the caller chose the sandbox's id.
+            ttl_s: Time to live in seconds; None means no limit.
         """
         instance = Instance(view.id, view.spec, self.nodes[view.node], self._entered)
         instance.tenant, instance.ttl_s, instance.is_leased, instance.is_named = view.tenant, ttl_s, is_leased, is_named
@@ -195,7 +197,7 @@ class Scheduler:
         tasks.start_soon(self._live, instance, None)
 
     def _offer(self, request: LeaseRequest[Instance]) -> LeaseAnswer:
-        """Serve `request` with a warm or a new sandbox, if there is room."""
+        """Serve `request` with a warm or a new sandbox if its tenant is within limits and a node has room."""
         if self._is_at_bound(request):
             return LeaseAnswer.AT_BOUND
         stock = self._stock_for(request.spec) if request.snapshot is None else None
@@ -216,13 +218,13 @@ class Scheduler:
         return LeaseAnswer.GRANTED
 
     def _eligible_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
-        """Return the nodes that may serve the request, regardless of room."""
+        """Return the nodes that may serve the request, whether or not they have room: one node for a snapshot."""
         if request.snapshot is None:
             return self.nodes.values()
         return [node for node in self.nodes.values() if node.name == request.snapshot[0]]
 
     def _unclaimed_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
-        """Return the eligible nodes that no overdue request claims."""
+        """Return the eligible nodes that are not reserved for a request that waited too long."""
         nodes = self._usable(request.demand) if request.snapshot is None else self._eligible_nodes(request)
         claims = list(takewhile(lambda claim: claim is not request, self.queue.claims))
         return [node for node in nodes if not self._is_claimed(node, claims)] if claims else nodes
@@ -231,13 +233,12 @@ class Scheduler:
         return usable(self.nodes.values(), demand, now=clock.now())
 
     def _is_claimed(self, node: Node, others: Iterable[LeaseRequest[Instance]]) -> bool:
-        """Return whether one of the waiting requests `others` could use this node."""
-        return any(
-            node.could_hold(one.demand) for one in others if one.snapshot is None or one.snapshot[0] == node.name
-        )
+        """Return whether one of the waiting requests `others` could use this node if it were empty."""
+        eligible = (other for other in others if other.snapshot is None or other.snapshot[0] == node.name)
+        return any(node.could_hold(other.demand) for other in eligible)
 
     def _why_never(self, request: LeaseRequest[Instance]) -> SandboxError | None:
-        """Return the error for a request that no current node can ever serve, else None."""
+        """Return the error for a request that no current node could serve even when empty, else None."""
         if request.snapshot is not None and request.snapshot[0] not in self.nodes:
             return SandboxRefusedError(request.name or "", f"there is no snapshot {'/'.join(request.snapshot)!r}")
         why = why_impossible(self._eligible_nodes(request), request.demand)
@@ -252,7 +253,7 @@ class Scheduler:
         warm.id = request.name
         self.instances[warm.id] = warm
         warm.enter(SandboxState.LEASED, f"leased; was warm as {before.id}")
-        # Last, so that the ledger has it under one of its ids at any moment.
+        # Record the end of the old id last, so that the ledger always contains the sandbox under a live id.
         return self._history.renamed(before, warm.id)
 
     def _assign(self, instance: Instance, request: LeaseRequest[Instance]) -> None:
@@ -285,27 +286,27 @@ class Scheduler:
                 if instance.sandbox is not None:
                     await monitor(instance, self._liveness_times, self._history.alert)
         except anyio.get_cancelled_exc_class():
-            self.close()  # otherwise `serve` would replace it
+            self.close()  # otherwise `serve` would start a replacement
             raise
         finally:
             instance.end(CLOSED)
             self._leave(instance)
 
     def _move(self, instance: Instance, others: Collection[Node]) -> bool:
-        """Move a sandbox that did not start to one of `others` with unclaimed room; return whether there is one."""
+        """Move a sandbox that did not start to one of the nodes `others`; return False if none has unreserved room."""
         self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
-        free = (one for one in self._usable(instance.demand) if not self._is_claimed(one, self.queue.claims))
-        found = place((one for one in free if one in others), instance.demand)
-        if found is None:
+        free = (node for node in self._usable(instance.demand) if not self._is_claimed(node, self.queue.claims))
+        target = place((node for node in free if node in others), instance.demand)
+        if target is None:
             return False
         instance.node.give_back(instance.demand)
-        instance.node = found
-        found.begin(instance.demand, now=clock.now())
+        instance.node = target
+        target.begin(instance.demand, now=clock.now())
         self.serve()
         return True
 
     def _entered(self, instance: Instance) -> None:
-        """Handle a change of state."""
+        """Handle a sandbox's change of state."""
         self._history.entered(instance)
         if instance.state is SandboxState.READY:
             self.serve()
@@ -313,7 +314,7 @@ class Scheduler:
             self._replace_warm(instance)
 
     def _replace_warm(self, warm: Instance) -> None:
-        """Replace a warm sandbox that ended, if the restart budget allows it."""
+        """Remove an ended warm sandbox from its stock; if it failed or was lost, use the budget for a replacement."""
         stock = next((stock for stock in self.stocks if warm in stock.instances), None)
         if stock is None:
             return
@@ -354,7 +355,7 @@ class Scheduler:
         return self._why_bound(request, self._held.get(request.payer)) is not None
 
     def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
-        """Return the limit that the tenant, which holds `held`, has reached, as text; None if it may have one more."""
+        """Return which limit a tenant that uses `held` would exceed with this request; None if it exceeds none."""
         if held is None or request.payer is None:
             return None
         if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:
@@ -365,9 +366,9 @@ class Scheduler:
         return None if why is None else f"share of the fleet: with this sandbox, {why}"
 
     def _makes_room(self, request: LeaseRequest[Instance]) -> bool:
-        """Return whether `request` will get room without a release, and evict warm sandboxes if that helps."""
+        """Evict warm sandboxes if that makes room; return whether `request` will be served before any lease ends."""
         stock = self._stock_for(request.spec) if request.snapshot is None else None
-        if stock is not None and stock.is_one_coming():
+        if stock is not None and stock.has_starting():
             return True
         if all(warm.cleared.is_set() for warm in request.evicting):
             candidates = [warm for stock in self.stocks for warm in stock.instances]

@@ -1,4 +1,4 @@
-"""Start of a sandbox: on its node or, after a failure, on another one, within its timeout; then its boot."""
+"""Start a sandbox on its node within its timeout, or, if that fails, on another node; then wait until it has booted."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .node import Node
 _log = logging.getLogger(__name__)
 
 _ORPHAN_TTL_S = 600.0
-"""Seconds that sandboxes of a killed server wait for the next one."""
+"""Seconds for which sandboxes of a killed server continue to run until the next server re-attaches."""
 _SLACK_S = 60.0
-"""Seconds added to the start timeout, for example for the queue of a backend that starts only a few at once."""
+"""Seconds added to the start timeout, e.g. because a backend may limit concurrent starts and queue the others."""
 _LEAST_S = 10.0
-"""Start timeout in seconds below which a timeout is the request's fault and not the node's. A start takes under 1 s
-unless the node is very busy."""
+"""If a start with a start timeout below this many seconds times out, the request's timeout was too short. Otherwise the
+node is at fault, because a start takes under 1 s unless the node is very busy."""
 _ROUNDING_S = 1e-6
 _UNTRIED = "other nodes that may grant it have no room now"
 
 
 @runtime_checkable
 class _KnowsMemoryLimit(Protocol):
-    """A backend that may distinguish a sandbox's own memory limit from the memory of the host."""
+    """A backend whose out-of-memory causes may distinguish the sandbox's memory limit from the host's memory."""
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether `Cause.by_agent` makes that distinction for a sandbox that ran out of memory."""
+        """Whether `Cause.by_agent` is set exactly when the sandbox reached its own memory limit."""
         ...
 
 
@@ -49,17 +49,17 @@ async def start(
     nodes: Mapping[str, Node],
     move: Callable[[Instance, Collection[Node]], bool],
 ) -> None:
-    """Start a sandbox; afterwards it is up or has failed.
+    """Start a sandbox, and record in `instance` whether it started or failed.
 
     Args:
-        instance: The sandbox.
-        boot: Returns once it may be used, see `envkit.sandbox.pool.warm_stock.WarmSpec`.
-        ledger: Id of the ledger that lets it outlive this process; None for no ledger.
-        nodes: All nodes; the mapping is live.
-        move: Called after a failed start; moves the sandbox to one of the given nodes and returns whether it did.
+        instance: The pool's record of the sandbox.
+        boot: Returns once the sandbox may be used; see `envkit.sandbox.pool.warm_stock.WarmSpec`.
+        ledger: Id of the ledger that lets the sandbox outlive this process; None means no ledger.
+        nodes: All nodes by name; the pool may change the mapping during the start.
+        move: Called after a failed start; moves the sandbox to one of the given nodes, or returns False.
     """
     spec = instance.spec
-    if ledger is not None and isinstance(spec.network, str):  # the proxy of a host allowlist ends with this process
+    if ledger is not None and isinstance(spec.network, str):  # the proxy for an allow-list runs in this process
         orphan_ttl_s = _ORPHAN_TTL_S if spec.orphan_ttl_s is None else spec.orphan_ttl_s
         spec = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
     try:
@@ -73,7 +73,7 @@ async def start(
         return instance.fail(error.cause, error)
     except (EnvkitError, OSError) as error:
         return instance.fail(_failed(str(error)))
-    except Exception as error:  # it must not end the pool
+    except Exception as error:  # an unexpected error must end only this sandbox, not the pool
         _log.exception("unhandled exception in the start of sandbox %s", instance.id)
         return instance.fail(_failed(f"{type(error).__name__}: {error}"))
     return instance.up()
@@ -85,9 +85,10 @@ async def _started_somewhere(
     nodes: Mapping[str, Node],
     move: Callable[[Instance, Collection[Node]], bool],
 ) -> Sandbox:
-    """Start it on its node or on another one: one retry after a failed start, all nodes after a refusal.
+    """Start a sandbox on its node or on another node.
 
-    A start that its own spec makes fail would fail everywhere, and is not retried.
+    A failed start is retried once, but a refused start is retried on all nodes. A start that fails because of its spec
+    is not retried, because it would fail on all nodes.
     """
     tried: list[Node] = []
     failure: Exception | None = None
@@ -103,14 +104,14 @@ async def _started_somewhere(
                 raise
             may_move = is_refused or failure is None
             failure = failure if is_refused else error
-            left = [] if instance.snapshot else [one for one in nodes.values() if one not in tried]
-            left = [one for one in left if one.could_hold(instance.demand)]
+            left = [] if instance.snapshot else [node for node in nodes.values() if node not in tried]
+            left = [node for node in left if node.could_hold(instance.demand)]
             if may_move and move(instance, left):
                 before = tried[-1].name
                 _log.warning(
                     "sandbox %s did not start on %s: %s; now on %s", instance.id, before, error, instance.node.name
                 )
-            elif failure is not None:  # a node that does not refuse it may start it later
+            elif failure is not None:  # a later attempt may succeed on the node that did not refuse it
                 raise failure from None
             elif isinstance(error, SandboxRefusedError) and left:
                 raise SandboxStartError(instance.id, error.cause.followed_by(_UNTRIED)) from None

@@ -1,4 +1,4 @@
-"""Warm stock: sandboxes started ahead of requests with exactly the same spec."""
+"""Warm stock: sandboxes that are started in advance, for requests with exactly the same spec."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class WarmSpec:
     """Configuration of one warm stock.
 
     Attributes:
-        spec: Spec of its sandboxes; without ``ttl_s``, which would start to count before the lease.
-        count: Number of warm sandboxes to keep.
-        boot: Returns once a started sandbox may be leased, for example when its server answers; None leases it at once.
-            An error of `envkit.errors`, or more than the start timeout, counts as a failed start.
+        spec: Spec of the sandboxes. It must not set ``ttl_s``, because that time would start before the lease.
+        count: Number of warm sandboxes to keep ready.
+        boot: Returns once a started sandbox may be leased, e.g. when its server answers; None means immediately. An
+            error, or taking longer than the start timeout, counts as a failed start.
 
     Raises:
         ValueError: The spec sets ``ttl_s``.
@@ -37,7 +37,7 @@ class WarmSpec:
 
     @property
     def name(self) -> str:
-        """A name for people."""
+        """Name of the stock for messages."""
         return self.spec.image or " ".join(self.spec.command)[:60] or "bare sandboxes"
 
 
@@ -45,8 +45,8 @@ class WarmStock:
     """The warm sandboxes of one spec.
 
     Attributes:
-        warm_spec: Its configuration.
-        instances: The sandboxes that are ready or starting, oldest first.
+        warm_spec: Configuration of the stock.
+        instances: Sandboxes that are ready or starting, oldest first.
         resumes_at: Loop time before which no replacement is started.
     """
 
@@ -58,23 +58,23 @@ class WarmStock:
 
     @property
     def missing(self) -> int:
-        """Number of sandboxes that are neither ready nor starting."""
+        """Number of sandboxes to start until the stock is full."""
         return max(self.warm_spec.count - len(self.instances), 0)
 
     def ready(self, nodes: Collection[Node]) -> Instance | None:
-        """Return the next sandbox to lease, on one of `nodes`; None if none is ready."""
+        """Return the oldest ready sandbox on one of `nodes`; None if no sandbox is ready there."""
         ready = (warm for warm in self.instances if warm.state is SandboxState.READY)
         return next((warm for warm in ready if warm.node in nodes), None)
 
-    def is_one_coming(self) -> bool:
+    def has_starting(self) -> bool:
         return any(warm.state is SandboxState.STARTING for warm in self.instances)
 
     def fail(self, budget: RestartBudget, *, now: float) -> bool:
         """Record that a warm sandbox did not start or was lost, and back off before its replacement.
 
         Returns:
-            Whether the budget allows a replacement now. Otherwise it is started when the oldest failure leaves the
-            window, or never if the budget is zero.
+            Whether the restart budget allows a replacement. If not, the stock waits until the oldest failure leaves the
+            budget's window; with a budget of zero, it waits forever.
         """
         replacement = self._failures.add(budget, now=now)
         self.resumes_at = max(self.resumes_at, replacement.at)

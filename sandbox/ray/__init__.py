@@ -1,1 +1,1 @@
-"""Ray clusters: one actor of ours per node starts sandboxes there, and a direct channel leads to each sandbox."""
+"""Sandboxes on the nodes of a Ray cluster: an actor on each node starts them, and calls use a direct TCP connection."""

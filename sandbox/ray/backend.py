@@ -1,8 +1,8 @@
 """The backend for one node of a Ray cluster.
 
-An actor on the node (`envkit.sandbox.ray.node_agent`) starts and stops sandboxes there; only that goes through Ray.
-Calls to a sandbox use a TCP connection between this process and the node, and fail when it breaks: when a node is lost,
-its sandboxes are lost at once, whatever Ray knows.
+An actor on the node (`envkit.sandbox.ray.node_agent`) starts and stops the sandboxes there. Calls to a sandbox do not
+use Ray, but a TCP connection between this process and the node. When the connection breaks, the calls fail immediately,
+even if Ray has not noticed yet that the node is lost.
 
 The node needs envkit, root, and bubblewrap or a Docker daemon; this process must run on a machine of the cluster.
 """
@@ -32,7 +32,7 @@ from .cluster import Actor, Cluster, ClusterNode, UnreachedError
 from .node_agent import Answer, NodeKind, greeting, tune
 
 _OPEN_S = 60.0
-"""A Ray worker takes seconds to start, longer on a busy machine."""
+"""Timeout for the start of a Ray worker, which takes seconds, or longer on a busy machine."""
 _CLOSE_S = 20.0
 _CAUSE_S = 2.0
 _DIAGNOSE_S = 2.0
@@ -40,7 +40,7 @@ _DIAL_TIMEOUT_S = 10.0
 _ATTACH_S = 10.0
 _STOP_S = 12.0
 _SLACK_S = 5.0
-"""Seconds for the messages of a start, on top of the sandbox's start timeout."""
+"""Seconds added to the sandbox's start timeout, for the messages between this process and the node."""
 _PING_EVERY_S = 1.0
 _SILENT_S = 3.0
 """Seconds without an answer after which an actor is declared lost."""
@@ -48,17 +48,17 @@ _RETRY_S = 0.2
 
 
 class RayNodeBackend:
-    """Start sandboxes on one node; implements `envkit.protocols.SandboxBackend`.
+    """Starts sandboxes on one node of a Ray cluster; implements `envkit.protocols.SandboxBackend`.
 
-    Use it as ``async with`` while the cluster is connected. Leaving the block stops its sandboxes, except detached
-    ones, and ends the actor. `attach` finds detached sandboxes again, in this or a later process, until no client was
-    connected for their ``orphan_ttl_s``. A network allow-list is refused.
+    Use it with ``async with`` while the cluster is connected. Leaving the block stops all sandboxes except detached
+    ones, and ends the actor. `attach` reconnects to a detached sandbox, in this or a later process, until the sandbox
+    has had no client for its ``orphan_ttl_s``. Specs with a network allow-list are refused.
 
     Args:
-        connection: The connection to its cluster.
+        connection: Connection to the cluster.
         node: The node.
         kind: Kind of backend on the node.
-        orphan_ttl_s: Seconds without a client after which a sandbox ends; a spec may override it.
+        orphan_ttl_s: Seconds without a client after which a sandbox ends, unless its spec sets another value.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class RayNodeBackend:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no sandbox, and starts none."""
+        """Whether the node has no sandboxes, and none is starting."""
         return not self._channels
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return what is enforced on the node."""
+        """Return which limits are enforced on the node."""
         if not self._opened:
             raise SandboxError("the backend is not open; use 'async with'")
         return {str(name): bool(is_enforced) for name, is_enforced in self._opened["capabilities"].items()}
@@ -92,15 +92,15 @@ class RayNodeBackend:
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, taken by this backend."""
+        """Start `spec` with the files of `snapshot`, which this backend must have taken."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on the node's disk."""
+        """Return the size in bytes of a snapshot on the node's disk."""
         return int((await self._actor.ask("snapshot_bytes", snapshot))["bytes"])
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot from the node; safe to repeat."""
+        """Remove a snapshot from the node; may be called again."""
         await self._actor.ask("remove_snapshot", snapshot)
 
     async def attach(self, sandbox_id: str) -> AgentSandbox:
@@ -111,8 +111,8 @@ class RayNodeBackend:
         """
         request_id = self._new_request_id()
         with anyio.move_on_after(_ATTACH_S):
-            asked = self._actor.ask("attach", request_id, sandbox_id, self._orphan_ttl_s)
-            return await self._admitted(request_id, asked, SandboxSpec(detached=True))
+            answer = self._actor.ask("attach", request_id, sandbox_id, self._orphan_ttl_s)
+            return await self._admitted(request_id, answer, SandboxSpec(detached=True))
         raise SandboxError(f"node {self.node.name} did not attach to {sandbox_id!r} within {_ATTACH_S:g} s")
 
     async def list_detached(self, ledger: str) -> list[str]:
@@ -120,18 +120,18 @@ class RayNodeBackend:
         return [str(sandbox_id) for sandbox_id in (await self._actor.ask("list_detached", ledger))["ids"]]
 
     async def remove(self, sandbox_id: str) -> None:
-        """End a detached sandbox; raises `SandboxError` as `attach`."""
+        """Kill a detached sandbox; raises the same errors as `attach`."""
         await self._actor.ask("remove", sandbox_id)
 
     def lose(self, cause: Cause) -> None:
-        """Record that the node is lost, and so its sandboxes, for `cause`; safe to repeat."""
+        """Record that the node, and so all its sandboxes, are lost for `cause`; later calls have no effect."""
         self._lost = self._lost or cause
         for channel in list(self._channels.values()):
             if channel is not None:
                 channel.fail(self._lost)
 
     async def wait(self) -> Cause:
-        """Return why the node was lost, once it is: its actor exited, or has not answered for 3 s."""
+        """Wait until the node is lost, and return why: its actor has exited, or has not answered for 3 s."""
         answered_at = clock.now()
         while not self._lost:
             if await self._actor.is_reached(max(answered_at + _SILENT_S - clock.now(), _PING_EVERY_S)):
@@ -181,7 +181,7 @@ class RayNodeBackend:
         return Cause(CauseKind.NODE_LOST, f"node {self.node.name} of the Ray cluster is lost{away}")
 
     def _new_request_id(self) -> int:
-        """Return the request id of the next sandbox.
+        """Return a new request id, which identifies a sandbox in messages to the actor.
 
         Raises:
             SandboxError: The backend is not open, or the node is lost.
@@ -197,23 +197,23 @@ class RayNodeBackend:
         orphan_ttl_s = self._orphan_ttl_s if spec.orphan_ttl_s is None else spec.orphan_ttl_s
         try:
             with anyio.move_on_after(spec.start_timeout_s + _SLACK_S):
-                asked = self._actor.ask("start", request_id, spec, orphan_ttl_s, snapshot)
-                return await self._admitted(request_id, asked, spec)
+                answer = self._actor.ask("start", request_id, spec, orphan_ttl_s, snapshot)
+                return await self._admitted(request_id, answer, spec)
         except SandboxStartError:
             raise
         except SandboxError as error:
             raise SandboxStartError(f"{self.node.name}/{request_id}", str(error)) from None
         raise SandboxStartError(f"{self.node.name}/{request_id}", f"not ready after {spec.start_timeout_s:g} s")
 
-    async def _admitted(self, request_id: int, asked: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
-        """Return the sandbox that the actor was asked for; if it cannot be reached, stop it."""
+    async def _admitted(self, request_id: int, answer: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
+        """Wait for the actor's answer, connect to the new sandbox and return it; stop it if that fails."""
         self._channels[request_id] = None
         try:
-            made = await asked
+            made = await answer
             connected = await self._open_channel(request_id)
         except BaseException:
             with anyio.move_on_after(_STOP_S, shield=True), suppress(EnvkitError):
-                await self._actor.ask("stop", request_id)  # if this fails, its orphan timeout ends it
+                await self._actor.ask("stop", request_id)  # if this fails, the orphan timeout ends the sandbox
             del self._channels[request_id]
             raise
         channel = self._channels[request_id] = AgentChannel(SocketStream(connected))
@@ -232,26 +232,26 @@ class RayNodeBackend:
         try:
             await sandbox.started({}, spec.start_timeout_s)
         except SandboxStartError as error:
-            if exits:  # it had come up on its node
+            if exits:  # the sandbox itself has ended, not only the connection
                 raise not_ready(error.sandbox_id, error.cause) from None
             raise
         return sandbox
 
     async def _open_channel(self, request_id: int) -> socket.socket:
-        """Connect to a sandbox through its node.
+        """Return a connection to a sandbox, which the node's actor relays.
 
         Raises:
             SandboxError: The node is not reachable.
         """
         try:
             return await self._connected(greeting(str(self._opened["secret"]), request_id))
-        except OSError as error:  # a TimeoutError is one, too
+        except OSError as error:  # including TimeoutError
             why = error.strerror or f"no answer within {_DIAL_TIMEOUT_S:g} s"
             address = f"{self._opened['host']}:{self._opened['port']}"
             raise SandboxError(f"node {self.node.name} is not reachable at {address}: {why}") from None
 
     async def _is_refused(self) -> bool:
-        """Return whether the actor's port refuses connections, so its process has exited."""
+        """Return whether the actor's port refuses connections, which means that its process has exited."""
         try:
             (await self._connected(b"")).close()
         except OSError as error:
@@ -259,7 +259,7 @@ class RayNodeBackend:
         return False
 
     async def _connected(self, first: bytes) -> socket.socket:
-        """Connect to the actor and send it `first`; raises OSError."""
+        """Connect to the actor within 10 s and send `first`; raise `OSError` on failure."""
         host, port = str(self._opened["host"]), int(self._opened["port"])
         connected = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -275,7 +275,7 @@ class RayNodeBackend:
         return connected
 
     async def _cause(self, request_id: int, exits: list[Cause], survived: Survived) -> Cause:
-        """Return why a sandbox ended; add the cause to `exits` if the sandbox itself ended, not the connection."""
+        """Return why the connection to a sandbox ended; add the cause to `exits` if the sandbox itself has ended."""
         with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError):
             if (plain := (await self._actor.ask("cause", request_id))["cause"]) is None:
                 return Cause(CauseKind.NODE_LOST, f"the connection to node {self.node.name} broke")
@@ -288,7 +288,7 @@ class RayNodeBackend:
             if self._lost or (is_detached and self._is_leaving):
                 return
             with anyio.move_on_after(_STOP_S) as limit, suppress(UnreachedError):
-                await self._actor.ask("stop", request_id)  # if this fails, its orphan timeout ends it
+                await self._actor.ask("stop", request_id)  # if this fails, the orphan timeout ends the sandbox
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name} did not stop the sandbox within {_STOP_S:g} s")
         finally:

@@ -1,6 +1,6 @@
-"""A connection to a Ray cluster: its nodes, and one actor of ours on each.
+"""A connection to a Ray cluster, which lists the cluster's nodes and manages one envkit actor on each node.
 
-Ray is imported only in a child process (`envkit.sandbox.ray.driver_process`), which may exit without this process.
+Ray runs only in a child process (`envkit.sandbox.ray.driver_process`), because Ray may end the process that it runs in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .driver_process import HELLO, LENGTH, TRIED, Outcome, packed
 from .node_agent import Answer, NodeKind
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
-"""Outcome of a call, and its value or the reason of its failure."""
+"""Future with the outcome of a call, and the call's value or the reason for its failure."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _LEAVE_S = 5.0
 _LAST_WORDS_S = 0.5
 _STDERR_BYTES = 32 << 10
 _SECOND_CHANCE_S = 0.5
-"""A delayed event loop may see the timeout before the answer that has already arrived."""
+"""Seconds added after a timeout: a delayed event loop may notice the timeout before an answer that has arrived."""
 _ERROR = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*?)(?:\. .*)?$", re.MULTILINE)
 """Format of errors in Ray's native log; the first sentence is captured."""
 _ANOTHER_HEAD = b"WrongClusterID"
@@ -46,7 +46,7 @@ _LINE_CHARACTERS = 300
 
 
 class UnreachedError(SandboxError):
-    """An actor or the cluster has exited or is not reachable."""
+    """An actor or the cluster has exited, or is not reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class ClusterNode:
 
     Attributes:
         id: Ray's id of the node.
-        name: Display name, also used in pools: Ray's name (by default the address) and the start of the id.
-        address: Address of its machine.
-        resources: Its total resources, by Ray's names: ``CPU``, ``memory`` in bytes, and custom ones.
+        name: Name of the node in pools and messages: Ray's name (by default the address), and the start of the id.
+        address: Address of the node's machine.
+        resources: Total resources by Ray's names: ``CPU``, ``memory`` in bytes, and custom resources.
     """
 
     id: str
@@ -67,16 +67,16 @@ class ClusterNode:
 
 
 class Cluster:
-    """A connection to a cluster, for the length of an ``async with``. Leaving ends the actors.
+    """A connection to a Ray cluster. Entering the ``async with`` block connects; leaving ends the actors.
 
     Args:
-        address: Address of its head, such as ``"10.0.0.1:6379"``; ``"auto"`` uses ``$RAY_ADDRESS`` or this machine's.
+        address: Address of the head, such as ``"10.0.0.1:6379"``; ``"auto"`` means ``$RAY_ADDRESS`` or a local head.
 
     Attributes:
         is_silent: Whether the head did not answer the last query.
 
     Raises:
-        UsageError: On entering: Ray is not installed, or there is no cluster.
+        UsageError: Entering the block raises it if Ray is not installed, or there is no cluster.
     """
 
     def __init__(self, address: str) -> None:
@@ -94,7 +94,7 @@ class Cluster:
         try:
             await self._connected()
         except BaseException:
-            if not self._link.hello.done():  # it may hang in Ray
+            if not self._link.hello.done():  # the child may hang in Ray's connect call
                 self._transport.kill()
             await self._leave()
             raise
@@ -106,10 +106,9 @@ class Cluster:
         await self._leave()
 
     async def alive(self) -> list[ClusterNode] | None:
-        """Return the nodes that Ray considers alive; Ray notices a loss only after many seconds.
+        """Return the nodes that Ray considers alive; None if the cluster's head did not answer within 4 s.
 
-        Returns:
-            None if the cluster's head did not answer within 4 s.
+        Ray notices the loss of a node only after many seconds.
 
         Raises:
             UnreachedError: The connection has ended.
@@ -125,10 +124,10 @@ class Cluster:
         return None
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request this total room from the cluster's autoscaler, until the next request replaces it.
+        """Request nodes from Ray's autoscaler with room for all `bundles` of resources; replaces the last request.
 
         Raises:
-            SandboxError: It does not answer, or the connection has ended.
+            SandboxError: The autoscaler does not answer, or the connection has ended.
         """
         with anyio.move_on_after(_SILENT_S):
             await self.call("request", bundles)
@@ -136,14 +135,14 @@ class Cluster:
         raise SandboxError(f"the cluster's head did not answer within {_SILENT_S:g} s")
 
     def actor(self, node: ClusterNode) -> Actor:
-        """Return an actor for a node; `Actor.begin` starts it."""
+        """Return a new actor for a node, which `Actor.begin` starts."""
         return Actor(self, node, next(self._numbers))
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """Run a call in the child process. Cancelling this does not cancel the call there.
+        """Make a call in the child process and return its value. If cancelled, the child still completes the call.
 
         Raises:
-            UnreachedError: The connection has ended, or the target is not reachable.
+            UnreachedError: The connection has ended, or the actor is not reachable.
             SandboxError: The call failed.
         """
         outcome, value = await self.sent(what, *arguments)
@@ -152,14 +151,14 @@ class Cluster:
         raise (UnreachedError if outcome == "unreached" else SandboxError)(str(value))
 
     def sent(self, what: str, *arguments: object) -> Reply:
-        """Send a call to the child process and return its future outcome, which is never an exception."""
+        """Send a call to the child process and return a future of its outcome; the future never raises."""
         return self._link.send(next(self._numbers), what, arguments)
 
     async def _connected(self) -> None:
-        """Return once the child is connected; log a warning if that takes long.
+        """Wait until the child is connected to the cluster; log a warning after 5 s.
 
         Raises:
-            UsageError: There is no such cluster, or it refuses the connection.
+            UsageError: There is no such cluster, it refuses the connection, or it does not answer within 60 s.
         """
         hello = self._link.hello
         await asyncio.wait([hello], timeout=_WARN_AFTER_S)
@@ -178,7 +177,7 @@ class Cluster:
 
     @property
     def _location(self) -> str:
-        """The cluster's address, and its source if that is known."""
+        """The cluster's address for messages, and where it is configured, if that is known."""
         tried = self._link.tried
         return str(tried.result()[1]) if tried.done() and tried.result()[0] == "done" else repr(self._address)
 
@@ -194,7 +193,7 @@ class Cluster:
 
 
 class Actor:
-    """An `envkit.sandbox.ray.node_agent.NodeActor` on a node."""
+    """A handle to an `envkit.sandbox.ray.node_agent.NodeActor` on a node."""
 
     def __init__(self, cluster: Cluster, node: ClusterNode, number: int) -> None:
         self._cluster = cluster
@@ -202,15 +201,15 @@ class Actor:
         self._number = number
 
     async def begin(self, kind: NodeKind) -> None:
-        """Start it; `ask` reports whether that succeeded."""
+        """Start the actor, without waiting for the result; a failed start makes later calls of `ask` fail."""
         await self._cluster.call("make", self._number, self._node.id, kind, self._node.address)
 
     async def ask(self, method: str, *args: object) -> Answer:
-        """Call a method. Cancelling it does not cancel the call there.
+        """Call a method of the actor and return its answer. If cancelled, the actor still completes the call.
 
         Raises:
             UnreachedError: The actor has exited or is not reachable.
-            EnvkitError: It answered with this error.
+            EnvkitError: The actor's answer is this error.
         """
         try:
             answer: Answer = await self._cluster.call("ask", self._number, method, args)
@@ -221,7 +220,7 @@ class Actor:
         return answer
 
     async def is_reached(self, timeout_s: float) -> bool:
-        """Return whether it answers a ping within `timeout_s` seconds."""
+        """Return whether the actor answers a ping within `timeout_s` seconds."""
         reply = self._cluster.sent("ask", self._number, "ping", ())
         try:
             for wait_s in (timeout_s, _SECOND_CHANCE_S):
@@ -232,17 +231,17 @@ class Actor:
             reply.cancel()
 
     async def end(self) -> None:
-        """End it in whatever state it is; safe to repeat."""
+        """End the actor, whether it runs, is starting or has failed; may be called again."""
         with anyio.move_on_after(_LEAVE_S), suppress(SandboxError):
             await self._cluster.call("end", self._number)
 
 
 class _DriverPipe(asyncio.SubprocessProtocol):
-    """The pipes to the child process. No task reads them, so that a cancelled caller can still send an `end`.
+    """The pipes to the child process. They need no task, so a cancelled caller can still send calls, e.g. ``end``.
 
     Attributes:
-        hello: Outcome of the child's connection to the cluster.
-        tried: Address at which it searches for the cluster.
+        hello: Future with the outcome of the child's connection to the cluster.
+        tried: Future with the address where the child searches for the cluster.
         ended: Set once the child has exited.
     """
 
@@ -255,7 +254,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         self.hello, self.tried = self._expected(HELLO), self._expected(TRIED)
 
     def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
-        """Send a call to the child, unless it has exited."""
+        """Send a call to the child and return a future of the reply: ``"unreached"`` if the child has exited."""
         reply = self._expected(number)
         if self._cause:
             reply.set_result(("unreached", self._cause))
@@ -264,11 +263,11 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         return reply
 
     def finish(self) -> None:
-        """Close the child's input, so that it exits."""
+        """Close the child's standard input, which makes it exit."""
         self._input.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's do not inherit from asyncio's
+        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's transports are not subclasses of it
         self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:

@@ -1,12 +1,13 @@
-"""The Ray driver: a child process that connects to a Ray cluster for us.
+"""The Ray driver: a child process in which Ray runs, started by `envkit.sandbox.ray.cluster`.
 
-It is a child of `envkit.sandbox.ray.cluster` because Ray ends the process that it runs in if the cluster's head does
-not answer for a minute, another head replaces it, or connecting fails at the wrong moment. Ray also takes over signals,
-spins while the head is away, and has calls that never return.
+Ray needs a separate process because it may end its process: when the cluster's head does not answer for a minute, when
+another head replaces it, or when connecting fails. Ray also installs signal handlers, uses much CPU time while the head
+is away, and has calls that never return.
 
-Its argument is the cluster's address. Messages are a length and a pickled tuple: calls ``(number, what, arguments)`` on
-standard input, answers ``(number, outcome, value)`` in any order on standard output. Before these it reports where it
-searches for the cluster (`TRIED`), and whether it is connected (`HELLO`). It exits at the end of its input.
+The argument of the process is the cluster's address. A message is a length and a pickled tuple. Calls ``(number, what,
+arguments)`` arrive on standard input. Replies ``(number, outcome, value)`` are written to standard output in any order.
+Two messages precede them: the address where the driver searches for the cluster (`TRIED`), and whether it is connected
+(`HELLO`). The process exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from .node_agent import Answer, NodeActor, NodeKind
 LENGTH = struct.Struct(">Q")
 HELLO = 0
 TRIED = -1
-"""Numbers of unrequested messages: whether the driver is connected, and before that, the address that it tries."""
+"""Numbers of the two messages that do not reply to a call: `TRIED` comes first, then `HELLO`."""
 
 Outcome: TypeAlias = Literal["done", "failed", "unreached", "refused"]
-"""Outcome of a call. All but the first come with a one-line reason; ``refused`` is for `HELLO` alone."""
+"""Outcome of a call. If it is not ``"done"``, the value is a reason in one line. Only `HELLO` may be ``"refused"``."""
 
 _CALLS_AT_ONCE = 10_000
 _THREADS = 64
 _LINE_CHARACTERS = 300
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
-"""Without it, detached sandboxes would end with the actor that started them."""
+"""Setting of the actors' processes; by default Ray would kill detached sandboxes when their actor ends."""
 
 
 def packed(message: tuple[object, ...]) -> bytes:
-    """Return a message in its wire format."""
+    """Encode a message: its length, then the pickled tuple."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
 
 def main(address: str) -> None:
-    """Serve calls until the input ends."""
+    """Connect to the cluster at `address`, and serve calls until standard input ends."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # Ray prints
+    os.dup2(2, 1)  # Ray prints to standard output, which must contain only messages
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         ray = _connected(address, lambda location: _write(answers, packed((TRIED, "done", location))))
@@ -65,7 +66,7 @@ def main(address: str) -> None:
 
 
 class _Driver:
-    """Runs the parent's calls."""
+    """Executes the calls of the parent process."""
 
     def __init__(self, ray: Any, answers: int) -> None:
         self._ray = ray
@@ -81,7 +82,7 @@ class _Driver:
         }
 
     async def run(self) -> None:
-        """Answer calls, and exit at the end of the input."""
+        """Serve calls from standard input; exit the process at the end of the input."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS))
         reader = asyncio.StreamReader()
@@ -93,14 +94,14 @@ class _Driver:
                     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                     number, what, arguments = pickle.loads(await reader.readexactly(length))
                 except asyncio.IncompleteReadError:
-                    os._exit(0)  # threads may wait for a head that never answers
+                    os._exit(0)  # without waiting for threads, which may hang in Ray's calls
                 tasks.start_soon(self._do, number, what, arguments)
 
     async def _do(self, number: int, what: str, arguments: Sequence[object]) -> None:
         errors = self._ray.exceptions
         try:
             self._answer(number, "done", await self._calls[what](*arguments))
-        except errors.RayTaskError as error:  # an unhandled error in the actor
+        except errors.RayTaskError as error:  # an unhandled exception in the actor
             self._answer(number, "failed", _line(error.cause))
         except errors.RayError as error:
             self._answer(number, "unreached", _line(error))
@@ -111,9 +112,9 @@ class _Driver:
         _write(self._answers, packed((number, outcome, value)))
 
     async def _nodes(self) -> list[tuple[str, str, str, dict[str, float]]]:
-        """Return id, name, address and resources of each node that Ray considers alive.
+        """Return the id, name, address and resources of each node that Ray considers alive.
 
-        While the head is away Ray's call does not return; further calls then wait for the same result.
+        Ray's call does not return while the head is away. Concurrent calls share one call of Ray.
         """
         if self._query is None or self._query.done():
             self._query = asyncio.ensure_future(asyncio.to_thread(self._ray.nodes))
@@ -124,12 +125,12 @@ class _Driver:
         ]
 
     async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request this total room from the autoscaler."""
+        """Request room for `bundles` from the autoscaler; replaces the previous request."""
         sdk = load("ray.autoscaler.sdk")
         await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
 
     async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
-        """Start an actor on a node; `_ask` reports whether that succeeded."""
+        """Start an actor on a node, without waiting for the result; a failed start makes `_ask` fail."""
         self._actors[number] = making = asyncio.ensure_future(asyncio.to_thread(self._made, node_id, kind, address))
         await making
 
@@ -155,13 +156,13 @@ class _Driver:
         return answer
 
     async def _end(self, number: int) -> None:
-        """End an actor in whatever state it is; safe to repeat."""
+        """End an actor, whether it runs, is starting or has failed; may be called again."""
         if (making := self._actors.pop(number, None)) is not None:
             await asyncio.to_thread(self._ray.kill, await making)
 
 
 def _connected(address: str, report: Callable[[str], None]) -> Any:
-    """Return Ray, connected to the cluster at `address`; `report` is called with the resolved address.
+    """Connect to the cluster at `address`, call `report` with the resolved address, and return the module `ray`.
 
     Raises:
         UsageError: Ray is not installed, or there is no such cluster.
@@ -173,13 +174,13 @@ def _connected(address: str, report: Callable[[str], None]) -> Any:
         found = head_address.find(address)
         location, advice = str(found), f"; {head_address.WHAT_TO_DO}"
         report(location)
-        head_address.require(found)  # Ray would take minutes to fail
+        head_address.require(found)  # if no head answers, Ray itself would fail only after minutes
         ray: Any = load("ray")
         ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError as error:
         raise UsageError(f"the package ray cannot be used: {_line(error)}") from None
     except (OSError, RuntimeError, ValueError) as error:
-        if "Version mismatch" in str(error):  # library's message: Ray
+        if "Version mismatch" in str(error):  # matches a message of Ray
             detail = _line(error).removeprefix("Version mismatch: ")
             raise UsageError(f"the cluster at {location} has another version of Ray or Python: {detail}") from None
         raise UsageError(f"there is no Ray cluster at {location}: {_line(error)}{advice}") from None

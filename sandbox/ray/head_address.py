@@ -1,4 +1,4 @@
-"""Find the head of a Ray cluster, and check within seconds whether it answers; Ray itself takes a minute."""
+"""Find the address of a Ray cluster's head, and check within seconds that it answers; Ray itself takes a minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REACH_S = 3.0
 _GREETING_S = 10.0
 _FRAME_BYTES = 9
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""An HTTP/2 client's connection preface (RFC 9113, section 3.4): a head speaks gRPC, which uses HTTP/2."""
+"""Connection preface of an HTTP/2 client (RFC 9113, section 3.4), because a head speaks gRPC, which uses HTTP/2."""
 WHAT_TO_DO = "start one (ray start --head), or name another one (ray.address, or $RAY_ADDRESS)"
 
 
@@ -24,7 +24,7 @@ class Head:
 
     Attributes:
         address: Host and port.
-        source: Where the address comes from, for messages.
+        source: Text for messages that says where the address comes from.
     """
 
     address: str
@@ -35,11 +35,11 @@ class Head:
 
 
 def find(address: str) -> Head:
-    """Return the address of the head of the cluster at `address`; ``"auto"`` searches where Ray does.
+    """Return the head at `address`; ``"auto"`` searches in the same places as Ray.
 
     Raises:
-        ConnectionError: There is no cluster on this machine, and no record of one.
-        ImportError: Ray cannot be used.
+        ConnectionError: No cluster runs on this machine, and no file names another one.
+        ImportError: Ray cannot be imported.
     """
     if address != "auto":
         return Head(address, "as given by ray.address")
@@ -54,10 +54,10 @@ def find(address: str) -> Head:
 
 
 def require(head: Head) -> None:
-    """Return if a cluster's head may listen there; takes at most 13 s.
+    """Raise unless a server that may be a Ray head answers at `head`; takes at most 13 s.
 
     Raises:
-        UsageError: No head listens; the message lists what was found and what to do.
+        UsageError: No head answers; the message says what was found and what to do.
     """
     if head.address.startswith("ray://"):
         raise UsageError(f"{head}: Ray's client is not enough; run this on a machine of the cluster, with 'auto'")
@@ -67,7 +67,7 @@ def require(head: Head) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S) as connected:
             if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):
-                return  # with TLS it does not answer a client without a certificate
+                return  # a TLS server does not answer a client without a certificate
             what = _what_answers(connected)
     except OSError as error:
         why = f"no answer within {_REACH_S:g} s" if isinstance(error, TimeoutError) else error.strerror or error
@@ -86,7 +86,7 @@ def _what_answers(connected: socket.socket) -> str:
             received += chunk
     except TimeoutError:
         return f"it sends nothing for {_GREETING_S:g} s"
-    except OSError:  # it closed the connection; the lines below handle that
+    except OSError:  # the server closed the connection, which the lines below handle
         pass
     if len(received) == _FRAME_BYTES and received[3] == 4 and not any(received[5:]):  # an HTTP/2 SETTINGS frame
         return ""

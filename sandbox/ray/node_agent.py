@@ -1,10 +1,11 @@
-"""The actor on a node of a cluster: it starts sandboxes there and relays connections to them.
+"""The Ray actor that starts sandboxes on its node and relays clients' connections to them.
 
-A client connects by TCP and sends one line with the actor's secret and a request id of a sandbox. After that the
-connection is a channel to that sandbox's agent (`envkit.sandbox.agent_client.channel`), relayed with backpressure both
-ways.
+A client connects by TCP, and sends one line with the actor's secret and a sandbox's request id. The actor then relays
+the connection to the sandbox's agent in both directions, with backpressure. It uses the protocol of
+`envkit.sandbox.agent_client.channel`.
 
-A sandbox without a client ends after ``orphan_ttl_s`` seconds: this actor stops it while it runs, otherwise its agent.
+A sandbox that has had no client for ``orphan_ttl_s`` seconds ends: the actor stops it or, if the actor has ended, the
+sandbox's agent exits.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from ..bubblewrap.backend import LocalBackend
 from ..docker.backend import DockerBackend
 
 NodeKind: TypeAlias = Literal["local", "docker"]
-"""Kind of backend on a node; plain processes have no control socket by which to reach them."""
+"""Kind of backend on a node. The process backend is not supported, because its sandboxes have no control socket."""
 Answer: TypeAlias = dict[str, Any]
-"""Named results, or a ``problem``, see `envkit.errors.to_problem`."""
+"""Results by name, or an error under ``problem``; see `envkit.errors.to_problem`."""
 
 _BACKENDS = {"local": LocalBackend, "docker": DockerBackend}
 _TICK_S = 0.5
@@ -46,17 +47,17 @@ _GREETING_S = 10.0
 _GREETING_BYTES = 256
 _LAST_BYTES_S = 10.0
 _WAITING = 1024
-"""Backlog of the listener."""
+"""Maximum number of connections that wait to be accepted."""
 _FULL_S = 0.1
 
 
 def greeting(secret: str, request_id: int) -> bytes:
-    """Return the first line that a client sends."""
+    """Return the first line that a client sends on a connection to a sandbox."""
     return f"{secret} {request_id}\n".encode()
 
 
 def tune(connected: socket.socket) -> None:
-    """Send small frames at once, and detect the loss of the other machine within 20 s on any kernel."""
+    """Configure a TCP socket to send small frames immediately, and to detect the loss of the other machine in 20 s."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
@@ -66,7 +67,7 @@ def tune(connected: socket.socket) -> None:
 
 @dataclass(slots=True)
 class _Hosted:
-    """A sandbox, its number of clients, and when (on the loop's clock) the last one left."""
+    """A sandbox of the actor, its number of clients, and the loop time at which its last client disconnected."""
 
     sandbox: AgentSandbox
     orphan_ttl_s: float
@@ -76,14 +77,14 @@ class _Hosted:
 
 
 class NodeActor:
-    """The sandboxes of one node. `serve` runs for the actor's whole life, concurrently with the other methods.
+    """The actor of one node. `serve` runs until the actor is closed, concurrently with the other methods.
 
-    Sandboxes are identified by request ids that the client chooses, so that a start can be cancelled before the sandbox
-    has an id. No method raises: errors are results too.
+    Clients choose a request id for each sandbox, and use it in all calls, so that they can cancel a start before the
+    sandbox has an id. Methods do not raise errors; they return them as answers.
 
     Args:
         kind: Kind of backend.
-        address: The node's address, at which clients reach it.
+        address: Address at which clients reach the node.
     """
 
     def __init__(self, kind: NodeKind, address: str) -> None:
@@ -91,7 +92,7 @@ class NodeActor:
         self._address = address
         self._port = 0
         self._secret = secrets.token_hex(32)
-        self._run = secrets.token_hex(4)  # snapshot numbers restart with each actor
+        self._run = secrets.token_hex(4)  # part of snapshot names, because each actor numbers its snapshots from 1
         self._tasks: TaskGroup | None = None
         self._hosted: dict[int, _Hosted] = {}
         self._starting: dict[int, anyio.CancelScope] = {}
@@ -101,7 +102,7 @@ class NodeActor:
         self._closed = anyio.Event()
 
     async def serve(self) -> None:
-        """Serve until `close`; `opened` reports whether opening succeeded."""
+        """Open the backend and serve until `close`; `opened` returns an error if opening fails."""
         try:
             with _listener(self._address) as listener:
                 async with self._backend, anyio.create_task_group() as tasks:
@@ -122,7 +123,7 @@ class NodeActor:
             self._closed.set()
 
     async def opened(self) -> Answer:
-        """Return ``host``, ``port`` and ``secret`` for clients, and ``capabilities``, once it is open."""
+        """Wait until the actor is open; return ``host``, ``port`` and ``secret`` for clients, and ``capabilities``."""
         await self._opened.wait()
         if self._failure:
             return self._failure
@@ -141,63 +142,64 @@ class NodeActor:
         return await _answer(self._start(request_id, spec, orphan_ttl_s, snapshot))
 
     async def attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
-        """Attach to a detached sandbox of an earlier actor of this node; return as `start`."""
+        """Attach to a detached sandbox of an earlier actor of this node; return the same results as `start`."""
         return await _answer(self._attach(request_id, sandbox_id, orphan_ttl_s))
 
     async def list_detached(self, ledger: str) -> Answer:
         """Return the ``ids`` of the detached sandboxes of one ledger on this machine."""
-        return await _answer(self._staying(ledger))
+        return await _answer(self._list_detached(ledger))
 
     async def remove(self, sandbox_id: str) -> Answer:
-        """End a detached sandbox of an earlier actor."""
+        """Kill a detached sandbox of an earlier actor."""
         return await _answer(self._remove(sandbox_id))
 
     async def stop(self, request_id: int) -> Answer:
-        """End a sandbox or its start, and return once nothing is left of it; safe to repeat."""
+        """Stop a sandbox, or cancel its start, and wait until it is fully removed; may be called again."""
         return await _answer(self._stop(request_id))
 
     async def cause(self, request_id: int) -> Answer:
-        """Return the ``cause`` of a sandbox's end, None if it has not ended; waits for at hard_limit 1.5 s."""
+        """Wait up to 1.5 s for the end of a sandbox; return its ``cause``, or None if the sandbox has not ended."""
         return await _answer(self._cause(request_id))
 
     async def diagnose(self, request_id: int) -> Answer:
-        """Return in ``diagnose`` why a sandbox is unresponsive, see `AgentSandbox.diagnose`."""
-        return await _answer(self._look(request_id))
+        """Return as ``diagnose`` why a sandbox does not answer; see `AgentSandbox.diagnose`."""
+        return await _answer(self._diagnose(request_id))
 
     async def snapshot(self, request_id: int) -> Answer:
         """Take a snapshot of a sandbox; return its ``name``."""
         return await _answer(self._snapshot(request_id))
 
     async def snapshot_bytes(self, snapshot: str) -> Answer:
-        """Return the ``bytes`` of a snapshot on disk."""
+        """Return the size of a snapshot on disk as ``bytes``."""
         return await _answer(self._snapshot_bytes(snapshot))
 
     async def remove_snapshot(self, snapshot: str) -> Answer:
-        """Remove a snapshot; those of earlier actors are gone already."""
+        """Remove a snapshot; snapshots of earlier actors do not exist any more and are ignored."""
         return await _answer(self._remove_snapshot(snapshot))
 
     async def close(self) -> Answer:
-        """End all sandboxes except detached ones, and return once `serve` has ended."""
+        """Stop all sandboxes except detached ones, and wait until `serve` has ended."""
         self._closing.set()
         await self._closed.wait()
         return self._failure
 
     async def _start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        ledger = spec.ledger or f"ray-{self._run}"  # detached only to survive this actor; not recorded elsewhere
-        seen = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
+        ledger = spec.ledger or f"ray-{self._run}"  # not a pool's ledger, so no pool removes the sandbox
+        # All sandboxes are detached, because only those have a control socket for the connections of clients.
+        detached = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
         with anyio.CancelScope() as scope:
             self._starting[request_id] = scope
             try:
                 if snapshot is None:
-                    sandbox = await self._backend.start(seen)
+                    sandbox = await self._backend.start(detached)
                 else:
                     name, _, run = snapshot.rpartition("@")
                     if run != self._run:
                         raise SandboxRefusedError(f"#{request_id}", f"there is no snapshot {snapshot!r} on this node")
-                    sandbox = await self._backend.restore(name, seen)
+                    sandbox = await self._backend.restore(name, detached)
             finally:
                 del self._starting[request_id]
-            assert isinstance(sandbox, AgentSandbox)  # others cannot be detached
+            assert isinstance(sandbox, AgentSandbox)  # sandboxes of other classes cannot be detached
             return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, spec.detached, clock.now()))
         raise SandboxStartError(f"#{request_id}", "the start was cancelled")
 
@@ -205,7 +207,7 @@ class NodeActor:
         sandbox = await self._backend.attach(sandbox_id)
         return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, is_detached=True, left_at=clock.now()))
 
-    async def _staying(self, ledger: str) -> Answer:
+    async def _list_detached(self, ledger: str) -> Answer:
         return {"ids": await self._backend.list_detached(ledger)}
 
     async def _remove(self, sandbox_id: str) -> Answer:
@@ -225,7 +227,7 @@ class NodeActor:
         return {}
 
     async def _stop_orphan(self, request_id: int) -> None:
-        with suppress(SandboxError):  # no caller to report to; its agent ends it a little later
+        with suppress(SandboxError):  # the sandbox's agent soon ends it after the same timeout
             await self._stop(request_id)
 
     async def _cause(self, request_id: int) -> Answer:
@@ -233,7 +235,7 @@ class NodeActor:
             return {"cause": (await self._find(request_id).sandbox.wait()).plain()}
         return {"cause": None}
 
-    async def _look(self, request_id: int) -> Answer:
+    async def _diagnose(self, request_id: int) -> Answer:
         return {"diagnose": await self._find(request_id).sandbox.diagnose()}
 
     async def _snapshot(self, request_id: int) -> Answer:
@@ -263,7 +265,7 @@ class NodeActor:
                     tasks.start_soon(self._stop_orphan, request_id)
 
     async def _sweep(self, tasks: TaskGroup) -> None:
-        """Stop orphaned sandboxes."""
+        """Check all sandboxes at intervals, and stop those without a client for too long."""
         while True:
             await anyio.sleep(_TICK_S)
             for request_id, hosted in self._hosted.items():
@@ -298,7 +300,7 @@ class NodeActor:
             if (hosted := self._hosted.get(int(request_id))) is not None:
                 await self._relay(stream, hosted, rest)
         except (EnvkitError, OSError):
-            pass  # the sandbox or the client has just ended; the other side notices
+            pass  # the sandbox or the client has ended; closing the stream notifies the client
         finally:
             stream.close()
 
@@ -317,7 +319,7 @@ class NodeActor:
 
 
 async def _carry(source: SocketStream, target: SocketStream, both: TaskGroup) -> None:
-    """Relay bytes until `source` ends, deliver them, then end the other direction too."""
+    """Relay bytes until `source` ends; then wait until `target` has received them, and cancel both directions."""
     with suppress(OSError):
         while data := await source.receive():
             await target.send(data)
@@ -345,9 +347,9 @@ def _listener(address: str) -> socket.socket:
 
 
 def _reset_inherited_limits() -> None:
-    """Undo Ray's settings of its workers that sandboxes would inherit: low CPU priority, and a high OOM score."""
+    """Reset what sandboxes would inherit from a Ray worker: CPU priority, OOM score, and the limit of open files."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # of this thread, which also starts the sandboxes
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the priority of this thread, which starts the sandboxes
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

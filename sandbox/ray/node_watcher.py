@@ -1,4 +1,4 @@
-"""Watch the nodes of a Ray cluster, and add them to and remove them from a pool of sandboxes."""
+"""Monitor the nodes of a Ray cluster: add new nodes to a sandbox pool, and remove lost nodes from it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .cluster import Cluster, ClusterNode
 from .node_agent import NodeKind
 
 SANDBOXES = "envkit_sandboxes"
-"""Ray resource with the number of sandboxes that a node may hold; without it, its CPUs and memory are the limit."""
+"""Ray resource that sets how many sandboxes a node may run. Without it, the node's CPUs and memory are the limit."""
 
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _AGAIN_S = 15.0
-"""Seconds until a lost node, or one whose actor could not be started, is retried: Ray notices a loss that late."""
+"""Seconds until a node is retried after it was lost or its actor did not start; Ray notices a loss only this late."""
 _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
 _FORGET_S = 5.0
@@ -35,29 +35,29 @@ _SILENT = "the head of the Ray cluster does not answer"
 _LEFT = Cause(CauseKind.STOPPED, "the fleet has left its cluster")
 _NOT_NEEDED = Cause(CauseKind.STOPPED, "its node is not needed")
 _PER_SANDBOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
-"""Resources to request per sandbox if nodes do not count sandboxes: what most of them take."""
+"""Resources to request per sandbox if no node has the resource `SANDBOXES`; most sandboxes need no more."""
 
 
 class RayNodes:
-    """Adds every node of a cluster that has room for sandboxes to a pool, and removes it when it is lost.
+    """Adds all nodes of a Ray cluster that can run sandboxes to a pool, and removes them when they are lost.
 
-    Use it as ``async with``, around the pool if the pool is to re-attach detached sandboxes: entering returns once an
-    actor runs on each node, or could not be started. Leaving stops the sandboxes, except detached ones, and ends the
-    actors.
+    Use it with ``async with``. Entering returns once the actors of all nodes have started or failed. Enter it before
+    the pool if the pool should re-attach to detached sandboxes. Leaving stops all sandboxes except detached ones, and
+    ends the actors.
 
-    While the cluster's head does not answer, nodes are kept as long as they answer. When the connection ends, which Ray
-    does after a minute without a head or when another head replaces it, all nodes are lost and we reconnect.
+    While the cluster's head does not answer, nodes that answer stay in use. Ray ends the connection after a minute
+    without a head, or when another head replaces it. Then all nodes are lost, and it reconnects.
 
     Args:
-        add: Called with each new node, such as `envkit.sandbox.pool.Pool.add_node`.
-        remove: Called with the name of each lost node and the cause, such as `Pool.remove_node`.
-        address: Address of the cluster, see `envkit.sandbox.ray.cluster.Cluster`.
+        add: Called with each new node, e.g. `envkit.sandbox.pool.Pool.add_node`.
+        remove: Called with the name of each lost node and the cause, e.g. `Pool.remove_node`.
+        address: Address of the cluster; see `envkit.sandbox.ray.cluster.Cluster`.
         kind: Kind of backend on the nodes.
-        orphan_ttl_s: Seconds without a client after which a sandbox ends; a spec may override it.
+        orphan_ttl_s: Seconds without a client after which a sandbox ends, unless its spec sets another value.
 
     Raises:
-        UsageError: On entering: Ray is not installed, or there is no cluster.
-        SandboxError: On entering: the cluster does not answer.
+        UsageError: Entering the block raises it if Ray is not installed, or there is no cluster.
+        SandboxError: Entering the block raises it if the cluster does not answer.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class RayNodes:
         self._again_at: dict[str, float] = {}
 
     async def request(self, more: int) -> None:
-        """Request room for `more` sandboxes beyond the nodes' present capacity from the autoscaler, until we leave.
+        """Request room for `more` sandboxes, in addition to the current nodes, from Ray's autoscaler.
 
-        A sandbox takes one ``envkit_sandboxes`` resource where a node has it, otherwise one CPU and 1 GiB of memory.
-        A negative `more` gives up room: empty nodes of at most that size are removed, so that the autoscaler may stop
-        them; a later positive request uses those that still exist. Does nothing while the cluster's head does not
-        answer.
+        The request is valid until the next one, or until this block is left. Per sandbox it asks for one
+        ``envkit_sandboxes`` resource if any node has this resource, otherwise for one CPU and 1 GiB of memory. If
+        `more` is negative, empty nodes with up to that much room leave the pool, and the autoscaler may stop them. A
+        later positive request uses these nodes again if they still run. Does nothing while the head does not answer.
         """
         if self._cluster is None or self._cluster.is_silent:
             return
@@ -123,13 +123,13 @@ class RayNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        # Pass only cancellations to the task group; any other error must leave the block unchanged.
+        # Pass only a cancellation to the task group, because it would wrap any other error in an exception group.
         if not isinstance(error, anyio.get_cancelled_exc_class()):
             kind = error = trace = None
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def _ask_for_nothing(self, cluster: Cluster) -> None:
-        """Withdraw our request from the autoscaler, which would keep it forever."""
+    async def _withdraw_request(self, cluster: Cluster) -> None:
+        """Withdraw the last request from the autoscaler, which would otherwise reserve the room forever."""
         if not self._has_asked or cluster.is_silent:
             return
         with anyio.move_on_after(_FORGET_S, shield=True):
@@ -139,7 +139,7 @@ class RayNodes:
                 _log.warning("the Ray cluster's autoscaler still reserves room for sandboxes: %s", error)
 
     async def _keep_connected(self, *, task_status: TaskStatus[None]) -> None:
-        """Keep the cluster connected; reconnect when the connection has ended."""
+        """Connect to the cluster, and reconnect whenever the connection has ended."""
         wait_s = 0.0
         while True:
             try:
@@ -150,7 +150,7 @@ class RayNodes:
                     try:
                         why = await self._follow(self._cluster, task_status)
                     finally:
-                        await self._ask_for_nothing(self._cluster)
+                        await self._withdraw_request(self._cluster)
                 if not self._is_entered:
                     raise SandboxError(why)
             except EnvkitError as error:
@@ -164,7 +164,7 @@ class RayNodes:
             await anyio.sleep(wait_s)
 
     async def _follow(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Use the nodes until the connection ends; return why it ended."""
+        """Use the cluster's nodes until the connection ends, and return why it ended."""
         self._alive, self._again_at = {}, {}
         async with anyio.create_task_group() as self._node_tasks:
             try:
@@ -176,7 +176,7 @@ class RayNodes:
         return why
 
     async def _watch(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Poll the list of nodes; return when the head does not answer and no node is left.
+        """Poll the list of nodes; if the head does not answer and no node is left, return that as the reason.
 
         Raises:
             SandboxError: The connection has ended.
@@ -201,7 +201,7 @@ class RayNodes:
             await anyio.sleep(_LOOK_EVERY_S)
 
     def _update(self, found: Sequence[ClusterNode]) -> None:
-        """Start actors on new nodes, and drop nodes that Ray reports as lost."""
+        """Start actors on new nodes, and lose the nodes that Ray does not list any more."""
         self._alive = {node.id: node for node in found}
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
         for node_id, hosted in self._hosted.items():
@@ -214,11 +214,11 @@ class RayNodes:
                 self._node_tasks.start_soon(self._use, hosted)
 
     def _lose(self, hosted: _HostedNode, cause: Cause) -> None:
-        self._remove(hosted.node.name, cause)  # first, so that nothing lost is replaced there
+        self._remove(hosted.node.name, cause)  # first, or the pool would start replacements on this node
         hosted.backend.lose(cause)
 
     async def _use(self, hosted: _HostedNode) -> None:
-        """Use a node until it is lost or we leave."""
+        """Run the actor of a node, and keep the node in the pool until it is lost or given up."""
         node, backend = hosted.node, hosted.backend
         cause = _LEFT
         try:
@@ -241,11 +241,11 @@ class RayNodes:
 
 
 class _HostedNode:
-    """A node with an actor of ours.
+    """A node with an envkit actor.
 
     Attributes:
-        scope: Cancelled to give up the node.
-        settled: Set once the actor runs, or could not be started.
+        scope: Scope that is cancelled to give up the node.
+        settled: Set once the actor has started or failed.
     """
 
     def __init__(self, cluster: Cluster, node: ClusterNode, kind: NodeKind, orphan_ttl_s: float) -> None:
@@ -256,7 +256,7 @@ class _HostedNode:
 
 
 def _fitting(node: ClusterNode) -> int:
-    """Return how many sandboxes fit on an empty node, by the autoscaler's count."""
+    """Return how many sandboxes fit on an empty node, counted by the resources that `request` asks for."""
     if SANDBOXES in node.resources:
         return int(node.resources[SANDBOXES])
     return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_SANDBOX.items()))

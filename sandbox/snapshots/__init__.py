@@ -1,1 +1,1 @@
-"""Snapshots of a sandbox's files, kept on the host and restored into new sandboxes."""
+"""Snapshots of a sandbox's files, which are stored on the host and restored into new sandboxes."""

@@ -1,21 +1,22 @@
-"""Packs and unpacks the files of a snapshot inside a sandbox.
+"""Program that packs and unpacks the files of a snapshot inside a sandbox.
 
-The stream has one record for each name, a folder before its entries. Holes of sparse files are preserved and use no
-space; hard links stay hard links. Devices, sockets and pipes, other file systems, files that another user has closed
-and files that vanish meanwhile are skipped. A file that its own user cannot read (mode 0) is made readable while it is
-read; its record has the original mode.
+The stream contains one record for each name. A folder's record precedes those of its entries. Sparse files and hard
+links are preserved. Some entries are skipped: devices, sockets, pipes, other file systems, files of other users that
+cannot be read, and files that are deleted during the snapshot. If a file's mode forbids its own user to read it, the
+mode is changed temporarily, and the record has the original mode.
 
     record      kind (one byte: d, f, l, h, e), mode, mtime in ns, size, length of the name; the absolute name
-    f           then pieces, each offset, length and content; the last has length 0
-    l, h        then `size` bytes: the target of a symbolic link, or the first name of the file
-    e           the end
+    f           file: pieces follow, each with offset, length and content; the last has length 0
+    d           folder
+    l, h        symbolic or hard link: `size` bytes follow, with the link's target or the file's first name
+    e           end of the stream
 
-Written for Python 3.7 and the standard library, because the sandbox's Python runs it:
+It needs only Python 3.7 and the standard library, because the sandbox's Python runs it:
 
     python -I -S -c SOURCE pack|unpack UID ROOT...
 
-As root it takes the rights of user UID, but keeps a different real uid, so that programs of the sandbox cannot signal
-it.
+If started as root, it switches to the rights of user UID, but with another real uid, so that programs of the sandbox
+cannot send it signals.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _MAX_TIME_NS = (1 << 63) - 1
 _HIDDEN_UID = 1002
-"""A user id that no user of a sandbox has, as in `envkit.sandbox.agent.linux`."""
+"""A uid that no user of a sandbox has; the same as in `envkit.sandbox.agent.linux`."""
 
 
 def pack(roots: list[bytes], write: Callable[[bytes], object]) -> None:
-    """Write what is in `roots`.
+    """Write the folders `roots` with all their contents as a stream.
 
     Raises:
-        OSError: Something cannot be read.
+        OSError: An entry cannot be read.
     """
     first_names: dict[tuple[int, int], bytes] = {}
     closed: dict[bytes, int] = {}
@@ -82,13 +83,13 @@ def pack(roots: list[bytes], write: Callable[[bytes], object]) -> None:
                     _pack_file(path, write)
                     if about.st_nlink > 1:
                         first_names[about.st_dev, about.st_ino] = path
-            except (FileNotFoundError, PermissionError):  # the latter: in another user's folder
+            except (FileNotFoundError, PermissionError):  # deleted, or in another user's folder
                 pass
     write(_RECORD.pack(b"e", 0, 0, 0, 0))
 
 
 def _is_closed(path: bytes, about: os.stat_result) -> bool:
-    """Return whether a file or folder of another user, such as a grader, is unreadable for us."""
+    """Return whether a file or folder belongs to another user, such as a grader, and cannot be read."""
     if about.st_uid == os.geteuid() or not (stat.S_ISDIR(about.st_mode) or stat.S_ISREG(about.st_mode)):
         return False
     try:
@@ -115,7 +116,7 @@ def _pack_file(path: bytes, write: Callable[[bytes], object]) -> None:
         for begin, end in _written(fd, about.st_size):
             while begin < end:
                 piece = os.pread(fd, min(end - begin, _PIECE_BYTES), begin)
-                if not piece:  # truncated meanwhile
+                if not piece:  # the file was truncated during the snapshot
                     break
                 write(_PIECE.pack(begin, len(piece)))
                 write(piece)
@@ -126,14 +127,14 @@ def _pack_file(path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _written(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each part of a file that is not a hole."""
+    """Yield the start and end offset of each part of a sparse file that is not a hole."""
     end = 0
     while end < size:
         try:
             begin = os.lseek(fd, end, os.SEEK_DATA)
             end = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # a file system without holes
+            if error.errno == errno.EINVAL:  # the file system does not support holes
                 yield end, size
             elif error.errno != errno.ENXIO:
                 raise
@@ -147,13 +148,13 @@ def _record(kind: bytes, about: os.stat_result, path: bytes, size: int = 0) -> b
 
 
 def unpack(roots: list[bytes], read: Callable[[int], bytes]) -> None:
-    """Restore the stream of `pack`; existing entries other than folders are replaced.
+    """Restore the entries of a stream that `pack` has written. Existing files and links are replaced.
 
-    The folder of each name must precede it, so that no link is followed.
+    The record of a folder must precede those of its entries, so that symbolic links are not followed.
 
     Args:
-        roots: Where all of it must lie.
-        read: Returns the requested number of bytes, fewer only at the end.
+        roots: Folders that all entries must be in.
+        read: Returns the requested number of bytes, or fewer at the end of the stream.
 
     Raises:
         ValueError: The stream is invalid.
@@ -232,7 +233,7 @@ def _exactly(count: int, read: Callable[[int], bytes]) -> bytes:
 
 
 def _become(uid: int) -> None:
-    """Switch to a user irrevocably; afterwards only root can signal this process."""
+    """Switch to the rights of a user, irrevocably. Afterwards only root can send signals to this process."""
     if os.getuid() == 0 and uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -240,7 +241,7 @@ def _become(uid: int) -> None:
 
 
 def main(do: str, uid: str, *roots: str) -> int:
-    """Run `do` and return an exit code; errors go to standard error."""
+    """Pack or unpack, and return an exit code; errors are written to standard error."""
     roots_bytes = [os.fsencode(root) for root in roots]
     files: list[BinaryIO] = [sys.stdin.buffer, sys.stdout.buffer]
     try:

@@ -1,9 +1,8 @@
-"""Snapshots of sandboxes whose files are not on the host: the contents of the writable folders, in one file.
+"""Take and restore snapshots: each is one file on the host with the contents of a sandbox's writable folders.
 
-A snapshot has names, modes, times and contents as the agent user sees them, without processes and without files that
-only a grader may read. `envkit.sandbox.snapshots.snapshot_inside` creates it inside and documents the format. The
-sandbox is not trusted: the size of the file on the host is limited, so that no program can fill the host's disk with
-a snapshot, neither with large sparse files nor with many files.
+A snapshot contains names, modes, times and contents of files, as far as the agent's user may read them, but no
+processes. `envkit.sandbox.snapshots.snapshot_inside` creates it inside the sandbox and documents the format. The size
+of the file on the host is limited, because an untrusted sandbox could otherwise fill the host's disk.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ROOTS = ("/workspace", "/tmp")
 _INSIDE = Path(__file__).with_name("snapshot_inside.py")
 _TIMEOUT_S = 600.0
 _PIECE_BYTES = 1 << 20
-"""Bytes written between two checks of free disk space."""
+"""Number of bytes written between two checks of the free disk space."""
 _REASON_BYTES = 4096
 _COMMAND_BYTES = 1 << 20
 _GO_AHEAD = "/run/envkit/.go-ahead"
@@ -42,11 +41,11 @@ _NAME = re.compile(r"[a-z0-9-]{1,80}")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The limits and owner of a snapshot.
+    """Size limit of a snapshot, and the user that reads its files.
 
     Attributes:
-        disk_mib: Disk limit of each folder; a snapshot may have the sum of them.
-        uid: Owner of the files, if the sandbox has several users; its root switches to that user.
+        disk_mib: Disk limit of each writable folder in MiB. A snapshot may be as large as all folders together.
+        uid: The agent's uid, to which the snapshot process switches; None if the sandbox has a single user.
     """
 
     disk_mib: int
@@ -60,23 +59,23 @@ def find(parent: Path, name: str) -> Path | None:
 
 
 def size(parent: Path, name: str) -> int:
-    """Return the bytes of snapshot `name` in `parent`; 0 if it does not exist."""
+    """Return the size in bytes of snapshot `name` in `parent`; 0 if it does not exist."""
     file = find(parent, name)
     return 0 if file is None else file.stat().st_size
 
 
 def remove(parent: Path, name: str) -> None:
-    """Remove snapshot `name` from `parent`; safe to repeat."""
+    """Remove snapshot `name` from `parent`, if it exists."""
     if (file := find(parent, name)) is not None:
         file.unlink(missing_ok=True)
 
 
 async def keep(channel: AgentChannel, path: Path, extent: Extent) -> None:
-    """Save the writable folders of a sandbox to the new file `path`, creating its folder; nothing is left on failure.
+    """Save a sandbox's writable folders to the new file `path`, which is removed again if this fails.
 
     Raises:
         SandboxError: The snapshot exceeds `extent`, a file cannot be read, or the host's disk is nearly full.
-        ChannelEndedError: The sandbox is gone.
+        ChannelEndedError: The sandbox has ended.
     """
     try:
         file = await clock.to_thread(_create, path)
@@ -103,18 +102,18 @@ async def keep(channel: AgentChannel, path: Path, extent: Extent) -> None:
 
 
 def waiting(command: Sequence[str]) -> tuple[str, ...]:
-    """Return an argv that runs `command` after `put_back` has restored the files; empty without a command."""
+    """Return an argv that waits until `restore` has restored the files, then runs `command`; empty if it is empty."""
     return (*_WAIT, *command) if command else ()
 
 
 async def restore(sandbox: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | None) -> None:
-    """Restore a snapshot into a sandbox that was started from `spec` with its command `waiting`.
+    """Restore a snapshot into a sandbox that was started from `spec`, but with the command `waiting(spec.command)`.
 
-    It uses no disk space on the host; the sandbox's own limits apply.
+    The files count towards the sandbox's limits. If the restore fails, the sandbox is stopped.
 
     Raises:
-        SandboxEndedError: The files cannot be written, or the sandbox has ended by itself; the sandbox is stopped.
-        SandboxStartError: The sandbox is gone for another reason.
+        SandboxEndedError: The files cannot be written, or the sandbox has ended by itself.
+        SandboxStartError: The sandbox was lost for another reason.
     """
     try:
         argv = _argv(await sandbox.read("/proc/1/cmdline", max_bytes=_COMMAND_BYTES), "unpack", uid)
@@ -141,12 +140,12 @@ async def restore(sandbox: AgentSandbox, path: Path, spec: SandboxSpec, uid: int
 
 
 def _argv(command: bytes, do: str, uid: int | None) -> list[str]:
-    """Return the argv of `envkit.sandbox.snapshots.snapshot_inside` with the agent's Python.
+    """Return the argv that runs `envkit.sandbox.snapshots.snapshot_inside` with the same Python as the agent.
 
     Args:
-        command: The agent's command line, NUL-separated.
-        do: ``pack`` or ``unpack``.
-        uid: The user to switch to; None for no switch.
+        command: Command line of the agent, whose first argument is its Python; arguments end with NUL.
+        do: ``"pack"`` or ``"unpack"``.
+        uid: User to switch to; None means no switch.
     """
     python = command.partition(b"\0")[0].decode(errors="surrogateescape")
     return [python, "-I", "-S", "-c", _INSIDE.read_text(), do, str(uid or 0), *ROOTS]
@@ -157,11 +156,11 @@ def _user(uid: int | None) -> SandboxUser:
 
 
 async def _take(call: Call, file: BinaryIO, bound_mib: int) -> None:
-    """Write the snapshot stream of a sandbox.
+    """Write the snapshot stream of a sandbox to `file`.
 
     Raises:
-        SandboxError: It exceeds `bound_mib`, or failed inside.
-        OSError: The disk is nearly full.
+        SandboxError: The stream exceeds `bound_mib` MiB, or the snapshot process in the sandbox failed.
+        OSError: The host's disk is nearly full.
     """
     waiting = bytearray()
     reason = b""
@@ -186,7 +185,7 @@ async def _take(call: Call, file: BinaryIO, bound_mib: int) -> None:
 
 
 def _reason(code: JSON, reason: bytes) -> str:
-    """Return in one line why the process inside failed."""
+    """Return in one line why the snapshot process in the sandbox failed."""
     return one_line(reason.decode(errors="replace")) or f"the snapshot process inside ended with code {code}"
 
 

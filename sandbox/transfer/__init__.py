@@ -1,1 +1,1 @@
-"""Files and folders as tar streams, and their safe extraction."""
+"""Copy files and folders between the host and sandboxes as tar streams, which are extracted safely."""

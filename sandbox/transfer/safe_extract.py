@@ -1,7 +1,7 @@
-"""Unpacks a tar stream from a sandbox, which may be hostile, into a folder of the host.
+"""Unpacks a tar stream from a sandbox, which may be malicious, into a folder of the host.
 
-Every name is opened from its parent and no link is followed. Only folders, regular files, links that stay inside and
-hard links to files already unpacked are accepted.
+Each name is opened relative to its parent folder's file descriptor, without following symbolic links. Only folders,
+regular files, symbolic links that stay inside the folder, and hard links to files of the same stream are accepted.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _PIECE_BYTES = 1 << 20
 _MAX_NAME_BYTES = 64 << 10
 """Maximum size of a long name or an extended header."""
 _MAX_DEPTH = 256
-"""Maximum depth of folders; many programs, such as those that remove trees, fail with more."""
+"""Maximum nesting of folders; many programs fail with deeper trees, e.g. when they remove them."""
 _MAX_TIME_S = 1 << 33
 
 _Reader: TypeAlias = Generator[int, bytes, None]
-"""Yields a number of bytes to read, at most `_PIECE_BYTES`, and receives them."""
+"""Generator that yields the number of bytes it needs next, at most `_PIECE_BYTES`, and is sent those bytes."""
 
 
 class Unpacker:
-    """Unpacks a tar stream piece by piece into the folder `place`, under the name ``tree``.
+    """Unpacks a tar stream piece by piece to the entry ``tree`` of the folder `place`.
 
     Args:
-        place: A new folder that no other process writes to.
-        max_bytes: Limit of the total size of the contents.
-        allows_any_link: Whether links may lead out.
+        place: New folder that no other process writes to.
+        max_bytes: Maximum total size of the files in bytes.
+        allows_any_link: Whether symbolic links may lead out of the folder.
     """
 
     def __init__(self, place: Path, max_bytes: int, *, allows_any_link: bool = False) -> None:
@@ -50,7 +50,7 @@ class Unpacker:
         self._needed = next(self._reader)
 
     def feed(self, data: bytes) -> None:
-        """Unpack the next piece. Raises as `unpacked`."""
+        """Unpack the next piece of the stream; raises the errors of `tar_stream.unpacked`."""
         waiting = self._waiting
         waiting += data
         at = 0
@@ -66,7 +66,7 @@ class Unpacker:
             waiting.clear()
 
     def finish(self, target: Path) -> None:
-        """Move the unpacked tree to `target`. Raises as `unpacked`."""
+        """Move the unpacked tree to `target`; raises the errors of `tar_stream.unpacked`."""
         if not self._is_over or not self._is_root_made:
             raise RefusedFileError("the tar stream from the sandbox ends early")
         for parts, mode in reversed(self._modes):
@@ -76,7 +76,7 @@ class Unpacker:
         (self._place / "tree").rename(target)
 
     def close(self) -> None:
-        """Close the folder; safe to repeat."""
+        """Close the open folders; may be called again."""
         self._reader.close()
         if self._handle >= 0:
             os.close(self._handle)
@@ -84,7 +84,7 @@ class Unpacker:
             self._handle = -1
 
     def _read(self) -> _Reader:
-        """Unpack one member after the other."""
+        """Unpack the members of the archive one by one."""
         name: bytes | None = None
         link: bytes | None = None
         while (block := (yield _BLOCK)) != bytes(_BLOCK):
@@ -109,7 +109,7 @@ class Unpacker:
     def _take(self, member: tarfile.TarInfo) -> _Reader:
         parts = _parts(member.name)
         if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
-            parts = ()  # the root, whatever its name
+            parts = ()  # the first member is the root of the tree; its name is ignored
         elif not self._is_root_made or not parts:
             raise RefusedFileError(f"{_shown(member.name)} is out of order")
         place = ("tree", *parts)
@@ -159,14 +159,14 @@ class Unpacker:
         other_folder = _entered(self._handle, steps)
         try:
             about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            if not stat.S_ISREG(about.st_mode):  # a symbolic link that stays inside there may lead out here
+            if not stat.S_ISREG(about.st_mode):  # a symbolic link, if linked in another folder, may lead out
                 raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
             os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
             os.close(other_folder)
 
     def _folder(self, steps: tuple[str, ...]) -> int:
-        """Return the folder at path `steps`; it stays open until another is requested."""
+        """Return a descriptor of the folder at path `steps`, which is valid until the next call of this method."""
         current, handle = self._current
         if steps != current:
             is_next = steps[:-1] == current
@@ -177,7 +177,7 @@ class Unpacker:
 
 
 def _entered(folder: int, steps: Sequence[str]) -> int:
-    """Open the folder at path `steps` below `folder`, step by step, so that no link is followed."""
+    """Open the folder at path `steps` below `folder`, one step at a time, without following symbolic links."""
     handle = os.dup(folder)
     try:
         for step in steps:
@@ -227,7 +227,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Split a name; refuse one that leads out of the folder."""
+    """Split a name into its parts; refuse a name that leads out of the folder."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or "\0" in name or not name:
         raise RefusedFileError(f"{_shown(name)} leads out of the folder")
@@ -237,14 +237,14 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _check_link(member: tarfile.TarInfo, depth: int) -> None:
-    """Refuse a link that could lead out.
+    """Refuse a symbolic link that could lead out of the unpacked tree.
 
-    ``..`` is allowed only at the start of its target, and no further than to the root. The link's folder was reached
-    without following links, so the target then starts inside, and so do all links on its path.
+    In its target, ``..`` is allowed only at the start, and only up to the root of the tree. The folder of the link is a
+    real folder of the tree, so the target then stays inside, even if its path contains other accepted links.
 
     Args:
-        member: The link.
-        depth: Number of folders between it and the root.
+        member: The symbolic link.
+        depth: Number of folders between the root and the link.
     """
     steps = [step for step in member.linkname.split("/") if step not in ("", ".")]
     ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))

@@ -1,9 +1,10 @@
-"""Tar streams of files and folders, to and from sandboxes.
+"""Pack files and folders into tar streams for sandboxes, and unpack tar streams from sandboxes.
 
-The names of a folder's entries are relative to it; the folder itself is the first, ``.``. A file is the only entry.
+The stream of a folder begins with the folder itself, named ``.``; the names of its entries are relative to it. The
+stream of a file has only one entry.
 
-A stream from a sandbox may be hostile. An `envkit.sandbox.transfer.safe_extract.Unpacker` unpacks it in a new folder
-beside its target and renames it at the end, so the target appears completely or not at all.
+A stream from a sandbox may be malicious. An `envkit.sandbox.transfer.safe_extract.Unpacker` unpacks it in a new folder
+next to its target, then moves the result to the target. So the target appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _PIECE_BYTES = 1 << 20
 
 
 def is_folder(source: Path) -> bool:
-    """Return whether `source` is a folder, and not a link to one."""
+    """Return whether `source` is a folder, and not a symbolic link to a folder."""
     return source.is_dir() and not source.is_symlink()
 
 
 @asynccontextmanager
 async def staging_folder() -> AsyncIterator[Path]:
-    """Yield a new, private folder for a transfer; a later run removes it if this process cannot.
+    """Yield a new private folder for a transfer. If this process is killed, a later run removes the folder.
 
     Raises:
         RefusedFileError: The disk is nearly full.
@@ -53,9 +54,9 @@ async def staging_folder() -> AsyncIterator[Path]:
 
 
 async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
-    """Yield the file, link or folder `source` as a tar stream, in pieces of about 1 MiB.
+    """Yield the file, symbolic link or folder `source` as a tar stream, in pieces of about 1 MiB.
 
-    Links are not followed, and owners are omitted. The entry of a file or link is called `name`.
+    Links are not followed. Owners are omitted. A file or link is stored under `name`, a folder as ``.``.
 
     Raises:
         UsageError: `source` is missing, cannot be read, or contains an entry other than a file, folder or link.
@@ -73,17 +74,18 @@ async def unpacked(
 ) -> None:
     """Unpack a tar stream to `target`, completely or not at all.
 
-    Setuid, setgid and sticky bits and owners are dropped; all entries are readable by this process.
+    Owners and the setuid, setgid and sticky bits are dropped. This process can read all unpacked files and folders.
 
     Args:
         pieces: The stream.
-        target: Must not exist; its folder must.
-        max_bytes: Limit of the total size of the contents.
-        allows_any_link: Whether links may lead out; only for files on their way into a sandbox, which are not followed.
+        target: Path to create. It must not exist, but its parent folder must.
+        max_bytes: Maximum total size of the files in bytes.
+        allows_any_link: Whether symbolic links may lead out of the folder. Set it only for files that will be copied
+            into a sandbox, because those links are never followed on the host.
 
     Raises:
-        UsageError: `target` exists, or its folder does not.
-        TooLargeError: The contents exceed `max_bytes`.
+        UsageError: `target` exists, or its parent folder does not exist.
+        TooLargeError: The files exceed `max_bytes`.
         RefusedFileError: An entry is not allowed; the message names it.
     """
     folder = await clock.to_thread(_temporary_folder, target)
@@ -117,7 +119,7 @@ def _temporary_folder(target: Path) -> Path:
 
 
 def _packed(source: Path, alone: str) -> Iterator[bytes]:
-    """Yield a tar stream in pieces of any size."""
+    """Yield `source` as a tar stream, in pieces of any size; a file or link is stored under the name `alone`."""
     waiting = [(source, "")]
     while waiting:
         path, name = waiting.pop()
@@ -139,7 +141,7 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
 
 
 def _packed_file(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a file at its current size; one that shrinks is padded with zeros."""
+    """Yield a file as a tar entry of its current size; if the file shrinks while it is read, zeros are added."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(handle)
@@ -164,7 +166,7 @@ def _head(about: os.stat_result, name: str, kind: bytes, *, size: int = 0, link:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Join `pieces` to larger ones, so that many small files need few calls of threads."""
+    """Join `pieces` into pieces of at least 1 MiB, because each piece needs a call in a thread."""
     waiting: list[bytes] = []
     count = 0
     for piece in pieces:
