@@ -298,14 +298,14 @@ class FakeSandbox:
             raise TooLargeError(f"{self._id}: {source} has more than {max_bytes} bytes")
         _write_tree({name[len(path) :].lstrip("/"): content for name, content in found.items()}, target)
 
-    async def connect(self, place: str | int) -> socket.socket:
+    async def connect(self, address: str | int) -> socket.socket:
         await self._pass(0.0)
-        if place not in self._fate.listens:
-            raise UnreachableError(f"{self._id}: nothing listens on {place}")
+        if address not in self._fate.listens:
+            raise UnreachableError(f"{self._id}: nothing listens on {address}")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
-        self._fate.listens[place](theirs)
+        self._fate.listens[address](theirs)
         return ours
 
     async def probe(self, timeout_s: float) -> float:
@@ -386,8 +386,8 @@ def _full(path: str) -> str:
     return posixpath.normpath(posixpath.join(WORK, path))
 
 
-def _is_in(place: str, name: str) -> bool:
-    return name == place or name.startswith(f"{place}/")
+def _is_in(folder: str, name: str) -> bool:
+    return name == folder or name.startswith(f"{folder}/")
 
 
 def _read_tree(source: Path, target: str) -> dict[str, bytes]:
