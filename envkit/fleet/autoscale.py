@@ -1,4 +1,4 @@
-"""Autoscaling: report to a callback how many sandboxes the fleet's capacity should grow or shrink by."""
+"""Autoscaling: call a callback with the number of sandboxes by which the fleet should grow or shrink."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
         if steady := steadily(before, now):
             try:
                 await act(steady)
-            except Exception:  # the current capacity still serves
+            except Exception:  # autoscaling failed, but the fleet still serves with its current capacity
                 _log.exception("autoscale action failed (wanted %d)", steady)
         before = now
 
@@ -65,7 +65,7 @@ async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 
 async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     output = bytearray()
     process = None
-    with anyio.CancelScope(shield=True):  # cancelling a process during its start would leave its children
+    with anyio.CancelScope(shield=True):  # a process that is cancelled while it starts would leave its children running
         process = await anyio.open_process(
             words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )

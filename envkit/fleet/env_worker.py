@@ -81,9 +81,9 @@ class WorkerEvent(StrEnum):
     ANSWERED = "answered"
     """Its server answered for the first time."""
     GONE = "gone"
-    """It ended, or became unreachable."""
+    """The worker ended, or became unreachable."""
     SILENT = "silent"
-    """It became unresponsive."""
+    """The worker became unresponsive."""
     CLOSED = "closed"
     """The fleet closed it."""
 
@@ -95,7 +95,7 @@ _NEXT: Mapping[tuple[SandboxState, WorkerEvent], SandboxState] = {
     (SandboxState.READY, WorkerEvent.GONE): SandboxState.LOST,
     (SandboxState.READY, WorkerEvent.SILENT): SandboxState.LOST,
     (SandboxState.READY, WorkerEvent.CLOSED): SandboxState.STOPPED,
-    # Several monitors may report the same end.
+    # Two monitors may report the same loss; the second report changes nothing.
     (SandboxState.LOST, WorkerEvent.GONE): SandboxState.LOST,
     (SandboxState.LOST, WorkerEvent.SILENT): SandboxState.LOST,
     (SandboxState.LOST, WorkerEvent.CLOSED): SandboxState.LOST,
@@ -123,7 +123,7 @@ class EnvWorker:
     Attributes:
         sandbox: Its sandbox.
         state: Its state.
-        cause: Why it ended; of the kind ``unknown`` until then.
+        cause: Why it ended; its kind is ``unknown`` while the worker runs.
         gone: Set when it has ended.
         load: Number of slots in use.
         served: Number of slots ever assigned.
@@ -174,7 +174,7 @@ class EnvWorker:
         """Start a step; its future raises `LostDuringCallError` if the worker ends first.
 
         Returns:
-            None if only a full call can report the problem.
+            None if the step cannot be sent; `step` then reports the reason.
         """
         if self.gone.is_set():
             return None
@@ -199,11 +199,11 @@ class EnvWorker:
             except UnreachableError as error:
                 self._unreachable_cause = Cause(CauseKind.UNRESPONSIVE, f"unreachable: {error}")
                 self._unreachable.set()
-                await self.gone.wait()  # its monitors find the cause and end this call
+                await self.gone.wait()  # the worker's monitors find the cause and cancel this call
         raise self.loss_during_call()
 
     def loss_during_call(self) -> LostDuringCallError:
-        """Return the error for calls under way at the worker's end."""
+        """Return the error for calls that were running when the worker ended."""
         kind = WorkerUnresponsiveError if self._was_unresponsive else LostDuringCallError
         return kind(self.sandbox.id, self.cause)
 
@@ -224,14 +224,14 @@ class EnvWorker:
         self.end(WorkerEvent.GONE, await self.sandbox.wait())
 
     async def watch_calls(self) -> None:
-        """Wait for a failed call; the sandbox gets a moment to report the true cause first."""
+        """Wait until a call fails, then give the sandbox `_CAUSE_S` seconds to report the cause itself."""
         await self._unreachable.wait()
         await anyio.sleep(_CAUSE_S)
         self.end(WorkerEvent.GONE, self._unreachable_cause)
 
 
 class WorkerLease:
-    """A lease on the worker's server; entering and leaving end with the worker."""
+    """A lease on the worker's server; entering and leaving are cancelled when the worker ends."""
 
     def __init__(self, worker: EnvWorker, task: Task, id: str) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""An episode of the fleet: it survives the loss of its worker if its environment can be rebuilt in another one."""
+"""An episode of the fleet: if its worker is lost, the episode is rebuilt in another worker, where that is possible."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ T = TypeVar("T")
 
 Lease: TypeAlias = AbstractAsyncContextManager[ResumableEpisode]
 OpenSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Lease]]
-"""Assigns a slot in a healthy worker and a lease on an episode there; entering the lease may reset the environment."""
+"""Waits for a slot in a healthy worker and returns a lease on an episode there; entering the lease may reset the
+environment."""
 
 REBUILDS = 3
 """Default limit on rebuilds per episode."""
 
 _UNRESPONSIVE = 1
-"""Limit on rebuilds after a worker became unresponsive during a call of this episode, which may have caused it."""
+"""Limit on rebuilds after workers became unresponsive during calls of this episode, which may be the reason."""
 
 
 class EpisodeState(StrEnum):
@@ -57,7 +58,7 @@ class EpisodeTally:
 
 
 class FleetEpisode:
-    """Plays a task in one worker, and after its loss in the next; entering it waits for a slot.
+    """Plays a task in one worker, and after the loss of that worker in another. Entering it waits for a slot.
 
     An environment whose state is a function of task and actions is rebuilt by a replay of the actions; each answer must
     equal the first one. The next answer carries the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the
@@ -199,7 +200,7 @@ class FleetEpisode:
         return {**info, "rebuilt": cause} if cause else info
 
     async def _in_turn(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a caller's call; a suspect one waits for its turn.
+        """Make a call for the caller; a suspect call waits for its turn first.
 
         Raises:
             SandboxLostError: The worker was lost. A second loss during the same call is final.
@@ -307,5 +308,5 @@ def _fingerprint(observation: Observation) -> int:
 
 
 def _fingerprint_of_step(step: Step) -> int:
-    # As text, since NaN is not equal to itself.
+    # Compare as text, because NaN is not equal to itself.
     return hash((_fingerprint(step.observation), repr(step.reward), step.terminated, step.truncated))

@@ -43,8 +43,8 @@ class FleetHost:
         connect: Opens a client of the server in a sandbox; may raise `UnreachableError` until the server listens.
         workers: Number of workers.
         slots_per_sandbox: Concurrent episodes per worker.
-        restarts: Restart budget of each worker, or with `unenforced` of all workers together. Waiting for capacity to
-            start a worker does not count.
+        restarts: Restart budget of each worker, or of all workers together if `unenforced`. Waiting for capacity does
+            not count.
         unenforced: Whether a worker stays lost once the budget is spent, so that a run ends; otherwise it is restarted
             when the budget allows it again.
         alert: Called, with one line, for each worker that has to wait for the budget.
@@ -218,7 +218,7 @@ class FleetHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        # Hand only a cancellation to the task group: it would wrap any other error of the block.
+        # Pass only cancellations to the task group: it would wrap any other error of the block into a group.
         if not isinstance(error, anyio.get_cancelled_exc_class()):
             kind = error = trace = None
         try:
@@ -275,7 +275,7 @@ class FleetHost:
                 if worker.state is SandboxState.LOST:
                     self.lost += 1
                     self._leave(worker)
-                    await stop(sandbox)  # before the cancellation: clients would wait for an unresponsive peer to close
+                    await stop(sandbox)  # first: cancelled clients wait until an unresponsive peer closes
                 tasks.cancel_scope.cancel()
         finally:
             worker.end(WorkerEvent.CLOSED, Cause(CauseKind.STOPPED, "the fleet was closed"))
@@ -337,7 +337,7 @@ class FleetHost:
         except BaseException:
             if waiter.worker is None:
                 self._waiting.remove(waiter)
-            else:  # it got a slot at the moment of its cancellation
+            else:  # it was cancelled just after it got a slot
                 waiter.worker.load -= 1
                 self._assign()
             raise
@@ -358,7 +358,7 @@ class FleetHost:
         return not worker.gone.is_set() and worker.load < self._slots_per_worker and not self._has_served(worker)
 
     def _has_served(self, worker: EnvWorker) -> bool:
-        # Above the limit if an episode of a previous server was resumed after new ones had filled it.
+        # The load exceeds the limit if an episode of a previous server was resumed in a worker that was already full.
         return self._episodes_per_worker is not None and worker.served >= self._episodes_per_worker
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:

@@ -1,7 +1,7 @@
 """Ledger: the sandboxes and sessions of a fleet in an SQLite file, so that they survive a restart of the server.
 
-Writes do not wait for the disk: data handed to the kernel survives this process, and a power failure ends the sandboxes
-too.
+Writes do not wait for the disk. Data that was passed to the kernel survives a crash of this process, and after a power
+failure the sandboxes are gone as well.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Ledger:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Wait until the next batch is written; its first waiter writes it, after the previous batch."""
+        """Wait until the next batch is written. The first waiter of a batch writes it, after the previous batch."""
         batch = self._next
         if batch.is_begun:
             await batch.done.wait()
@@ -184,7 +184,7 @@ class Ledger:
 
 @contextmanager
 def _undamaged(path: Path) -> Iterator[None]:
-    """Turn decoding errors of the block into a `UsageError`."""
+    """Raise a `UsageError` instead of a decoding error in the block."""
     try:
         yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:

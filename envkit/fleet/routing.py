@@ -1,4 +1,4 @@
-"""Routing between shared and single-episode workers, behind one host."""
+"""Routing: one host that sends tasks to shared workers or to single-episode workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RoutedHosts:
 
     @property
     def why_unready(self) -> str:
-        """See `envkit.protocols.ReadinessHost`; single-episode sandboxes come and go, and do not count."""
+        """See `envkit.protocols.ReadinessHost`. Only shared workers count: single-episode workers start on demand."""
         return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:

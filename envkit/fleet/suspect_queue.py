@@ -1,4 +1,4 @@
-"""Retries calls one at a time if each of them may have caused the loss of a worker."""
+"""Queue of suspect calls: calls that may have caused the loss of a worker are retried one at a time."""
 
 from __future__ import annotations
 

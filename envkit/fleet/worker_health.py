@@ -1,8 +1,8 @@
 """Health of the env server in a worker.
 
-Environments compute in the server's event loop, so one long step blocks it for all episodes there. That is no reason to
-end the worker: a separate thread answers heartbeats of the process. A process that is stopped, or hangs as a whole,
-answers neither.
+Environments compute in the server's event loop, so one long step blocks the loop for all episodes of the worker. The
+worker is not lost because of that: a separate thread of the process still answers heartbeats. If the process is
+stopped or hangs, neither answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class HeartbeatTimes:
         interval_s: Seconds from an answer to the next probe.
         timeout_s: See `lost_s`.
         misses: See `lost_s`.
-        longest_step_s: Seconds without an answer of the event loop after which it is lost despite heartbeats.
+        longest_step_s: Seconds without an answer of the event loop after which the server is lost, even if its process
+            sends heartbeats.
     """
 
     interval_s: float = 5.0
@@ -37,12 +38,12 @@ class HeartbeatTimes:
 
     @property
     def lost_s(self) -> float:
-        """Seconds without an answer or a heartbeat after which it is lost."""
+        """Seconds without an answer or a heartbeat after which the server is lost."""
         return self.interval_s * self.misses + self.timeout_s
 
     @property
     def unresponsive_s(self) -> float:
-        """Seconds without an answer after which its heartbeat is checked, and new episodes go elsewhere."""
+        """Seconds without an answer after which the heartbeat is checked and new episodes go to other workers."""
         return self.lost_s / 2
 
 
