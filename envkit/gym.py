@@ -41,5 +41,5 @@ def _register(specs: Iterable[EnvSpec]) -> None:
         if id not in gymnasium.registry:
             try:
                 gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
-            except gymnasium.error.Error as error:  # one invalid id must not prevent the others
+            except gymnasium.error.Error as error:  # one invalid id must not keep the others from being registered
                 warnings.warn(f"Gymnasium rejects the id {spec.id!r}: {error}", stacklevel=3)

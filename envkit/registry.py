@@ -135,7 +135,7 @@ def load_entry_points() -> None:
             known = set(_SPECS)
             try:
                 point.load()()
-            except Exception as error:  # a broken package must not take the others with it
+            except Exception as error:  # a broken package must not prevent the others from loading
                 warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
             finally:
                 _LOADING.discard(point.value)

@@ -195,7 +195,7 @@ class TrainLoop:
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
             self._saved = None  # a saved checkpoint lacks the evaluation
-        # Save after the evaluation, so that a resumed run has it, too.
+        # Save after the evaluation, so that a resumed run has its result.
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()
         return evaluates

@@ -130,7 +130,7 @@ class Rollout:
         return RolloutResult(groups, tuple(void))
 
     async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
-        # A reset and a step are each bounded by the timeout, so an episode with a slot arrives within twice that.
+        # A reset and a step take at most the timeout each, so an episode that has a slot arrives within twice that.
         lockstep = Lockstep(len(plays), timeout_s=2 * self.limits.timeout_s)
         async with anyio.create_task_group() as tasks:
             for play in plays:

@@ -128,7 +128,7 @@ class Walking(BoardBatch):
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
         self._shown_N = np.zeros(num_boards, np.uint8)
-        self._map: _Map | None = None  # set while all boards have the same level
+        self._map: _Map | None = None  # not None while all boards have the same level
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
         if self._map is not None and levels is self._map.level:

@@ -25,7 +25,8 @@ class SlipNoise:
         self._stride_N = np.zeros(num_boards, np.uint32)
         self._side_NK = np.zeros((num_boards, _AHEAD), np.int8)
         self._row_N = np.arange(num_boards) * _AHEAD
-        self._from_N = self._row_N.copy()  # index of a board's numbers minus its move count when they were drawn
+        # Index of a board's random numbers, minus its number of moves when they were drawn.
+        self._from_N = self._row_N.copy()
         self._turns_left = 0
 
     def seed(self, rows_R: NDArray[np.int64], spread_R: NDArray[np.uint64]) -> None:
@@ -70,5 +71,5 @@ def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint
 
 _TURNS = np.array(
     [[*(MOVES.index(to) for to in (SIDES[move][0], move, SIDES[move][1])), 0] for move in MOVES] + [[len(MOVES)] * 4]
-).reshape(-1)  # by four times the move, plus 0 for its first side, 1 for no slip, 2 for its second side
+).reshape(-1)  # index: four times the move, plus 0 for its first side, 1 for no slip, 2 for its second side
 _TWO = np.array([2])

@@ -40,7 +40,7 @@ class FrozenLakeExpert:
         **options: JSON,
     ) -> None:
         chosen = LakeOptions(symbols=symbols, spaced=spaced, slip=slip, size=size, map=map, max_moves=max_moves)
-        # Map the shown symbols to ours; a symbol of ours that is not shown is unknown.
+        # Map the shown symbols to our own. One of our symbols that is not shown becomes unknown.
         self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._slip = slip

@@ -56,7 +56,7 @@ class LakeOptions(BoardOptions):
             check_integer("size", self.size, low=2, high=32)
         check_number("frozen", self.frozen, low=0, high=1)
         check_number("slip", self.slip, low=0, high=1)
-        BoardOptions.__post_init__(self)  # not super(): `dataclass(slots=True)` creates a new class
+        BoardOptions.__post_init__(self)  # super() fails here, because `dataclass(slots=True)` creates a new class
         lake = self.own_lake
         if lake is not None:
             if self.size not in (None, self.side):

@@ -55,7 +55,7 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
         OptionError: A bounded search found no such lake.
     """
     rng = Random(stable_hash("FrozenLake", seed, size, frozen))
-    chance = rng.random  # the only method whose sequence Python keeps stable across versions
+    chance = rng.random  # the only method that returns the same sequence in every Python version
     cells = size * size
     for _ in range(min(_DRAWS, _CELLS // cells)):
         start = int(chance() * cells)

@@ -37,7 +37,7 @@ def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[st
     is_ice_S = np.array([symbol in "_P" for symbol in cells])
     goal_S = np.array([float(symbol == "G") for symbol in cells])
     ahead_AS = _ahead(board.find("\n"))
-    chance_AA = np.eye(len(MOVES)) * (1 - slip)  # chance of the second move when the first is chosen
+    chance_AA = np.eye(len(MOVES)) * (1 - slip)  # [i, j] is the chance of move j if move i is chosen
     for move, sides in SIDES.items():
         chance_AA[MOVES.index(move), [MOVES.index(side) for side in sides]] = slip / 2
     chance_AA *= 1 - 0.5 / move_limit

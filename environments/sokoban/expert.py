@@ -35,7 +35,7 @@ class SokobanExpert:
         max_states: int = MAX_STATES,
         **options: JSON,
     ) -> None:
-        # Map the shown symbols to ours; a symbol of ours that is not shown is unknown.
+        # Map the shown symbols to our own. One of our symbols that is not shown becomes unknown.
         self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._max_table = max_table

@@ -66,7 +66,7 @@ class SokobanOptions(BoardOptions):
         if self.boxes is not None:
             check_integer("boxes", self.boxes, low=1, high=4)
         check_choice("reward", self.reward, ("dense", "sparse"))
-        BoardOptions.__post_init__(self)  # not super(): `dataclass(slots=True)` creates a new class
+        BoardOptions.__post_init__(self)  # super() fails here, because `dataclass(slots=True)` creates a new class
         if self.level_file is not None:
             self._check_file()
             return

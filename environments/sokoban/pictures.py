@@ -37,7 +37,7 @@ def _wall() -> Canvas:
         top = course * 8 + 0.5
         for brick, at in enumerate(range(-8 * (course % 2), PIXELS, 16)):
             left, right = at + 0.5, at + 15.5
-            shade = _BRICKS[(course * 2 + brick % 2) % 3]  # half bricks at the sides match those of the neighbours
+            shade = _BRICKS[(course * 2 + brick % 2) % 3]  # half bricks at the sides continue in the neighbouring tiles
             canvas.fill(rectangle(left, top, right, top + 7, radius=1), _SHADE)
             canvas.fill(rectangle(left, top, right, top + 6, radius=1), _SHINE)
             canvas.fill(rectangle(left, top + 1, right, top + 6, radius=1), shade)

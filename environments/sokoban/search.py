@@ -23,7 +23,7 @@ PLAYER = (1 << SHIFT) - 1
 Layer: TypeAlias = dict[int, int]
 """Fewest pushes to the start of the search, by state. All states are the same number of moves away from it."""
 
-_BLOCKED = -1  # as a set of boxes: every place has a box
+_BLOCKED = -1  # read as a set of boxes, -1 has a box in every place
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 _KNOWN = frozenset(SYMBOLS + "\n")
 _Table: TypeAlias = list[list[tuple[int, int, int, int]]]

@@ -35,7 +35,7 @@ async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         where = urlsplit(address)
         problem = str(error) or type(error).__name__
-        # Without its path, which may be a secret.
+        # Leave out the path, because it may contain a secret.
         warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {problem}")
 
 

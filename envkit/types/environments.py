@@ -32,7 +32,7 @@ class Task:
         return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
 
 
-class Observation(msgspec.Struct, frozen=True):  # made for every step, in an eighth of a dataclass's time
+class Observation(msgspec.Struct, frozen=True):  # created for every step, eight times as fast as a dataclass
     """An observation.
 
     Attributes:

@@ -86,7 +86,7 @@ async def serve_inside(path: str, capacity: int) -> None:
                 step_timeout_s=math.inf,
                 on_ready=lambda address: _serve_heartbeats(Path(path).with_suffix(".heartbeat")),
                 lazy=True,
-                sends_traces=True,  # to the parent process, which decides what to forward to its callers
+                sends_traces=True,  # send traces to the parent process, which decides what its callers get
             )
         except UsageError as error:  # raised below, outside of the task group
             failure = error
@@ -99,7 +99,7 @@ async def _stop_without_parent(scope: anyio.CancelScope) -> None:
     stdin = sys.stdin.fileno()
     mode = os.fstat(stdin).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return  # a terminal, a file or /dev/null has no other end
+        return  # a terminal, a file or /dev/null has no other end that could close
     while True:
         await anyio.wait_readable(stdin)
         if not os.read(stdin, 1 << 16):

@@ -139,7 +139,7 @@ class ToolUse(TextWrapper):
 def _run(tool: Tool, reply: str) -> ToolResult | None:
     try:
         result: object = tool.run(reply)
-    except Exception as error:  # the episode continues whatever a tool raises
+    except Exception as error:  # an error of a tool does not end the episode
         return ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", reply, is_error=True)
     if result is None:
         return None

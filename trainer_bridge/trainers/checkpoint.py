@@ -34,7 +34,8 @@ def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mappin
     model.save_pretrained(folder / "policy")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder / "policy")
-    with (folder / "optimizer.pt").open("wb") as file:  # with a path, torch hides the error of the system
+    # Open the file here: given a path, torch hides the error of the operating system.
+    with (folder / "optimizer.pt").open("wb") as file:
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
     if reference is not None:
         safetensors.torch.save_model(reference, str(folder / "reference.safetensors"))

@@ -31,7 +31,7 @@ def checkpoint_layers(model: nn.Module) -> None:
         layer.gradient_checkpointing = True
         recompute: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
         layer._gradient_checkpointing_func = recompute
-        layer.training = True  # only the layer itself: its submodules remain in evaluation mode
+        layer.training = True  # set the flag of the layer itself; its submodules remain in evaluation mode
 
 
 def peak_memory_mib(device: torch.device) -> float:

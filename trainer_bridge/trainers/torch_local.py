@@ -245,7 +245,8 @@ class TorchTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
         if len(learned) < len(indices):
             for weight in self._model.parameters():
-                if weight.requires_grad and weight.grad is None:  # so that the optimiser's averages decay as usual
+                # Without a gradient the optimiser would skip the weight, and its averages would not decay.
+                if weight.requires_grad and weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
         if self._critic is not None and self._critic_optimizer is not None:
             self._critic_optimizer.zero_grad()

@@ -145,7 +145,8 @@ async def lessons(
     fruitless = 0
     for task in tasks:
         before = len(found)
-        await anyio.lowlevel.checkpoint()  # an environment in this process never yields, and Ctrl-C must work
+        # Let Ctrl-C through: an environment in this process never yields to the event loop.
+        await anyio.lowlevel.checkpoint()
         async with host.lease(task) as episode:
             observation = (await episode.reset()).observation
             ended = False

@@ -131,7 +131,8 @@ class Imitator:
             "updates": self.updates,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
-        with (Path(folder) / STATE).open("wb") as file:  # given a path, torch hides the operating system's error
+        # Open the file here: given a path, torch hides the error of the operating system.
+        with (Path(folder) / STATE).open("wb") as file:
             torch.save(state, file)
 
     def restore(self, folder: Path) -> None:

@@ -157,7 +157,7 @@ def _notes(turn: TurnRecord) -> Iterator[str]:
         yield "no effect"
     generation = turn.generation
     if generation is not None and generation.finish is FinishReason.LENGTH and len(generation.completion_ids) > 1:
-        yield "cut at the token limit"  # answers of one token always end this way
+        yield "cut at the token limit"  # an answer of one token always ends at the limit
     elif generation is not None and generation.finish is FinishReason.ABORTED:
         yield "aborted"
 

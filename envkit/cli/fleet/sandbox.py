@@ -140,7 +140,7 @@ def exec_(
 ) -> None:
     """Run a program or a shell in a detached sandbox."""
     program = program or []
-    if program[:1] == ["--"]:  # after the id, the parser passes it through
+    if program[:1] == ["--"]:  # the parser does not remove it if it follows the id
         program = program[1:]
     elif program and program[0].startswith("-"):
         raise UsageError(

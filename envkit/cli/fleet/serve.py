@@ -101,6 +101,6 @@ def _announce(line: str) -> None:
 
 
 def _ready(address: str) -> None:
-    # The objects of the start live on. Collecting them would block requests for 0.15 s.
+    # Exclude the objects of the start from garbage collection, which would block requests for 0.15 s.
     gc.freeze()
     print(f"ready {address}", flush=True)

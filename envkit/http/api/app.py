@@ -183,7 +183,7 @@ class App:
 
     async def _respond_cancelled(self, send: Send) -> None:
         error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
-        with suppress(OSError, RuntimeError):  # the answer has begun, or the client is gone
+        with suppress(OSError, RuntimeError):  # the response has already started, or the client has disconnected
             await respond_problem(send, self._operations.problem(error))
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -67,7 +67,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
     api = FastAPI(
         title="envkit",
         version=__version__,
-        docs_url=None,  # this page and redoc's run third-party scripts in the server's origin
+        docs_url=None,  # Swagger UI and ReDoc load third-party scripts, which would run in the server's origin
         redoc_url=None,
         redirect_slashes=False,  # a redirect could send the token to another server
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.unrouted, Exception: routes.failed},
@@ -239,7 +239,7 @@ class _SessionRoutes:
         reason = kind(f"{request.method} {request.url.path}: {error.detail}")
         problem = msgspec.convert({**to_problem(reason), "status": error.status_code}, messages.Problem)
         headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the methods of one route only
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette's error lists the methods of one route only
             routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
         return _problem(problem, headers)

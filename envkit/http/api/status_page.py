@@ -111,7 +111,7 @@ def _sections(overview: Overview) -> Iterable[str]:
 
 
 def _sandboxes(views: Sequence[SandboxView]) -> str:
-    # Names given by callers have no colon; sandboxes of environments begin with one.
+    # Sandboxes of environments have names that begin with a colon; callers cannot use one.
     own = Counter(_state(view) for view in views if view.id.startswith(":"))
     others = Counter(_state(view) for view in views if not view.id.startswith(":"))
     rows = []

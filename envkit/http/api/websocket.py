@@ -187,7 +187,7 @@ class Sockets:
     ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Return the steps of a message, and its other frames; a refused frame is replaced by the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(*UNREADABLE):  # other calls among the steps, or invalid frames
+            with suppress(*UNREADABLE):  # the message also has other calls, or invalid frames
                 found = _STEPS.decode(data)
                 if not isinstance(found, list):
                     return [found], ()

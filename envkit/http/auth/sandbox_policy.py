@@ -45,14 +45,15 @@ class SandboxPolicy:
             return
         if not self.isolates:
             raise ForbiddenError("sandboxes are not isolated on this server; use a token with the scope admin")
-        if spec.network == OPEN and OPEN not in self.networks:  # a host pattern never means the host network
+        # A pattern for hosts, even *, does not allow the open network.
+        if spec.network == OPEN and OPEN not in self.networks:
             raise _refused("network", OPEN, self.networks)
         if not isinstance(spec.network, str) and OPEN not in self.networks:
             _require("network", spec.network, self.networks)
         if spec.profile != "strict":
             _require("profile", [spec.profile], self.profiles)
         if spec.image is not None:
-            if ".." in spec.image.split("/"):  # it would leave the folders that a pattern allows
+            if ".." in spec.image.split("/"):  # .. would lead out of the folders that a pattern allows
                 raise ForbiddenError(f"image: {spec.image[:100]!r} contains '..'; use a path without it")
             _require("image", [spec.image], self.images)
         if spec.runtime is not None:

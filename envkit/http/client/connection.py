@@ -54,7 +54,7 @@ class _PendingCall:
         self.timeout_s = timeout_s
         self.deadline = clock.now() + timeout_s
         self.sends = 0
-        # The WebSocket library is asyncio's; a future is the cheapest thing to wait for there.
+        # The WebSocket library needs asyncio, where waiting for a future costs least.
         self.outcome: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: EnvkitError) -> None:
@@ -155,7 +155,7 @@ class SharedWebSocket:
         finally:
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await socket.close()
-            socket.transport.abort()  # an unresponsive server does not complete the close handshake
+            socket.transport.abort()  # a close handshake would not end if the server does not respond
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:

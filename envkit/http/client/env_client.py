@@ -85,13 +85,13 @@ class EnvClient:
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
             connector = url_connector(self._address, timeout_s, token=token, ca=ca)
-        else:  # to a sandbox, for example, whose programs must not see a token
+        else:  # for example a Unix socket into a sandbox, whose programs must not see the token
             if token is not None or ca is not None:
                 raise UsageError("token and ca need url; leave them out with connect")
             connector = socket_connector(connect, timeout_s)
         self._connection = SharedWebSocket(self._address, connector)
         self._rng = random.Random()
-        self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._tasks: TaskGroup  # created on entering, because it needs a running event loop
         self._connection_scope: anyio.CancelScope
         self._capacity = 0
         self._poll_lock: anyio.Lock
@@ -176,7 +176,7 @@ class EnvClient:
     async def _stop(self) -> None:
         self._connection_scope.cancel()
         self._tasks.cancel_scope.cancel()
-        # Without the error of the block, which the task group would wrap in an exception group.
+        # Do not pass the error of the block: the task group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     async def _create(self, id: str, task: Task) -> ResumableEpisode:

@@ -58,7 +58,7 @@ class SandboxClient:
     ) -> None:
         self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, folder_transport)
         self._rng = random.Random()
-        self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._tasks: TaskGroup  # created on entering, because it needs a running event loop
         self._connection_scope: anyio.CancelScope
 
     @asynccontextmanager
@@ -186,7 +186,7 @@ class SandboxClient:
     async def _disconnect(self) -> None:
         self._connection_scope.cancel()
         self._tasks.cancel_scope.cancel()
-        # Without the error of the block, which the task group would wrap in an exception group.
+        # Do not pass the error of the block: the task group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:

@@ -86,7 +86,7 @@ class HttpTransfers:
     ) -> bytes:
         async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.start(verb, target, {**headers, "Content-Length": str(len(body))})
-            with suppress(UnreachableError):  # the server may answer before it has read the body
+            with suppress(UnreachableError):  # the server may respond before it has read the body
                 await exchange.send(body)
             return await exchange.answer()
 

@@ -103,7 +103,7 @@ class Outbox:
         self._pending_bytes = 0
         self._is_closed = False
         self._answers: list[bytes] = []
-        # asyncio's events: anyio's cannot be cleared, and a new one for each message costs more.
+        # asyncio.Event, because anyio.Event cannot be cleared, and creating one for each message costs more.
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
 
@@ -184,7 +184,7 @@ class Outbox:
                 if size > UNCOUNTED_BYTES and self._flow is not None:
                     await self._flow.drained()
                 self._sent(len(answers), size)
-        except OSError:  # closed meanwhile; `receive` reports that too
+        except OSError:  # the socket was closed meanwhile; `receive` reports it
             pass
         finally:
             self._is_closed = True

@@ -35,7 +35,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_FRAMES = 1000
 """Maximum number of frames in one WebSocket message from a client."""
 
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # older versions of msgspec did not raise ValueErrors
+# In older versions of msgspec these errors are not ValueErrors.
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of a decoder."""
 
 T = TypeVar("T")

@@ -113,7 +113,7 @@ class SandboxPaths:
             with self.calls.access.with_caller_ids(id, caller):
                 await folders.download(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
-            if has_started:  # breaking the connection is the only way left to report the error
+            if has_started:  # the error can only be reported by closing the connection
                 raise
             await respond_outcome(send, self.calls.access.failure(error))
 

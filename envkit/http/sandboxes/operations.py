@@ -235,7 +235,7 @@ class SandboxOperations:
         id = caller.key(body.sandbox_id)
         with anyio.CancelScope(shield=True):
             await self._starts.cancel(id, seen_by(caller))
-            with suppress(SandboxNotFoundError):  # another tenant's sandbox: leave its calls alone
+            with suppress(SandboxNotFoundError):  # another tenant's sandbox: do not cancel its calls
                 self.access.view(body.sandbox_id, caller)
                 self.access.keyed_calls.drop(id)
             with self.access.with_caller_ids(body.sandbox_id, caller):

@@ -286,7 +286,7 @@ class _Programs:
                 await reservation.expect(bytes_to_reserve(body))
                 break
             except (RateLimitError, CapacityError):
-                if not self._running:  # else running programs hold memory and will free it
+                if not self._running:  # otherwise wait: running programs will free memory
                     raise
         self._running += 1
         try:

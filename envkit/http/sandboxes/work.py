@@ -74,7 +74,7 @@ class SandboxWork:
             return wire.ExecReply.of(result)
 
         await reservation.expect(bytes_to_reserve(body))
-        # Earlier commands of this shell run first, each with its own timeout.
+        # No deadline for the queue: earlier commands of this shell run first, each with its own timeout.
         return await self._access.run_idempotent(body, caller, run, self._access.max_timeout_s + SLACK_S, reservation)
 
     async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:

@@ -179,7 +179,7 @@ class _StandardError(logging.Handler):
     """Standard error; see `envkit.http.server.stderr_log.write`."""
 
     def createLock(self) -> None:  # noqa: N802
-        self.lock = None  # one thread uses it, and process exit must not wait for a lock
+        self.lock = None  # only one thread uses the handler, and the end of the process must not wait for a lock
 
     def emit(self, record: logging.LogRecord) -> None:
         stderr_log.write(f"{self.format(record)}\n".encode())

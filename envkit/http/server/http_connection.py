@@ -87,7 +87,7 @@ class HttpConnection(HttpToolsProtocol):
         self._timer = SlowClientTimer()
         self._running: RequestResponseCycle | None = None
         self._is_head_too_large = False
-        self._unread_bytes = 0  # since the last complete head or piece of a body
+        self._unread_bytes = 0  # received since the last complete head or piece of a body
         self._body_bytes = 0
         self._times_drained = 0
 
@@ -163,7 +163,7 @@ class HttpConnection(HttpToolsProtocol):
             is_full = len(self.connections) > self._max_connections
             self.app = cast("ASGI3Application", _full) if is_full else self._served
         super().on_headers_complete()
-        self.scope["headers"] = self.headers.copy()  # uvicorn appends trailers to its own list
+        self.scope["headers"] = self.headers.copy()  # a copy, because uvicorn appends trailers to its list
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0

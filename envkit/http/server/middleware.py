@@ -140,7 +140,8 @@ class AuthMiddleware:
             else:
                 await self._app(scope, context.receive, context.send)
         except Exception:
-            if not context.is_aborted:  # else the server closes the connection, as the answer is incomplete
+            # Otherwise the server would close the connection, because the response is incomplete.
+            if not context.is_aborted:
                 context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR  # which the server then sends
                 raise
         finally:
@@ -180,7 +181,7 @@ class AuthMiddleware:
                 await self._app(scope, context.receive, context.send)
             finally:
                 tasks.cancel_scope.cancel()
-                # Without the error of the block, which the group would wrap.
+                # Do not pass the error of the block: the group would wrap it.
                 await tasks.__aexit__(None, None, None)
 
     def is_valid(self, token: str | None) -> bool:

@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
             await self._drain()
         finally:
             tasks.cancel_scope.cancel()
-            # Without the error of the block, which the group would wrap.
+            # Do not pass the error of the block: the group would wrap it.
             await tasks.__aexit__(None, None, None)
 
     def _make_connection(self) -> HttpConnection:
@@ -242,7 +242,7 @@ def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | Non
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # With an empty password OpenSSL does not prompt for one.
+        # An empty password keeps OpenSSL from prompting for one.
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         files = certificate if key is None else f"{certificate} with the key {key}"
@@ -258,7 +258,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         raise UsageError(f"invalid port {port}; use 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only if the protocol is set; replies would wait for 40 ms.
+        # asyncio turns Nagle's algorithm off only if the protocol is set. With it, replies would wait for 40 ms.
         return _listen(socket.socket(family, kind, protocol), address)
     except OSError as error:
         if error.errno == EADDRINUSE:

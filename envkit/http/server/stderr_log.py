@@ -87,7 +87,7 @@ def _has_room() -> bool:
         return False
     try:
         size = fcntl.fcntl(_STANDARD_ERROR, fcntl.F_GETPIPE_SZ)
-    except (OSError, AttributeError):  # not a pipe, or not supported by this system
+    except (OSError, AttributeError):  # standard error is not a pipe, or the system cannot change the size
         return True
     used = struct.unpack("i", fcntl.ioctl(_STANDARD_ERROR, termios.FIONREAD, bytes(4)))[0]
     return bool(used + PIPE_BUF <= max(size // 2, PIPE_BUF))

@@ -79,7 +79,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Pause reading while sockets are above their memory limit; close the socket after `MAX_PAUSE_S`."""
         backpressure = self._backpressure
         assert backpressure is not None
-        # A single message may exceed the limit of all sockets, or it could never arrive.
+        # A message larger than the limit is allowed while it is alone, because it could never arrive otherwise.
         if not backpressure.is_too_much or backpressure.is_alone or self._partial_bytes() <= UNCOUNTED_BYTES:
             if self._paused_since is not None:
                 self._paused_since = None
@@ -150,5 +150,5 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def shutdown(self) -> None:
         try:
             super().shutdown()
-        except InvalidState:  # the client closes at the same moment; that must not stop the server
+        except InvalidState:  # the client closed the socket at the same time, which must not stop the server
             self.transport.close()

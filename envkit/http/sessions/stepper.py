@@ -112,7 +112,7 @@ class Stepper:
 
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
         session.used_at = self._now()
-        session.stepping = None  # else its answer, with the whole message, would stay in memory until the next step
+        session.stepping = None  # otherwise its answer and the whole message would stay in memory until the next step
         self._counters.step(self._precise() - session.step_began)
         session.settle(move, answer)
 

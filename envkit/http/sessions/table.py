@@ -108,7 +108,7 @@ class SessionTable:
         """Tasks of the sessions that are being resumed, by session id."""
         self._kept_alive: list[set[str]] = []
         self._computing = anyio.Lock()
-        self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._tasks: TaskGroup  # created on entering, because it needs a running event loop
         self._has_sessions: anyio.Event
         self._stepper: Stepper
 
@@ -252,7 +252,7 @@ class SessionTable:
         self._stepper = Stepper(self.counters, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._resumable is not None:
-            # At once: they use slots, and expire like all others.
+            # Resume them immediately: they use slots, and expire like all others.
             for id in self._resumable.resumable_keys():
                 self._tasks.start_soon(self._resume_or_drop, id)
         return self
@@ -267,12 +267,12 @@ class SessionTable:
             for session in sessions.values():
                 await session.closed.wait()
         self._tasks.cancel_scope.cancel()
-        # Without the error of the block, which the task group would wrap in an exception group.
+        # Do not pass the error of the block: the task group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     def _open(self, id: str, task: Task) -> Session:
         tenant, capacity = tenant_of(id), self.host.capacity
-        if self._leased.total() >= capacity > 0:  # without any slot, the lease raises the reason
+        if self._leased.total() >= capacity > 0:  # if there are no slots at all, the lease below raises the reason
             raise CapacityError(f"all {capacity} slots are in use; retry later")
         if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
             raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots, which is its limit")
@@ -302,7 +302,7 @@ class SessionTable:
                     if session.computing is None:
                         session.start = await episode.reset()
                     else:
-                        # One at a time: a thousand levels generated at once must not block the server.
+                        # One reset at a time: generating a thousand levels together would block the server.
                         async with self._computing:
                             session.start = await episode.reset()
                     session.used_at = self.now()
@@ -377,7 +377,7 @@ class SessionTable:
     async def _sweep(self) -> None:
         interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
         while True:
-            if not self._sessions:  # an idle server sleeps: a machine may run a thousand of them
+            if not self._sessions:  # an idle server must use no CPU time, because a machine may run a thousand of them
                 self._has_sessions = anyio.Event()
                 await self._has_sessions.wait()
             await anyio.sleep(interval_s)

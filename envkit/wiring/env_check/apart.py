@@ -108,7 +108,7 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
 
 
 def main() -> None:
-    with suppress(OSError, AttributeError):  # so that daemons become child processes, too
+    with suppress(OSError, AttributeError):  # daemons become children of this process, too, so that they can be found
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     written = _written_files()
     result: dict[str, JSON]

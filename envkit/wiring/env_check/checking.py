@@ -82,7 +82,7 @@ def check_env(
     if episodes < 2:
         raise ConfigError([f"episodes: must be at least 2, got {episodes}"])
     env = EnvUnderTest(env_id, options or {}, range(episodes))
-    with env.opened():  # a rejected option is the caller's mistake
+    with env.opened():  # report an invalid option as the caller's mistake
         pass
     results: list[CheckResult] = []
     failed: set[str] = set()
@@ -106,5 +106,5 @@ def _run(env: EnvUnderTest, name: str, check: Callable[[EnvUnderTest], str]) -> 
         return CheckResult(name, "skip", str(skipped))
     except (FailedCheckError, EnvkitError) as failed:
         return CheckResult(name, "fail", str(failed))
-    except Exception as error:  # the environment returned an unexpected value
+    except Exception as error:  # an unexpected value of the environment can break any line of a check
         return CheckResult(name, "fail", str(env_error(error, env.env_id, name)))

@@ -176,7 +176,7 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
     others = {key: one for key, one in env.options.items() if key != name}
     try:
         by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)
-    except EnvkitError:  # an invalid guess, or an option that needs another one
+    except EnvkitError:  # the guessed value is invalid, or the option needs another option
         return False
     if by_make == without:
         return False

@@ -178,7 +178,7 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
 def _open_env(env_id: str, options: Options, url: str | None) -> gymnasium.Env[Any, Any]:
     if url is not None:
         return make(env_id, url=url)
-    # Every reset gets the options too, but an environment may accept some only here.
+    # Options are passed to every reset as well, but an environment may accept some of them only in __init__.
     with attributed(env_id, "__init__"):
         env = make_here(env_id, options)
         if "ansi" not in env.metadata.get("render_modes", ()):

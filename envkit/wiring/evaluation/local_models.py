@@ -59,7 +59,7 @@ class LocalModel:
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
         refuse_other_format(found.parent.parent)
         run = config.load(found.parent.parent / "config.yaml")
-        if run.engine.model is not None:  # the checkpoint is complete; the base model may be gone
+        if run.engine.model is not None:  # the checkpoint has all weights, and the base model may have been deleted
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(found / "policy")})})
         return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
 

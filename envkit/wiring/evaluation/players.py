@@ -283,7 +283,8 @@ async def _episode(
             observation = start.observation
             playing = player.begin(task, start, rng)
             while len(turns) < max_turns:
-                await anyio.lowlevel.checkpoint()  # lets Ctrl-C through: environments that only compute never wait
+                # Gives Ctrl-C a chance: an environment that only computes never yields to the event loop.
+                await anyio.lowlevel.checkpoint()
                 action = await playing.act(observation)
                 step = await episode.step(action)
                 turns.append(TurnRecord.of(action, step, playing.generation))

@@ -75,7 +75,8 @@ class EnvSandboxStarter:
         if self._left_running is None:
             found = [view.id for view in self._pool.views() if view.id.startswith(self._prefix) and _is_alive(view)]
             self._left_running = found[: self._max_count]
-            for name in found[self._max_count :]:  # the configuration asks for fewer than before
+            # Left over if the configured number is lower than that of the previous server.
+            for name in found[self._max_count :]:
                 await self._pool.stop(name)
         while self._left_running:
             name = self._left_running.pop()
@@ -84,7 +85,7 @@ class EnvSandboxStarter:
             await self._pool.stop(name)  # it was started with other settings
         name = f"{self._prefix}{uuid.uuid4().hex[:8]}"
         try:
-            # At first, fail instead of waiting: a server with less capacity than configured still comes up.
+            # At the start, do not wait for capacity, so that a server on a smaller machine starts with fewer workers.
             await self._pool.create(name, self._spec, wait_s=math.inf if self._was_full else None)
         except CapacityError:
             self._was_full = True

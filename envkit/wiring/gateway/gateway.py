@@ -182,7 +182,7 @@ async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[
         yield
     finally:
         tasks.cancel_scope.cancel()
-        # Without the error of the block, which the task group would wrap in an exception group.
+        # Do not pass the error of the block: the task group would wrap it in an exception group.
         await tasks.__aexit__(None, None, None)
 
 

@@ -177,7 +177,7 @@ def open_sandbox(
             from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
             client = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
-            # The client holds a task group: the same task must enter and exit it.
+            # The client contains a task group, which must be entered and exited in the same task.
             opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
         sandbox = _enter(portal, resources, running(opened_backend, spec))
         kept = resources.pop_all()

@@ -262,7 +262,7 @@ async def _feed(program: Program) -> None:
     while True:
         try:
             await anyio.wait_readable(_IN)
-        except OSError:  # a file: always readable, but the event loop cannot wait for it
+        except OSError:  # a file is always readable, but the event loop cannot wait for one
             await anyio.lowlevel.checkpoint()
         if not (content := os.read(_IN, 1 << 16)):
             break

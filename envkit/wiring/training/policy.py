@@ -270,6 +270,7 @@ def _hub_has(name: str) -> bool:
     """Whether the hub answers and has the model. transformers alone would retry for most of a minute."""
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-    except Exception:  # error classes depend on the hub's client; the model may still be in the cache
+    # Any error: the classes depend on the version of huggingface_hub, and the model may be in the cache.
+    except Exception:
         return False
     return True

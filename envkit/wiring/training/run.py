@@ -126,7 +126,7 @@ class _Run:
             try:
                 await loop.run(self._display)
             finally:
-                # After a stop or the loss of the sandboxes too, the trained weights are worth keeping.
+                # Save the trained weights even after a stop or the loss of all sandboxes.
                 with anyio.CancelScope(shield=True):
                     await loop.save()
 
@@ -195,7 +195,7 @@ class _Run:
                 self._display,
                 save=partial(save, is_warming=True),
             )
-            begin()  # again: critic and reference start from the weights after the warm-up
+            begin()  # once more, so that critic and reference start from the weights after the warm-up
             await save(is_warming=False)
 
     @asynccontextmanager
