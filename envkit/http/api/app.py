@@ -1,7 +1,7 @@
-"""The ASGI application: the native protocol over any `EnvHost`.
+"""The ASGI application: serves an `EnvHost` and a sandbox pool.
 
-Hot paths are answered without a framework: steps, commands in sandboxes, and the WebSocket. `envkit.http.api.openapi`
-answers the rest.
+Steps, commands in sandboxes and the WebSocket are frequent and are answered without a framework.
+`envkit.http.api.openapi` answers all other requests.
 """
 
 from __future__ import annotations
@@ -82,10 +82,11 @@ def create_app(
         folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
         max_timeout_s: Maximum timeout of a command in a sandbox, seconds.
         sandbox_ttl_s: Seconds without use after which a sandbox is stopped, unless its caller requests less.
-        metrics: Returns the metrics of ``GET /metrics`` beside those of sessions.
+        metrics: Returns further metrics for ``GET /metrics``; those of sessions are always included.
         policy: Policy for the sandboxes of callers.
         snapshots: Limits on snapshots.
-        sends_traces: Send callers the tracebacks of environments, for the server inside an environment's sandbox.
+        sends_traces: Send callers the tracebacks of environments. Only the server inside an environment's sandbox does
+            so.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
     operations = Operations(sessions, envs, metrics=metrics)
@@ -165,7 +166,8 @@ class App:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new calls, and wait `timeout_s` seconds for running ones.
 
-        Then cancel the rest: they are answered with an error, or aborted if their answer has begun.
+        Then cancel the calls that are still running: the reply is an error, or, if the reply has already started, it
+        is aborted.
         """
         self._operations.sessions.is_closing = True
         if self._operations.sandboxes is not None:

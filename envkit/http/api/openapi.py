@@ -1,8 +1,8 @@
 """The HTTP routes of all operations, with an OpenAPI document at ``/openapi.json``.
 
-The schemas of the document are those of the types that decode the messages, so FastAPI only routes and does not
-validate. This module is imported on first use: importing FastAPI takes longer than starting a sandbox, and a server in
-a sandbox is only called over its WebSocket.
+The schemas come from the types that decode the messages, so FastAPI only routes requests and does not validate them.
+This module is imported on first use, because importing FastAPI takes longer than starting a sandbox, and the server in
+a sandbox needs only its WebSocket.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
 
 
 class _Route(APIRoute):
-    """A route that refuses query parameters missing from the document, so that a misspelt one is not ignored."""
+    """A route that rejects query parameters that are not in the document, so that a misspelt one is reported."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("query_string") and scope["method"] in (self.methods or ()):
@@ -201,7 +201,7 @@ class _SessionRoutes:
         return self._reply(request, await self._by(request).session(messages.SessionBody(session_id)))
 
     async def delete(self, session_id: str, request: Request) -> Response:
-        """Delete a session. The call is safe to repeat, also for a session that does not exist."""
+        """Delete a session. The call is safe to repeat, and succeeds if the session does not exist."""
         return self._reply(request, await self._by(request).delete(messages.SessionBody(session_id)))
 
     async def envs(self, request: Request) -> Response:
@@ -213,7 +213,7 @@ class _SessionRoutes:
         return self._reply(request, await self._operations.health(_NOTHING))
 
     async def ready(self) -> Response:
-        """Report whether a session can be created now; if not, with status 503."""
+        """Report whether a session can be created now; the status is 503 if not."""
         ready = await self._operations.ready(_NOTHING)
         return _json(messages.write(ready), status=200 if ready.ready else 503)
 
@@ -233,7 +233,7 @@ class _SessionRoutes:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
-        """Answer a request without a route; keep the status (404 or 405)."""
+        """Answer a request that matches no route, with the status of the error (404 or 405)."""
         assert isinstance(error, HTTPException)
         kind = UnknownPathError if error.status_code == HTTPStatus.NOT_FOUND else RequestError
         reason = kind(f"{request.method} {request.url.path}: {error.detail}")

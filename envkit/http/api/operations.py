@@ -1,4 +1,4 @@
-"""The server's operations, for HTTP and WebSocket alike, and the conversion of errors into problems."""
+"""The server's operations, for HTTP and WebSocket, and the conversion of errors into problem objects."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Operations:
         self._caller = EVERYBODY
 
     def by(self, caller: Caller) -> Operations:
-        """Return the same operations for `caller`, whose session ids they then use."""
+        """Return the operations on behalf of `caller`: session ids are then those of this caller."""
         if caller is self._caller:
             return self
         operations = copy(self)
@@ -230,10 +230,11 @@ class Operations:
         return answers, others
 
     def start_step(self, frame: StepFrame, send: Callable[[bytes], None]) -> bool:
-        """Start a step that `answers_now` left, if that needs no task; `send` gets the answer later.
+        """Start a step that `answers_now` could not answer, if that needs no task. `send` is called with the answer
+        later.
 
         Returns:
-            False if only `answer` can play it; nothing was done then.
+            False if the step needs `answer`; then nothing was started.
         """
         body = frame.params
 
@@ -248,7 +249,8 @@ class Operations:
         return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, finish)
 
     async def answer(self, frame: Frame | StepFrame, used: set[str], metrics: StepMetrics) -> bytes:
-        """Answer a frame, also if it fails; add a session that it creates to `used` and `played`."""
+        """Return the answer to a frame, or the error if it fails; add a session that it creates to `used` and
+        `metrics`."""
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
             return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
@@ -288,7 +290,7 @@ class Operations:
             return self.failure(error, session_id)
 
     def failure(self, error: Exception, session_id: str | None = None) -> bytes:
-        """Return the outcome of a failed call."""
+        """Return the outcome of a call that raised `error`."""
         return b'{"error":%b}' % write(self.problem(error, session_id))
 
     def problem(self, error: Exception, session_id: str | None = None) -> Problem:
@@ -352,5 +354,5 @@ def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
 
 
 def _as_utf8(value: object) -> object:
-    """Escape what is not UTF-8, which file names may contain and JSON cannot encode."""
+    """Escape bytes that are not UTF-8: file names may contain them, and JSON cannot encode them."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

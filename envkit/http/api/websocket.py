@@ -1,8 +1,8 @@
 """The server's WebSocket endpoint: frames in, answers out, many sessions on one socket.
 
-A call continues when its socket closes, so that the caller can reconnect and retry; only a command in a sandbox without
-an idempotency key is ended. While a socket is open, the sessions and sandboxes used over it do not expire. Answers that
-are ready in one turn of the event loop are sent in one message.
+A call continues when its socket closes, so that the caller can reconnect and retry it. The exception is a command in a
+sandbox that has no idempotency key: it is cancelled. While a socket is open, the sessions and sandboxes that were used
+over it do not expire. Answers that are ready in the same turn of the event loop are sent in one message.
 
 The memory of each socket is counted; see `envkit.http.limits.memory_budget.Backpressure`.
 """
@@ -31,10 +31,10 @@ _FREE = frozenset({"health", "ready"})
 """Methods that need no scope."""
 
 _FRAME_BYTES = 4096
-"""Memory of a frame that a task answers, beside its parameters."""
+"""Memory of a frame that is answered by a task, in addition to its parameters."""
 
 _SMALL_STEP_BYTES = 1024
-"""Maximum size of a pending step that is not counted, as counting would slow down ordinary steps."""
+"""Pending steps up to this size are not counted, because counting would slow down ordinary steps."""
 
 _BATCH_STEPS = 100
 """Steps answered before the memory of answers is checked again."""
@@ -171,7 +171,7 @@ class Sockets:
         metrics: StepMetrics,
         pending_bytes: int,
     ) -> None:
-        """Answer steps at once, or start those that wait; each of these counts as `pending_bytes`."""
+        """Answer the steps that need no waiting and start the others; each started step counts as `pending_bytes`."""
         answers, waiting = operations.answers_now(steps, used)
         for step in waiting:
             send = outbox.put
@@ -185,7 +185,7 @@ class Sockets:
     def _read(
         self, operations: Operations, caller: Caller, data: bytes
     ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
-        """Return the steps of a message, and its other frames; a refused frame is replaced by the answer to it."""
+        """Return the steps of a message and its other frames. A rejected frame is replaced by the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
             with suppress(*UNREADABLE):  # the message also has other calls, or invalid frames
                 found = _STEPS.decode(data)
@@ -211,7 +211,8 @@ class Sockets:
         return steps, others
 
     def _check(self, operations: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
-        """Return a frame if it is allowed, or else the answer to it; any token may open a socket."""
+        """Return the frame if its caller has the scope for it, otherwise the answer that rejects it. (Any token may
+        open a socket.)"""
         if isinstance(frame, RequestError):
             return operations.refusal(None, frame)
         try:

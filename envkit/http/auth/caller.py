@@ -1,8 +1,9 @@
 """The caller of a request: its tenant, its scopes, and the server's keys for its sessions and sandboxes.
 
 The server stores a tenant's session `x` under the key ``tenant:x``. Ids have no colon, so keys of different tenants
-never collide, and an administrator names the session of another tenant by its key. Without tokens there is one tenant
-with an empty name, and keys equal ids; once there are tokens, an administrator writes those as ``:key``.
+never collide. An administrator uses the key to name a session of another tenant. A server without tokens has one
+tenant, whose name is empty, and keys equal ids. If tokens are created later, an administrator writes those keys as
+``:key``.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Caller:
             raise RateLimitError(f"rate limit exceeded; retry in {wait_s:.3g} s", wait_s)
 
     def charge(self, n: int) -> float:
-        """Count `n` calls that were received already; return the seconds to wait before receiving more."""
+        """Count `n` calls that have already been received; return the seconds to wait before receiving more."""
         return 0.0 if self.bucket is None else self.bucket.charge(clock.stopwatch(), n)
 
     def key(self, id: str) -> str:

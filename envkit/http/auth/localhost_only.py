@@ -1,7 +1,7 @@
 """Check of requests to a server without tokens: local programs may call it, foreign web pages may not.
 
-A browser on this machine runs scripts of any site. It sends their origin (``Origin``) and the requested host name
-(``Host``), which differs from ours after DNS rebinding.
+A browser on this machine runs scripts of any web site. It sends the site's origin (``Origin``) and the host name of the
+request (``Host``). After DNS rebinding, that name is not one of this machine.
 """
 
 from __future__ import annotations

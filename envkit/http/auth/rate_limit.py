@@ -1,24 +1,25 @@
-"""Rate limit of a tenant: a token bucket. Pure; the caller passes the time."""
+"""Rate limit of a tenant: a token bucket. It reads no clock: the caller passes the time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 _NOTHING = 1e-9
-"""Tolerance, calls: a caller that waited for the reported time must not fail by a rounding error."""
+"""Tolerance in calls, so that a caller who waits for the reported time is not rejected because of a rounding error."""
 
 
 class Rate(NamedTuple):
-    """`per_s` calls a second on average, `burst` at once. Both are above 0."""
+    """A limit of `per_s` calls a second on average, and of `burst` calls at a time. Both are above 0."""
 
     per_s: float
     burst: float
 
 
 class Bucket:
-    """A token bucket, full at first. A full bucket lets a batch above `burst` pass and goes into debt.
+    """A token bucket, which is full at the start.
 
-    Otherwise such a batch could never pass; later calls wait for the debt, so the average holds.
+    A batch larger than `burst` passes if the bucket is full, because it could never pass otherwise. The bucket is then in
+    debt, and later calls wait until it is filled again, so the average rate holds.
 
     Args:
         rate: Fill rate and size.
@@ -44,7 +45,7 @@ class Bucket:
         return 0.0
 
     def charge(self, now: float, n: int = 1) -> float:
-        """Take `n` calls that were received already; return the seconds until the next is allowed."""
+        """Take `n` calls that have already been received; return the seconds until the next call is allowed."""
         self._level = self._filled(now) - n
         return max(0.0, -self._level / self._rate.per_s)
 

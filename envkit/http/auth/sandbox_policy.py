@@ -1,6 +1,6 @@
-"""Policy for the sandboxes of callers without the scope ``admin``; on a server without tokens all callers have it.
+"""Policy for the sandboxes of callers without the scope ``admin``. On a server without tokens, all callers have this scope.
 
-Nobody may mount the server's own files.
+No caller may mount files of the server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Large transfers of the client: single HTTP requests, each over its own connection.
 
-The standard library's HTTP client makes the requests in a thread; cancellation shuts the connection down, which ends
-them.
+The standard library's HTTP client makes the requests in a thread. To cancel a request, the connection is shut down.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class HttpTransfers:
             return await self._request(verb, target, body, timeout_s, headers or {})
 
     async def send(self, verb: str, target: str, pieces: AsyncIterator[bytes], *, timeout_s: float) -> None:
-        """Make a request with a streamed body. Raises as `request`, and errors of `pieces`."""
+        """Make a request with a streamed body. Raises the errors of `request` and those of `pieces`."""
         async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.start(verb, target, {"Transfer-Encoding": "chunked"})
             try:
@@ -74,7 +73,7 @@ class HttpTransfers:
             await exchange.answer()
 
     async def pieces(self, target: str, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
-        """Stream the body of an answer. Raises as `request`."""
+        """Stream the body of an answer. Raises the errors of `request`."""
         async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.start("GET", target, {})
             response = await exchange.response()

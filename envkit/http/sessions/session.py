@@ -92,13 +92,13 @@ class SessionView:
 
 @runtime_checkable
 class ComputingEpisode(Protocol):
-    """An episode whose steps run synchronously: they cannot be cancelled, and nothing else runs meanwhile."""
+    """An episode whose steps run synchronously: a step cannot be cancelled and blocks the event loop."""
 
     def step_now(self, action: str) -> Step: ...
 
 
 class Move(msgspec.Struct):  # creating a struct takes a third of the time of another object
-    """A step in progress or played; `answer` is None while the environment plays it."""
+    """A step, in progress or finished; `answer` is None while it is in progress."""
 
     turn: int
     action: str
@@ -170,7 +170,7 @@ class Session:
         return turn == self.turn and self.state is SessionState.READY
 
     def find_repeat(self, turn: int, action: str) -> Move:
-        """Return the step that this one repeats, given that it is not a new step.
+        """Return the earlier step that this call repeats. The caller has checked that it is not a new step.
 
         Raises:
             SessionConflictError: The turn was played with another action.
@@ -198,7 +198,7 @@ class Session:
         return move
 
     def play(self, turn: int, action: str, answer: Step | EnvkitError) -> Step:
-        """Begin and settle a step that was never visible as in progress."""
+        """Record a step that was played synchronously, so that no other call saw it in progress."""
         if isinstance(answer, Step) and not (answer.terminated or answer.truncated):  # a short cut for what follows
             self.move = Move(turn, action, answer)
             self.turn = turn + 1
@@ -222,7 +222,7 @@ class Session:
         move.settle(answer)
 
     def interrupt(self, why: EnvkitError) -> None:
-        """Cancel the step in progress. It raises `why`, even if its answer arrived at the same moment."""
+        """Cancel the step in progress; it raises `why`, even if its answer has just arrived."""
         assert self.stepping is not None
         self.interrupt_error = why
         self.is_interrupted = True

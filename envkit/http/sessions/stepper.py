@@ -27,7 +27,7 @@ class Stepper:
         counters: Where steps are counted.
         now: Reads the event loop's clock, for deadlines.
         precise: Reads a finer clock, for durations.
-        tasks: Where a step runs whose future lost its sandbox.
+        tasks: Task group for steps that are repeated because the sandbox was lost before their future had a result.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Stepper:
         return True
 
     async def play(self, session: Session, move: Move) -> None:
-        """Play a move that was begun; it is always settled afterwards."""
+        """Play a move that has begun. Afterwards it is settled, even if this is cancelled."""
         session.stepping = anyio.CancelScope()
         session.step_began = self._precise()
         await self._play(session, move, session.stepping)

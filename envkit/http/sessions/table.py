@@ -6,7 +6,7 @@ The caller chooses the id of a session and numbers its steps, so all calls can b
 * `step` with the same turn and action returns the same answer or error, and the environment steps once. A repeat waits
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
-* `create` does not queue: it fails at once if the host is full.
+* `create` does not queue: if the host is full, it fails immediately.
 * One task holds a lease from reset to the end of the episode. An ended episode releases its slot at once; its last
   answer stays until the session is deleted or expires.
 
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 class _VoidError(EnvkitError):
-    """Leaves a lease with an error, so that the host does not reuse the environment."""
+    """Raised inside a lease so that the host does not reuse the environment."""
 
 
 class SessionTable:
@@ -135,7 +135,7 @@ class SessionTable:
         Raises:
             SessionConflictError: The id belongs to a session with another task.
             CapacityError: All slots are in use.
-            UnknownEnvError: From the host, as other errors of a lease or a reset.
+            UnknownEnvError: Raised by the host, like all other errors of a lease or a reset.
             DeadlineError: The reset timed out.
         """
         session = self._sessions.get(id)
@@ -234,10 +234,10 @@ class SessionTable:
 
     @contextmanager
     def keep_alive(self, ids: set[str]) -> Iterator[None]:
-        """Inside the block, the sessions in `ids` do not expire while their episode lasts.
+        """Keep the sessions in `ids` from expiring during the block, as long as their episodes last.
 
         Args:
-            ids: Session ids. The caller may add some meanwhile; ids of sessions that are over are removed.
+            ids: Session ids. The caller may add ids during the block; ids of finished sessions are removed.
         """
         self._kept_alive.append(ids)
         try:
