@@ -250,7 +250,8 @@ class Operations:
 
     async def answer(self, frame: Frame | StepFrame, used: set[str], metrics: StepMetrics) -> bytes:
         """Return the answer to a frame, or the error if it fails; add a session that it creates to `used` and
-        `metrics`."""
+        `metrics`.
+        """
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
             return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))

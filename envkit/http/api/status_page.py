@@ -74,7 +74,8 @@ class Overview:
 
 def page(overview: Overview | None) -> bytes:
     """Return the page. Without an overview, because a token is required and missing, it has only the version and
-    links."""
+    links.
+    """
     parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>Server for environments and sandboxes.</p>"]
     if overview is None:
         parts.append("<p>To see more, send a token: <code>curl -H 'Authorization: Bearer ek_...' URL</code></p>")

@@ -211,8 +211,7 @@ class Sockets:
         return steps, others
 
     def _check(self, operations: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
-        """Return the frame if its caller has the scope for it, otherwise the answer that rejects it. (Any token may
-        open a socket.)"""
+        """Return the frame if its caller has the scope for it, otherwise the answer that rejects it."""
         if isinstance(frame, RequestError):
             return operations.refusal(None, frame)
         try:

@@ -18,8 +18,8 @@ class Rate(NamedTuple):
 class Bucket:
     """A token bucket, which is full at the start.
 
-    A batch larger than `burst` passes if the bucket is full, because it could never pass otherwise. The bucket is then in
-    debt, and later calls wait until it is filled again, so the average rate holds.
+    A batch larger than `burst` passes if the bucket is full, because it could never pass otherwise. The bucket is then
+    in debt, and later calls wait until it is filled again, so the average rate holds.
 
     Args:
         rate: Fill rate and size.

@@ -1,6 +1,6 @@
-"""Policy for the sandboxes of callers without the scope ``admin``. On a server without tokens, all callers have this scope.
+"""Policy for the sandboxes of callers without the scope ``admin``.
 
-No caller may mount files of the server.
+On a server without tokens, all callers have this scope. No caller may mount files of the server.
 """
 
 from __future__ import annotations

@@ -109,13 +109,13 @@ class SandboxClient:
     ) -> SandboxView:
         """Lease a sandbox under an id, see `envkit.protocols.SandboxPool.create`.
 
-                Args:
-                    id: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
-                    spec: Its spec.
-                    ttl_s: Seconds after which an unused sandbox is stopped, unless a client that has used it is connected; None for
-        never.
-                    snapshot: Name of the snapshot to start from.
-                    wait_s: Seconds to wait in the queue for capacity; at most 60.
+        Args:
+            id: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
+            spec: Its spec.
+            ttl_s: Seconds after which an unused sandbox is stopped, unless a client that has used it is connected; None
+                for never.
+            snapshot: Name of the snapshot to start from.
+            wait_s: Seconds to wait in the queue for capacity; at most 60.
         """
         if spec.detached:
             raise UsageError("a remote sandbox lives as long as its lease; leave detached out")
