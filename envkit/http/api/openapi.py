@@ -161,7 +161,7 @@ class _Route(APIRoute):
 
 
 class _SessionRoutes:
-    """One method per route: decode, call, encode."""
+    """One method per route: it decodes the request, makes one call, and encodes the reply."""
 
     def __init__(self, operations: Operations, slow_reset_s: float) -> None:
         self._operations = operations

@@ -1,9 +1,10 @@
-"""Memory budget: bytes of request bodies, answers and sockets that a server holds at once, in all and per tenant.
+"""Memory budget: limits the memory of request bodies, answers and sockets, for the whole server and for each tenant.
 
-A request that does not fit waits for `WAIT_S`, then fails with a retryable error. A body reserves its announced length.
-The answer is reserved before the call begins, as the call may not be safe to repeat; its actual size is then counted in
-any case. If bodies block each other's answers, they time out too. Bodies and answers up to `UNCOUNTED_BYTES` are not
-counted: that would slow down quick requests, and the number of connections bounds them.
+A request that does not fit waits up to `WAIT_S` and then fails with a retryable error. A body reserves its announced
+length. Memory for the answer is reserved before the call begins, because the call may not be safe to repeat; when the
+call has ended, the actual size is counted, even if it is larger. If requests hold memory for their bodies and wait for
+each other to get memory for their answers, they time out. Bodies and answers up to `UNCOUNTED_BYTES` are not counted,
+because counting would slow down quick requests; the limit on connections limits them.
 
 Requests above 4 MiB share half of the budget, so they cannot starve small ones.
 """
@@ -27,10 +28,10 @@ UNCOUNTED_BYTES = 64 << 10
 """Maximum size of a body or answer that is not counted."""
 
 LITTLE_BYTES = 4 << 20
-"""Maximum of a small request, bytes; by default the outputs of a program are below it."""
+"""Maximum size of a small request in bytes; with the default limits, the outputs of a program are smaller."""
 
 WAIT_S = 10.0
-"""Seconds that a request waits for memory; less than callers wait for an answer."""
+"""Seconds that a request waits for memory; clients wait longer than that for an answer."""
 
 _RETRY_S = 1.0
 _STEP_BYTES = 1 << 20
@@ -54,7 +55,7 @@ class MemoryBudget:
         self._freed = anyio.Event()
         self._waiting = 0
         self.sockets = _Count(max_bytes // 2, share)
-        """Bytes of sockets, counted separately."""
+        """Memory of sockets, which is counted separately."""
 
     @property
     def held(self) -> int:
@@ -84,7 +85,7 @@ class MemoryBudget:
 
         Raises:
             RateLimitError: The tenant's limit was exceeded all that time.
-            CapacityError: The limit of all tenants was.
+            CapacityError: The limit of all tenants together was exceeded all that time.
         """
         if self._lack(tenant, own, own + count) is not None:
             self._waiting += 1
@@ -157,7 +158,7 @@ def reservation_of(scope: Mapping[str, Any]) -> Reservation:
 
 
 def memory_budget_of(scope: Mapping[str, Any]) -> MemoryBudget:
-    """Return the memory budget that the middleware put into the scope of a socket; without one, an unlimited one."""
+    """Return the memory budget that the middleware put into the scope of a socket; without it, an unlimited budget."""
     budget: MemoryBudget | None = (scope.get("state") or {}).get("memory_budget")
     return budget or MemoryBudget()
 
@@ -193,14 +194,16 @@ class _Count:
                 del self._each[tenant]
 
     def is_above_share(self, tenant: str | None, before: int, after: int) -> bool:
-        """Return whether growth of one request puts its tenant above its share; a single request may be."""
+        """Return whether growth of a request puts its tenant above its share; a tenant's only request may exceed the
+        share.
+        """
         if tenant is None:
             return False
         others = self._each[tenant] - before
         return others > 0 and after > before and others + after > self.tenant_limit
 
     def is_above_limit(self, before: int, after: int) -> bool:
-        """Return whether growth of one request puts all together above the limit; a single request may be."""
+        """Return whether growth of a request puts the server above its limit; an only request may exceed the limit."""
         others = self.total - before
         return others > 0 and after > before and others + after > self.limit
 
@@ -295,8 +298,8 @@ class Body:
 class Backpressure:
     """Memory of one socket: unanswered frames and unread answers.
 
-    Nothing is refused. While sockets are above their limit, those above `UNCOUNTED_BYTES` are not read, so clients that
-    read their answers continue.
+    No frame is rejected. While all sockets together exceed their limit, the server does not read from sockets above
+    `UNCOUNTED_BYTES`, so clients that read their answers can continue.
     """
 
     def __init__(self, budget: MemoryBudget, tenant: str | None) -> None:

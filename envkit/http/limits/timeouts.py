@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 BODY_S = 30.0
-"""Seconds of a window in which a body or a socket message must arrive at `BYTES_PER_S` or faster."""
+"""Length in seconds of the window over which the rate of a body or a socket message must be at least `BYTES_PER_S`."""
 
 HELD_S = 600.0
 """Approximate maximum duration, seconds, of a body or message that is buffered in memory."""
 
 ANSWER_S = 120.0
-"""Seconds for which a client may read nothing; one that trains in its event loop's thread pauses for a while."""
+"""Seconds that a client may pause reading; a client that trains a model in its event loop's thread pauses for long."""
 
 BYTES_PER_S = 16 << 10
 """Minimum rate at which clients must send and read."""
 
 
 class SlowClientTimer:
-    """Measures, at periodic checks, how long a client has kept the server waiting for one thing."""
+    """Measures at periodic checks how long the server has been waiting for the same action of a client."""
 
     __slots__ = ("_about", "_done", "_since")
 
@@ -29,7 +29,7 @@ class SlowClientTimer:
         """Return whether the wait exceeds its timeout.
 
         Args:
-            about: What the server waits for.
+            about: The action that the server waits for.
             done: Bytes transferred so far; only differences count.
             now: Loop time, seconds.
             bound_s: Timeout, seconds, beyond the time that those bytes take at `BYTES_PER_S`.

@@ -15,10 +15,10 @@ from envkit.http.protocol.asgi import Message, Receive, Send
 from envkit.http.protocol.messages import batches
 
 MAX_OWED = 10_000
-"""Unanswered frames of one socket above which it is not read."""
+"""Number of unanswered frames above which the server stops reading from a socket."""
 
 MAX_UNREAD_BYTES = 64 << 20
-"""Bytes of unread answers of one socket above which it is not read."""
+"""Bytes of unread answers above which the server stops reading from a socket."""
 
 _CHECK_INTERVAL_S = 1.0
 """Seconds between checks whether sockets are still above their memory limit."""
@@ -27,7 +27,7 @@ _AHEAD_BYTES = 1 << 20
 """Bytes read ahead from a paused socket, to notice when it closes."""
 
 _MESSAGE_BYTES = 256
-"""Memory of a message beside its content."""
+"""Memory of a message in addition to its content."""
 
 _BATCH_BYTES = 1 << 19
 """Half of the default message limit of common clients."""
@@ -37,7 +37,7 @@ class WebSocketFlow(Protocol):
     """Flow control of the connection of a socket."""
 
     def taken(self) -> None:
-        """Recount after the application has taken a large message."""
+        """Update the socket's memory after the application has taken a large message."""
         ...
 
     async def drained(self) -> None:
@@ -96,7 +96,7 @@ class Outbox:
 
     def __init__(self, backpressure: Backpressure, flow: WebSocketFlow | None) -> None:
         self.owed = 0
-        """Received frames whose answers are not sent."""
+        """Number of received frames whose answers have not been sent."""
         self._backpressure = backpressure
         self._flow = flow
         self._unread_bytes = 0

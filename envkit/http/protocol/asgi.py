@@ -1,4 +1,4 @@
-"""ASGI types and helpers for paths that are too hot for a framework."""
+"""ASGI types and helpers for frequent requests, which are answered without a framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRY_AFTER_S = 1
 """Default of the ``Retry-After`` header, seconds."""
 
 STALLED_S = 25.0
-"""Seconds without data after which a body is refused; less than callers wait for an answer."""
+"""Seconds without data after which a body is rejected; clients wait longer than that for an answer."""
 
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
@@ -69,7 +69,9 @@ def _too_large(limit: int) -> TooLargeError:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that returns `body`, which was read already, and then continues with the old one."""
+    """Return a `receive` that first returns `body`, which has already been read, and then continues with the original
+    one.
+    """
     is_replayed = False
 
     async def replayed() -> Message:
@@ -104,6 +106,6 @@ async def respond_problem(send: Send, problem: Problem, headers: Iterable[Header
 
 
 def retry_after_s(problem: Problem) -> int:
-    """Return the ``Retry-After`` of a problem, seconds: its own, `RETRY_AFTER_S` at least."""
+    """Return the ``Retry-After`` of a problem in seconds, at least `RETRY_AFTER_S`."""
     wait_s: float = problem.fields.get("wait_s", RETRY_AFTER_S)
     return max(RETRY_AFTER_S, math.ceil(wait_s))

@@ -1,8 +1,8 @@
 """Encoding of bytes in JSON.
 
-The output of a program is a JSON string if it is UTF-8, so it is readable, and otherwise ``{"base64": "..."}``. Long
-output with many control characters is base64 too, as each takes six bytes in a string. Input from a caller (`stdin`,
-`content`) is always base64.
+The output of a program is a JSON string if it is UTF-8, so that people can read it, otherwise ``{"base64": "..."}``.
+Long output with many control characters is base64, too, because each of them takes six bytes in a string. Input from a
+caller (`stdin`, `content`) is always base64.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _TYPES = {
 
 
 def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
-    """Return in one line why `data` is not a message of the type `kind`; `error` is msgspec's."""
+    """Return one line that says why `data` is not a message of the type `kind`; `error` is the error of msgspec."""
     if isinstance(error, RecursionError):
         return "the message is nested too deeply"
     if isinstance(error, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Requests about sandboxes as plain ASGI: the hot path, and streamed bodies."""
+"""Requests about sandboxes that are answered without a framework: frequent ones, and those with streamed bodies."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ _DISCONNECTED = CallOutcome(b"{}", 499)
 class _CancelOnDisconnect:
     """A block that is cancelled when the caller disconnects.
 
-    The check starts after `_WATCH_DELAY_S`: its task costs as much as most calls, which end earlier.
+    The check starts after `_WATCH_DELAY_S`, because its task costs as much as a call, and most calls end earlier.
     """
 
     def __init__(self, receive: Receive) -> None:

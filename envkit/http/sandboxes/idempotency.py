@@ -4,8 +4,9 @@
 * The same key with other content is rejected.
 * The call continues if its caller disconnects, and its answer is kept.
 
-Keys belong to one sandbox and are dropped with it. The last `MAX_COUNT` keys are kept, for `KEEP_S` seconds. Answers
-share `MAX_BYTES`: above that the oldest are dropped, and their repeats fail instead of running the call twice.
+Keys belong to one sandbox and are deleted with it. The last `MAX_COUNT` keys are kept for `KEEP_S` seconds. All answers
+together have at most `MAX_BYTES`; the oldest are deleted first, and a repeat of such a call fails, so that it does not
+run twice.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Shared(Protocol):
     """A resource with several holders, such as `envkit.http.limits.memory_budget.Reservation`."""
 
     def share(self) -> None:
-        """Hold it until `free` is called once more."""
+        """Add a holder: the resource is freed after one more call of `free`."""
         ...
 
     def free(self) -> None: ...
@@ -188,7 +189,7 @@ class IdempotentCalls:
 
 
 _CANCELLED_CONTENT = b""
-"""The content of a call that was cancelled before it arrived; no call has it, since no content is empty."""
+"""The content that is stored for a call that was cancelled before it arrived; no real call has empty content."""
 
 
 def _cancelled(key: str) -> SandboxConflictError:

@@ -1,4 +1,4 @@
-"""Finds sandboxes by the caller's ids, with timeouts, and runs calls once per idempotency key."""
+"""Finds sandboxes by the caller's ids, and runs calls with timeouts and at most once per idempotency key."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SandboxLookup:
         return CallOutcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
-        """Return a sandbox for use. Raises as `SandboxPool.get`, and while the server shuts down."""
+        """Return a sandbox for use. Raises as `SandboxPool.get` does, and while the server shuts down."""
         self.refuse_when_closing()
         try:
             return self.pool.get(caller.key(id), tenant=seen_by(caller))
@@ -93,7 +93,7 @@ class SandboxLookup:
 
     @contextmanager
     def with_caller_ids(self, id: str, caller: Caller) -> Iterator[None]:
-        """Name the sandbox by the caller's id in errors of the block."""
+        """Replace the sandbox's id by the caller's id in errors of the block."""
         try:
             yield
         except EnvkitError as error:

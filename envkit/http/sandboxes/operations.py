@@ -1,6 +1,6 @@
 """The operations on sandboxes by method name, for HTTP and WebSocket.
 
-Each operation has a timeout, so that none hangs with its sandbox.
+Each operation has a timeout, so that it does not hang if the sandbox hangs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PREFIX = "sandbox."
 """Prefix of the methods of frames."""
 
 _MAX_SPEC_BYTES = 128 << 10
-"""Limit on a sandbox's spec, which is kept for a while after the sandbox has ended."""
+"""Limit on the size of a sandbox's spec. The server stores specs for a while after their sandboxes have ended."""
 
 _STOP_S = 60.0
 _WAIT_S = 25.0
@@ -142,7 +142,7 @@ class SandboxOperations:
         return await self.access.attempt(partial(call, body, caller, reservation))
 
     def keep(self, used: set[str], caller: Caller) -> None:
-        """Renew the leases of the sandboxes in `used`; ids of sandboxes that are over are removed from it."""
+        """Renew the leases of the sandboxes in `used`; remove ids of ended sandboxes from it."""
         for id in list(used):
             if caller.key(id) not in self._starts:
                 try:

@@ -17,7 +17,7 @@ from envkit.types import SandboxSpec
 _RESULT_TTL_S = 600.0
 
 MAX_WAITING = 256
-"""Number of starts of one tenant from which on a further one fails instead of waiting for capacity."""
+"""Maximum number of a tenant's starts that wait for capacity; a further start fails immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _PendingStart:
 
 
 class PendingStarts:
-    """Starts sandboxes; callers may disconnect meanwhile and repeat the request.
+    """Starts sandboxes. A caller may disconnect during the start and repeat the request.
 
     Args:
         pool: Creates them.
@@ -67,7 +67,8 @@ class PendingStarts:
     async def run(self, request: StartRequest) -> None:
         """Start a sandbox, or wait for the same start in progress.
 
-        A failure is raised by the waiting calls, or else by the next call. Raises as `SandboxPool.create`.
+                A failure is raised by the calls that wait for this start or, without any, by the next call.
+        Raises as `SandboxPool.create` does.
         """
         start = self._starts.get(request.id)
         if start is None or start.request != request:  # the pool rejects a different request

@@ -120,7 +120,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
 
 
 class _SandboxRoutes:
-    """One method a route: decode, one call, encode."""
+    """One method per route: it decodes the request, makes one call, and encodes the reply."""
 
     def __init__(self, paths: SandboxPaths, slow_start_s: float) -> None:
         self._paths = paths
@@ -131,8 +131,8 @@ class _SandboxRoutes:
         """Start a sandbox from a spec and return its state. Repeating the call is safe.
 
         202: the start is still in progress; repeat the call until it returns the sandbox. With `snapshot`, the sandbox
-        starts with the files of that snapshot. 409: the name belongs to a sandbox with another spec, or to one that is
-        over and not deleted; `DELETE` frees the name, and it becomes free after ten minutes.
+        starts with the files of that snapshot. 409: the name belongs to a sandbox with another spec, or to an ended
+        one. `DELETE` frees the name; otherwise it is free ten minutes after the end.
         """
         caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
@@ -155,7 +155,7 @@ class _SandboxRoutes:
         return _json(write(await self._calls.view(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stop(self, sandbox_id: str, request: Request) -> Response:
-        """Stop a sandbox and delete its contents. Repeating the call is safe, as is stopping an unknown one.
+        """Stop a sandbox and delete its contents. Repeating the call is safe; stopping an unknown sandbox succeeds.
 
         Its name is free afterwards: `PUT` starts a new sandbox.
         """
@@ -238,7 +238,7 @@ class _SandboxRoutes:
         return _json(write(await self._calls.snapshots(NoBody(), caller_of(request.scope))))
 
     async def remove_snapshot(self, snapshot: str, request: Request) -> Response:
-        """Remove a snapshot. Repeating the call is safe, as is removing an unknown one."""
+        """Remove a snapshot. Repeating the call is safe; removing an unknown snapshot succeeds."""
         return _json(write(await self._calls.remove_snapshot(wire.KeptFrame(snapshot), caller_of(request.scope))))
 
     async def events(self) -> Response:
@@ -264,7 +264,7 @@ class _Programs:
         self._running = 0
 
     async def run(self, bodies: Sequence[wire.ExecFrame | RequestError]) -> None:
-        """Run all concurrently, as far as memory can be reserved for their output."""
+        """Run the programs, as many concurrently as memory can be reserved for their output."""
         self.outcomes = [b""] * len(bodies)
         async with anyio.create_task_group() as tasks:
             for index, body in enumerate(bodies):

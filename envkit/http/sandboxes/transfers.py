@@ -1,10 +1,11 @@
-"""Upload and download of files and folders of a sandbox, streamed over HTTP to bound the server's memory.
+"""Upload and download of files and folders of a sandbox, streamed over HTTP so that the server needs little memory.
 
 A folder is sent as a tar stream. The server stages it in a private folder on its disk until it is complete, and always
 removes that folder. `FolderTransport` unpacks uploads as hostile input; the application passes it in, since the server
 does not depend on the sandbox backends.
 
-Each tenant has a limit on concurrent transfers, which bounds its disk use, and a queue; further transfers are rejected.
+Each tenant has a limit on concurrent transfers, which limits its use of the disk. Further transfers wait in a queue,
+and are rejected when the queue is full.
 """
 
 from __future__ import annotations

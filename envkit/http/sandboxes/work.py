@@ -1,6 +1,6 @@
 """Programs, shell commands and files in sandboxes, with memory reserved for their results.
 
-Memory is reserved before the work starts, since not all work is safe to repeat.
+Memory is reserved before the work starts: if there is none, the call fails without effects and can be repeated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from envkit.http.sandboxes.idempotency import CallOutcome
 from envkit.http.sandboxes.lookup import SLACK_S, SandboxLookup, within
 
 _FIRST_FILE_BYTES = 1 << 20
-"""Memory reserved for a file at first; a larger file is read a second time."""
+"""Memory reserved for a file before its size is known; a larger file is read a second time."""
 
 _LIMIT_TO_TYPICAL = 16
-"""The output limit of a program divided by its typical output, at least."""
+"""A program's typical output is at most its output limit divided by this number."""
 
 _FILE_S = 120.0
 
@@ -90,7 +90,7 @@ class SandboxWork:
         return await self._access.outcome(work)
 
     async def read_file(self, body: wire.ReadFrame, caller: Caller, reservation: Reservation) -> bytes:
-        """Return the content of a file, of any size; a frame holds only small ones."""
+        """Return the content of a file of any size; over the WebSocket only small files can be read."""
         sandbox, path = self._access.find(body.sandbox_id, caller), _path(body.path)
         first_bytes = min(body.max_bytes, _FIRST_FILE_BYTES)
         await reservation.expect(first_bytes)

@@ -2,8 +2,8 @@
 
 ``at`` and ``time`` are the end (seconds since 1970, and ISO 8601), ``id`` is the request id, ``ms`` the duration,
 ``in`` and ``out`` are the bytes of bodies or messages. ``envs`` counts new sessions by environment, ``steps`` the
-requested steps of a socket or list. Status 0: no answer was sent. Headers and query strings are not logged, so no token
-is. Each line has less than `MAX_LINE_BYTES` bytes: long texts are cut and end in an asterisk.
+requested steps of a socket or list. Status 0 means that no answer was sent. Headers and query strings are not logged,
+because they may contain tokens. A line has less than `MAX_LINE_BYTES` bytes: long texts are cut and end in an asterisk.
 
 A thread writes the lines, so the server never waits for a slow disk or reader. Lines beyond `MAX_WAITING` queued ones
 are dropped and counted.
@@ -43,7 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Writes the lines in batches, `DELAY_S` late: a `logging` record for each would cost more than the request.
+    """Writes the lines in batches after `DELAY_S`, because a `logging` record for each would cost more than the
+    request.
 
     Args:
         handler: Target of the lines; only the log's thread uses it.
@@ -68,7 +69,7 @@ class AccessLog:
 
     @classmethod
     def to(cls, path: Path | None) -> AccessLog:
-        """Return a log that writes to a file, which may be rotated meanwhile; None is standard error.
+        """Return a log that writes to the file `path`, which may be rotated, or to standard error if it is None.
 
         Raises:
             OSError: The file cannot be opened for writing.

@@ -1,7 +1,7 @@
 """uvicorn's HTTP connections with limits, so that slow clients cannot hold memory or connection slots.
 
-One task checks all connections every few seconds; a timer for each request would cost more. A client gets a fixed time
-plus the time that its bytes take at a minimum rate.
+One task checks all connections every few seconds, because a timer for each request would cost more. The timeout of a
+client is a fixed time plus the time that its bytes take at a minimum rate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHECK_INTERVAL_S = 5.0
 """Seconds between two checks of all connections for slow clients."""
 
 HEAD_S = 20.0
-"""Seconds within which the head of a request must arrive, counted from the start of the connection or the head."""
+"""Seconds within which the head of a request must arrive, counted from the start of the connection or of the head."""
 
 MAX_HEAD_BYTES = 64 << 10
 """Maximum size of the head of a request: request line and headers."""
@@ -115,7 +115,7 @@ class HttpConnection(HttpToolsProtocol):
             timer.end()
 
     def refuse(self, error: EnvkitError, status: int) -> None:
-        """Answer a request that the application does not get, and close the connection."""
+        """Answer a request without passing it to the application, and close the connection."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if self.pipeline or cycle.response_started:

@@ -1,9 +1,9 @@
 """Authorization middleware: checks tokens, scopes and rate limits before the application.
 
-A request sends its token as ``Authorization: Bearer ek_...``; the application finds the caller by
-`envkit.http.auth.caller.caller_of`. Until the first token exists, as on a laptop, all programs on the machine may do
-everything, but foreign web pages in its browser may not. Every answer has an ``X-Request-Id``: the one of the request
-if it is valid.
+A request sends its token as ``Authorization: Bearer ek_...``. The application gets the caller from
+`envkit.http.auth.caller.caller_of`. Until the first token is created, all programs on the machine may do everything,
+except for web pages of other sites in a browser. Every answer has an ``X-Request-Id``: the one of the request if that
+is valid, otherwise a new one.
 
 A revoked token, or the first token for callers without one, ends open connections: a socket within a second, a stream
 at its next chunk.
@@ -39,7 +39,7 @@ MAX_SOCKETS = 256
 """Default of the open sockets of a tenant."""
 
 MAX_REQUESTS = 2000
-"""Default of the concurrent requests of a tenant: a fifth of what a server accepts in all."""
+"""Default of the concurrent requests of a tenant: a fifth of a server's connections."""
 
 _V1 = f"/v{messages.PROTOCOL}/"
 _SCOPES = (
@@ -53,7 +53,7 @@ _SCOPES = (
 )
 _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
 _OPTIONAL_TOKEN = frozenset({"/", _V1.rstrip("/")})
-"""Paths that are answered without a token too, with less content."""
+"""Paths that also answer requests without a token, but with less content."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 
 
@@ -80,7 +80,7 @@ class AuthMiddleware:
 
     Args:
         app: The application.
-        tokens: Valid tokens; None, or a store that never held a token, admits everybody.
+        tokens: Valid tokens; None, or a store that never contained a token, admits every caller.
         rate: Rate limit of a tenant; a request, a step of a batch and a frame of a socket are one call each. A request
             above it is refused with 429; a socket above it is not read until calls are available again.
         max_sockets: Open sockets of a tenant.

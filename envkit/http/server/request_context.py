@@ -18,15 +18,16 @@ from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
-"""Seconds between checks of an open socket's token; with `envkit.http.auth.tokens.FRESH_S` less than the second within
-which a revoked token closes its sockets.
+"""Seconds between checks of an open socket's token. Together with `envkit.http.auth.tokens.FRESH_S` it must be less
+than
+a second, because a revoked token closes its sockets within a second.
 """
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Authorizer(Protocol):
-    """What a request needs of the middleware."""
+    """The methods of the middleware that a request uses."""
 
     @property
     def memory_budget(self) -> MemoryBudget: ...
@@ -121,9 +122,10 @@ class RequestContext:
             self._reservation.free()
 
     async def _begin_large(self, message: Message, size: int) -> None:
-        """Begin an answer whose memory is counted; refuse it if there is no memory, and none was reserved before.
+        """Begin an answer whose memory is counted. If no memory is left and none was reserved before, send an error
+        instead.
 
-        Refusing is safe then: such calls only read, or repeat the answer of a turn.
+        The error is safe: calls without a reservation only read, or repeat the answer of a turn.
         """
         reservation = self.reservation()
         if not reservation.is_expected:

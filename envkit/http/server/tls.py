@@ -1,4 +1,4 @@
-"""TLS handshakes: each has a timeout and counts as a connection, since a client can leave it unfinished.
+"""TLS handshakes: each has a timeout and counts as a connection, because a client may never finish it.
 
 asyncio's own server reports a connection only after its handshake, and never reports a failed one.
 """

@@ -25,7 +25,7 @@ MAX_PAUSE_S = 10.0
 """Seconds that a socket may be paused in the middle of a message by the memory limit, before it is closed."""
 
 _MAX_UNREAD_BYTES = 1 << 20
-"""Unread bytes above which a ping closes the connection."""
+"""Number of unread bytes above which a ping from the client closes the connection."""
 
 _MAX_FRAGMENTS = 10_000
 
@@ -114,7 +114,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._backpressure = None
 
     def taken(self) -> None:
-        """Recount after the application has taken a large message."""
+        """Update the socket's memory after the application has taken a large message."""
         self._count()
 
     async def drained(self) -> None:
