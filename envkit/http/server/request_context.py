@@ -18,9 +18,8 @@ from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
-"""Seconds between checks of an open socket's token. Together with `envkit.http.auth.tokens.FRESH_S` it must be less
-than
-a second, because a revoked token closes its sockets within a second.
+"""Seconds between checks of an open socket's token. Together with `envkit.http.auth.tokens.FRESH_S` it must be
+less than a second, because a revoked token closes its sockets within a second.
 """
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -122,8 +121,7 @@ class RequestContext:
             self._reservation.free()
 
     async def _begin_large(self, message: Message, size: int) -> None:
-        """Begin an answer whose memory is counted. If no memory is left and none was reserved before, send an error
-        instead.
+        """Begin an answer whose memory is counted; send an error if no memory is left and none was reserved before.
 
         The error is safe: calls without a reservation only read, or repeat the answer of a turn.
         """

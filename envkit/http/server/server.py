@@ -31,13 +31,13 @@ MAX_CONNECTIONS = 10_000
 """Default of the connections served at once."""
 
 _FILES = 1 << 16
-"""Maximum limit on open files to request. With a higher limit, programs that close every possible descriptor are slow.
+"""Maximum limit on open files to request. A higher one slows down programs that close every possible descriptor."""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _PING_S = 20.0
 _PONG_S = 120.0
-"""Seconds to wait for a pong: a client that trains a model in its event loop's thread cannot answer during an update.
+"""Seconds to wait for a pong: a client that trains in its event loop's thread cannot answer during an update."""
 _LEAVE_S = 3
 _UVICORN = logging.getLogger("uvicorn.error")
 _EXPECTED = frozenset(
@@ -180,8 +180,7 @@ class _Server(uvicorn.Server):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide uvicorn's warnings about answers that this server aborts or sends instead of opening a socket, and about
-    invalid
-    requests.
+    invalid requests.
     """
 
     def is_unexpected(record: logging.LogRecord) -> bool:
