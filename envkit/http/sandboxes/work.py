@@ -1,6 +1,6 @@
 """Programs, shell commands and files in sandboxes, with memory reserved for their results.
 
-Memory is reserved before the work starts: if there is none, the call fails without effects and can be repeated.
+Memory is reserved before the work starts: without memory, the call fails without effects and can be repeated.
 """
 
 from __future__ import annotations
