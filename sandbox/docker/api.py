@@ -98,7 +98,7 @@ class Daemon:
         try:
             return str((await self._call(create))["Id"])
         except DaemonError as error:
-            self._orphans.update(_ORPHAN.findall(str(error)))  # matches a message of Docker
+            self._orphans.update(_ORPHAN.findall(str(error)))  # library's message: Docker
             raise
 
     async def start(self, container: str) -> None:

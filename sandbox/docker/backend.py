@@ -340,7 +340,7 @@ class DockerBackend:
             try:
                 attached = await container.run(self._daemon, options(limits_disk=True), opening)
             except DaemonError as error:
-                if "storage" not in str(error):  # matches a message of Docker
+                if "storage" not in str(error):  # library's message: Docker
                     raise
                 self._limits_disk = False
             else:

@@ -254,7 +254,7 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
             await daemon.remove(container_id)
         program = options["Entrypoint"]
         missing = f'exec: "{program[0]}"' if isinstance(program, list) else str(program)
-        if isinstance(error, DaemonError) and missing in str(error):  # matches a message of Docker
+        if isinstance(error, DaemonError) and missing in str(error):  # library's message: Docker
             raise MissingProgramError from None
         raise
     return attached

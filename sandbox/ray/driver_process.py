@@ -180,7 +180,7 @@ def _connected(address: str, report: Callable[[str], None]) -> Any:
     except ImportError as error:
         raise UsageError(f"the package ray cannot be used: {_line(error)}") from None
     except (OSError, RuntimeError, ValueError) as error:
-        if "Version mismatch" in str(error):  # matches a message of Ray
+        if "Version mismatch" in str(error):  # library's message: Ray
             detail = _line(error).removeprefix("Version mismatch: ")
             raise UsageError(f"the cluster at {location} has another version of Ray or Python: {detail}") from None
         raise UsageError(f"there is no Ray cluster at {location}: {_line(error)}{advice}") from None

@@ -333,7 +333,7 @@ class RecordingDisplay(SilentDisplay):
 class Talkative(Part):
     """Every completion has the maximum number of tokens."""
 
-    def _announce(self, call: Call) -> str:
+    def _say(self, call: Call) -> str:
         return "ab"
 
 

@@ -200,7 +200,7 @@ def test_a_detached_agent_is_reached_again_through_its_socket(
 
 
 def test_garbage_at_the_socket_ends_only_that_channel(tmp_path: Path) -> None:
-    with started(tmp_path, door=str(tmp_path / "door")) as sandbox:
+    with started(tmp_path, control_socket=str(tmp_path / "door")) as sandbox:
         sandbox.call("ping")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "door"))
