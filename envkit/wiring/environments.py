@@ -201,7 +201,7 @@ def _carry_errors() -> Iterator[None]:
 
 def _check_only_served(token: str | None, ca: Path | str | None) -> None:
     if token is not None or ca is not None:
-        raise ConfigError(["url: not set, but token and ca need the address of a server"])
+        raise ConfigError(["url: not set; token and ca need the address of a server"])
 
 
 def _is_count(number: object) -> bool:

@@ -167,7 +167,9 @@ def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ..
 
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """Return the environment variables of all programs; the spec's override envkit's, which override the image's."""
+    """Return the environment variables of all programs: the spec's override those of envkit, which override the
+    image's.
+    """
     home = "/root" if spec.profile == "system" else WORK
     return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, "HOME": home, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
 

@@ -235,7 +235,7 @@ class Instance:
             try:
                 return await function(*args, **kwargs)
             except SandboxLostError as error:
-                self.lose(error.cause)  # without waiting for the monitor to notice
+                self.lose(error.cause)  # report the loss now; the monitor would notice it later
             finally:
                 self._calls.discard(scope)
         raise self.lost()

@@ -159,7 +159,8 @@ class Unpacker:
         other_folder = _entered(self._handle, steps)
         try:
             about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            if not stat.S_ISREG(about.st_mode):  # a symbolic link, if linked in another folder, may lead out
+            # A hard link to a symbolic link is not allowed, because the link may lead out from another folder.
+            if not stat.S_ISREG(about.st_mode):
                 raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
             os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:

@@ -131,7 +131,7 @@ class SandboxClient:
         return (await self._transport.call("create", body, wire.SandboxReply, within_s)).view()
 
     def get(self, id: str) -> RemoteSandbox:
-        """Return the sandbox of this id, without checking that it exists."""
+        """Return the sandbox with this id. Does not check that it exists."""
         return RemoteSandbox(wire.read_any_sandbox_id(id), self._transport)
 
     async def view(self, id: str) -> SandboxView:
