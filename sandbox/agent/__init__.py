@@ -1,10 +1,10 @@
 """The agent: the program that runs commands and shells inside a sandbox and transfers its files.
 
-Its modules are written for Python 3.7 and the standard library, because the sandbox's own Python runs them. They are
-sent when the sandbox starts; envkit need not be installed inside.
+The sandbox's own Python runs the agent, so its modules use only Python 3.7 and the standard library. The host sends
+the modules when the sandbox starts; envkit need not be installed in the sandbox.
 
-Run `command` in the sandbox and write `opening` to its standard input. After that, standard input and standard output
-carry frames (`envkit.sandbox.agent.framing`).
+To start the agent, run `command` in the sandbox and write `opening` to its standard input. After that, standard input
+and standard output carry frames (`envkit.sandbox.agent.framing`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ BOOT = (
     "magic,code,text=[take(0,int(take(0,9)))for _ in range(3)]\n"
     "exec(marshal.loads(code)if magic==MAGIC_NUMBER else compile(text,'agent/bootstrap.py','exec'))\n"
 )
-"""Reads a magic number, code and source from standard input; runs the code, or the source if the magic differs.
+"""Program that reads a bytecode version (magic number), bytecode and source from standard input and runs one of them.
 
-Each part follows its length in nine digits. Does not import `os`, which is slow to load.
+It runs the bytecode if this Python has the same version, otherwise the source. Each part is preceded by its length in
+nine digits. The program does not import `os`, which is slow to load.
 """
 
 
 def command(python: str) -> list[str]:
-    """Return the argv that starts the agent with the sandbox's `python`, 3.7 or newer."""
+    """Return the argv that starts the agent; `python` is the path of Python 3.7 or newer inside the sandbox."""
     return [python, "-I", "-S", "-E", "-c", BOOT]
 
 
 def opening() -> bytes:
-    """Return the bytes to send first: the bootstrap and all modules, each after its length.
+    """Return the bytes to send to `BOOT`: the bootstrap and all modules, each preceded by its length.
 
-    Each is sent as source and as bytecode of the host's Python. A bubblewrap sandbox runs the same Python; bytecode
+    They contain source and bytecode. A bubblewrap sandbox runs the host's Python, so it can use the bytecode, which
     saves several milliseconds of its start.
     """
     magic = importlib.util.MAGIC_NUMBER

@@ -1,7 +1,7 @@
-"""The bootstrap of the agent: send hello as soon as possible, then receive and load the other modules.
+"""The bootstrap of the agent: sends the hello frame as soon as possible, then receives and loads the other modules.
 
-It runs as a script in which ``take(fd, count)`` reads `count` bytes. Annotations that Python 3.7 cannot evaluate are
-strings, because importing ``__future__`` is slow; so is ``os``.
+It runs as a script. The program that starts it defines ``take(fd, count)``, which reads `count` bytes. It imports
+neither ``os`` nor ``__future__``, which are slow to load, so annotations that Python 3.7 cannot evaluate are strings.
 """
 
 import marshal
@@ -22,7 +22,7 @@ class Finder:
     """Imports the received modules as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
 
     Args:
-        content: For each module a line ``NAME SIZE`` and SIZE bytes; a name with a magic number marks bytecode.
+        content: For each module a line ``NAME SIZE`` and SIZE bytes of source, or ``NAME@MAGIC SIZE`` and bytecode.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -58,7 +58,7 @@ class Finder:
 
 
 def take_channel() -> "tuple[int, int]":
-    """Return the channel's reader and writer, moved to descriptors that programs do not inherit."""
+    """Move the channel from standard input and output to other descriptors, and return its reader and writer."""
     nothing = posix.open("/dev/null", posix.O_RDWR)
     while nothing < 3:  # standard error may be closed
         nothing = posix.dup(nothing)
@@ -70,7 +70,7 @@ def take_channel() -> "tuple[int, int]":
 
 
 def hello() -> bytes:
-    """Return the first frame."""
+    """Return the first frame of a channel, which describes the agent."""
     facts = (posix.getpid(), *sys.version_info[:2], posix.getuid())
     text = '{"hello": 3, "pid": %d, "python": "%d.%d", "uid": %d}' % facts
     return len(text).to_bytes(4, "big") + bytes(4) + text.encode()
@@ -85,5 +85,5 @@ def boot() -> None:
     main(reader, writer, hello())
 
 
-if __name__ == "__main__":  # `BOOT` runs it as a script
+if __name__ == "__main__":  # true when `BOOT` runs this file
     boot()

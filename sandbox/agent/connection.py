@@ -1,4 +1,7 @@
-"""The agent's end of a channel, and the concurrent calls that it carries. The calls end with the channel."""
+"""The agent's end of a channel to the host, and the concurrent calls on the channel.
+
+Closing the channel cancels its calls.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     Header = dict[str, Json]
 
 _HIGH_WATER_BYTES = 256 << 10
-"""Unsent bytes at which senders that can wait must pause."""
+"""Number of unsent bytes at which senders must pause, if they can."""
 _READ_BYTES = 1 << 18
 
 
@@ -34,7 +37,7 @@ class CallError(Exception):
 
 
 class IncomingCall:
-    """One call in progress. The host's frames for it arrive at `more`, `eof`, `ack` and `cancel`.
+    """One call of the host in progress. `HostConnection` passes its frames to `more`, `eof`, `ack` and `cancel`.
 
     Attributes:
         is_over: Whether the reply was sent.
@@ -55,24 +58,24 @@ class IncomingCall:
         """Handle the host's acknowledgement of `count` more bytes."""
 
     def cancel(self) -> None:
-        """End the call and everything it started; calls `finish`."""
+        """End the call and everything that it started, and send the result."""
         self.finish()
 
     def send_header(self, **header: Json) -> None:
         self.connection.send({"id": self._number, **header})
 
     def send_piece(self, of: str, piece: bytes | memoryview) -> None:
-        """Send one piece of at most `framing.MAX_BODY_BYTES`."""
+        """Send at most `framing.MAX_BODY_BYTES` of the output `of`, such as ``data``."""
         self.connection.send({"id": self._number, "of": of}, piece)
 
     def pieces(self, of: str, content: bytes) -> Iterator[bytes]:
-        """Yield `content` as frames."""
+        """Split `content` into frames for the output `of`."""
         view = memoryview(content)
         for at in range(0, len(content), framing.MAX_BODY_BYTES):
             yield framing.frame({"id": self._number, "of": of}, view[at : at + framing.MAX_BODY_BYTES])
 
     def end_frame(self, **result: Json) -> bytes:
-        """Return the frame that ends the call successfully."""
+        """Return the frame that reports success and ends the call."""
         return framing.frame({"id": self._number, "end": True, **result})
 
     def finish(self, **result: Json) -> None:
@@ -80,12 +83,12 @@ class IncomingCall:
         self._end()
 
     def finish_with(self, frames: Iterator[bytes]) -> None:
-        """Send `frames`, which end with `end_frame`, as fast as the host reads."""
+        """End the call by sending `frames` as fast as the host reads them; the last one must be `end_frame`."""
         self.connection.feed(frames)
         self._end()
 
     def finish_with_outputs(self, tails: dict[str, OutputTail], **result: Json) -> None:
-        """Send the tail of each output, and the result with ``cut``, the number of dropped bytes."""
+        """End the call with the tail of each output and the result, whose ``cut`` is the number of dropped bytes."""
         kept = {of: tail.take() for of, tail in tails.items()}
         cut = sum([dropped for _, dropped in kept.values()])
 
@@ -101,7 +104,7 @@ class IncomingCall:
         self._end()
 
     def crashed(self, text: str) -> None:
-        """Fail the call after an exception in the agent."""
+        """Fail the call after an unhandled exception in the agent."""
         if not self.is_over:
             self.fail("bad", text)
 
@@ -114,9 +117,11 @@ class HostConnection:
     """One channel to the host.
 
     Args:
-        start: Starts the call that a header describes, or raises `CallError`; returns None if it has already replied.
+        reader: Descriptor to read frames from.
+        writer: Descriptor to write frames to; may be the same as `reader`.
+        start: Starts the call that a header describes, or raises `CallError`. Returns None if the call is already over.
         on_config: Receives the configuration.
-        on_over: Called with the kind of cause and one line when the other end is gone or sent a malformed frame.
+        on_over: Called once when the channel is closed, with the kind of cause and one line of text.
     """
 
     def __init__(
@@ -151,11 +156,11 @@ class HostConnection:
 
     @property
     def is_full(self) -> bool:
-        """Whether senders should pause; see `when_room`."""
+        """Whether so much data is unsent that senders must pause until `when_room` calls them back."""
         return self._queued >= _HIGH_WATER_BYTES
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when there is room again."""
+        """Call `callback` once, as soon as senders may continue, or when the channel is closed."""
         self._room_callbacks.append(callback)
 
     def send(self, header: Header, body: bytes | memoryview = b"") -> None:
@@ -169,13 +174,13 @@ class HostConnection:
             self._flush_soon()
 
     def feed(self, frames: Iterator[bytes]) -> None:
-        """Send `frames`, encoding the next ones when there is room."""
+        """Send `frames` lazily: take the next frame only when little data is unsent."""
         if self.is_open:
             self._feeds.append(frames)
             self._flush_soon()
 
     def hold(self, holder: object, held: bool) -> None:
-        """Pause reading while at least one holder is registered."""
+        """Register (`held`) or unregister a holder; reading from the host pauses while any holder is registered."""
         if held:
             self._holders.add(holder)
         else:
@@ -194,14 +199,19 @@ class HostConnection:
         return self._calls.get(number)
 
     def send_last(self, header: Header) -> None:
-        """Write the queued frames and one more without blocking, before the process exits."""
+        """Write the queued frames and one last frame without blocking. The process exits afterwards."""
         try:
             os.write(self._files[1], b"".join([*self._out, framing.frame(header)]))
         except OSError:
             pass
 
     def close(self, why: str, kind: str = "stopped") -> None:
-        """End every call and close the channel; safe to repeat."""
+        """Cancel every call and close the channel; a repeated call does nothing.
+
+        Args:
+            why: One line for `on_over`.
+            kind: The kind of cause for `on_over`.
+        """
         if not self.is_open:
             return
         self.is_open = False
@@ -247,7 +257,7 @@ class HostConnection:
             self._begin(number, header)
             return
         call = self._calls.get(number)
-        if call is None:  # it has just ended
+        if call is None:  # the call ended before this frame arrived
             return
         try:
             if header.get("more"):

@@ -1,6 +1,6 @@
-"""The event loop: one thread that waits for file descriptors, timers and signals.
+"""The event loop: one thread that waits for file descriptors, timers and signals, and calls callbacks.
 
-An uncaught exception in PID 1 would end the sandbox; here it fails only the call that the callback belongs to.
+An uncaught exception in process 1 would end the sandbox. The loop catches it, and only the callback's owner fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # `signal` itself takes longer to load than the whole agent
 
-_READ = 1  # the same in poll and in epoll
+_READ = 1  # these values are the same in poll and in epoll
 _WRITE = 4
 _CLOSED = 8 | 16
 
@@ -26,7 +26,7 @@ class FdWatch:
     """A watch on one file descriptor. Closing the watch does not close the descriptor.
 
     Args:
-        owner: Object that the callbacks belong to; passed to `on_crash` with their exceptions.
+        owner: Object that the callbacks belong to; the loop passes it to `on_crash` if a callback raises.
     """
 
     __slots__ = ("_loop", "_mask", "_on_read", "_on_write", "_registered_turn", "fd", "owner")
@@ -48,7 +48,7 @@ class FdWatch:
         self._registered_turn = loop.turn
 
     def want(self, *, read: bool | None = None, write: bool | None = None) -> None:
-        """Set what to wait for; None leaves it unchanged."""
+        """Set whether to wait for data to read and for space to write; None leaves a setting unchanged."""
         mask = self._mask
         if read is not None:
             mask = mask | _READ if read else mask & ~_READ
@@ -58,7 +58,7 @@ class FdWatch:
             return
         poller = self._loop.poller
         if not mask:
-            poller.unregister(self.fd)  # an empty mask would still report a hangup, in a busy loop
+            poller.unregister(self.fd)  # an empty mask would report a hangup in every poll
         elif self._mask:
             poller.modify(self.fd, mask)
         else:
@@ -67,7 +67,7 @@ class FdWatch:
         self._mask = mask
 
     def close(self) -> None:
-        """Stop watching; safe to repeat. Must be called before the descriptor is closed."""
+        """Stop watching; a repeated call does nothing. Must be called before the descriptor is closed."""
         self.want(read=False, write=False)
         if self._loop.watches.get(self.fd) is self:
             del self._loop.watches[self.fd]
@@ -75,7 +75,7 @@ class FdWatch:
     def dispatch(self, mask: int) -> None:
         """Run the callbacks for the events in `mask`."""
         if self._registered_turn == self._loop.turn:
-            return  # the events belong to an earlier file with the same descriptor
+            return  # registered after the poll: the events belong to a closed file that had the same descriptor
         if mask & (_READ | _CLOSED) and self._mask & _READ and self._on_read is not None:
             self._on_read()
         if mask & (_WRITE | _CLOSED) and self._mask & _WRITE and self._on_write is not None:
@@ -83,7 +83,7 @@ class FdWatch:
 
 
 class Timer:
-    """A scheduled callback; `cancel` is safe to repeat."""
+    """A scheduled callback; a repeated `cancel` does nothing."""
 
     __slots__ = ("_loop", "callback", "owner")
 
@@ -106,7 +106,7 @@ class Loop:
         on_signal: Receives the number of each caught signal.
 
     Attributes:
-        turn: Number of completed polls.
+        turn: Number of polls so far.
     """
 
     def __init__(self, on_crash: Callable[[object, Exception], None], on_signal: Callable[[int], None]) -> None:
@@ -150,7 +150,7 @@ class Loop:
         return timer
 
     def forget_timer(self) -> None:
-        """Count a cancelled timer; from time to time, drop all cancelled ones so that they do not pile up."""
+        """Count a cancelled timer, and remove the cancelled timers once they are more than half of all."""
         self._cancelled += 1
         if self._cancelled > 100 and self._cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
@@ -158,7 +158,7 @@ class Loop:
             self._cancelled = 0
 
     def run(self) -> None:
-        """Run forever; a callback must exit the process."""
+        """Run the loop. Never returns; a callback may exit the process."""
         while True:
             while self._soon:
                 soon, self._soon = self._soon, []
@@ -201,7 +201,7 @@ class Loop:
             callback(*arguments)
         except Exception as error:
             if watch is not None:
-                watch.close()  # otherwise it would raise again at once, forever
+                watch.close()  # otherwise the same event would raise again in every poll
             self._on_crash(owner, error)
 
     def _read_signals(self) -> None:

@@ -1,4 +1,4 @@
-"""Frames: the lengths of header and body, the header (a JSON object) and the body (bytes)."""
+"""Encodes and decodes frames: two lengths, a header (JSON object) and a body (bytes)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class MalformedFrameError(Exception):
 
 
 def frame(header: dict[str, Json], body: bytes | memoryview = b"") -> bytes:
-    """Return one frame; `body` has at most `MAX_BODY_BYTES`."""
+    """Encode one frame; `body` has at most `MAX_BODY_BYTES`."""
     text = dumps(header).encode()
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
 
 
 class Decoder:
-    """Decodes frames from pieces that may be split anywhere."""
+    """Decodes frames from a stream that arrives in pieces of any size."""
 
     def __init__(self) -> None:
         self._waiting = bytearray()
@@ -38,7 +38,7 @@ class Decoder:
         """Yield the header and the body of each frame that `piece` completes.
 
         Raises:
-            MalformedFrameError: It is too long, or its header is not a JSON object.
+            MalformedFrameError: A frame is too long, or its header is not a JSON object.
         """
         waiting = self._waiting
         waiting += piece

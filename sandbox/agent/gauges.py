@@ -9,23 +9,26 @@ if TYPE_CHECKING:
     from .json_fallback import Json
 
 _EVENTS = "/sys/fs/cgroup/memory.events"
-"""For cgroup v2."""
+"""The event counts of cgroup v2."""
 _MEMORY_GROUPS = ("/sys/fs/cgroup/memory/", "/sys/fs/cgroup/memory/agent/")
-"""For cgroup v1, where a group does not count OOM kills of its child groups."""
+"""The cgroups of cgroup v1: the sandbox's and the agent user's. A cgroup does not count OOM kills of its children."""
 _KILL_COUNTS = (_EVENTS, *(folder + "memory.oom_control" for folder in _MEMORY_GROUPS))
 _HUGE_PAGE_BYTES = 2 << 20
-"""Largest single allocation, and so the most that can be free below a limit that was hit."""
+"""Size of the largest single allocation. When an allocation has failed, at most this much is free below the limit."""
 _WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
 
 def fullest() -> dict[str, Json]:
-    """Return the fullest writable path with its own disk limit, and its use in percent."""
+    """Return which writable file system is fullest (``disk_place``) and how full it is (``disk_percent``).
+
+    Empty if no writable path is a separate file system.
+    """
     found: dict[str, Json] = {}
     peak = -1
     for path in _WRITABLE if os.getpid() == 1 else ():
         try:
-            if os.stat(path).st_dev == os.stat("/").st_dev:  # part of the root file system, which the host limits
+            if os.stat(path).st_dev == os.stat("/").st_dev:  # the host limits the root file system
                 continue
             size = os.statvfs(path)
         except OSError:
@@ -50,9 +53,9 @@ def kill_count() -> int | None:
 
 
 def limit_hits() -> int:
-    """Return how often the sandbox, or the agent user's programs, ran out of memory at their own limit.
+    """Return how often the sandbox's own memory limit, or the agent user's, caused an out-of-memory condition.
 
-    With cgroup v1, return how many of its memory cgroups reached their limit since the host last reset their peaks.
+    With cgroup v1, return how many of the two cgroups have reached their limit since the host last reset their peaks.
     """
     for line in (_read(_EVENTS) or b"").splitlines():
         if line.startswith(b"oom "):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .linux import User
 
 _LEAST_BYTES = 16 << 20
-"""Total size of the objects of one kind from which they are removed."""
+"""All objects of one kind are removed if their total size exceeds this size."""
 _MESSAGE_BYTES = 64
 _SEMAPHORE_BYTES = 64
 _OBJECT_BYTES = 1 << 10
@@ -20,10 +20,10 @@ _IPC_RMID = 0
 
 
 def remove_large(user: User) -> None:
-    """Remove the objects of `user` of each kind that holds more than 16 MiB in total.
+    """Remove the System V objects of `user` of each kind whose total size exceeds 16 MiB.
 
-    Programs that are attached to shared memory keep it until they end. Does nothing without ctypes, or outside
-    process 1: the objects of the host's IPC namespace belong to other programs.
+    Programs that are attached to shared memory can use it until they end. Does nothing without ctypes. Does nothing if
+    we are not process 1, because the objects of the host's IPC namespace belong to other programs.
     """
     if os.getpid() != 1:
         return
@@ -38,14 +38,14 @@ def remove_large(user: User) -> None:
 
 
 def _objects(path: str) -> list[dict[str, int]]:
-    """Return the rows of a table, keyed by the names in its first line."""
+    """Read a table in /proc; return each row as a dict whose keys are the column names in the first line."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # a kernel without them
+    except OSError:  # the kernel has no System V objects
         return []
     with open(fd) as file:
         names = file.readline().split()
-        # The name of the second column differs between the kinds.
+        # The second column is the id; its name differs between the three tables.
         if len(names) > 1:
             names[1] = "id"
         return [dict(zip(names, [int(value) for value in line.split()])) for line in file]

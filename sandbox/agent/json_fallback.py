@@ -1,6 +1,7 @@
-"""JSON without the package `json`, which is slower to load than the whole agent and missing in reduced Pythons.
+"""Encodes and decodes JSON without the package `json`.
 
-Decoding uses the C scanner of that package if it is available. Encoding supports only the flat objects of the agent.
+That package is slower to load than the whole agent, and reduced Pythons lack it. Decoding uses its C scanner
+(`_json`) if available. Encoding supports only objects without nested values, because the agent sends no others.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _NUMBER = "+-.0123456789eE"
 
 
 def loads(text: str, scan: Callable[[str, int], tuple[Json, int]] | None = None) -> Json:
-    """Return the decoded value.
+    """Decode one JSON value.
 
     Args:
-        text: One JSON value.
-        scan: Returns the value that begins at an index, and its end; None uses the C scanner if available.
+        text: The JSON text.
+        scan: Decodes the value at an index and returns it and the index of its end; None for the default scanner.
 
     Raises:
         ValueError: `text` is not JSON.
@@ -63,14 +64,14 @@ def _plain(value: Json) -> str:
 
 
 class _Rules:
-    """Options of the C scanner."""
+    """The options that the C scanner reads as attributes."""
 
     strict = True
     object_hook = None
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    memo: dict[str, str] = {}  # noqa: RUF012 the scanner owns it
+    memo: dict[str, str] = {}  # noqa: RUF012 only the scanner uses it
 
     @staticmethod
     def parse_constant(word: str) -> Json:
@@ -78,7 +79,7 @@ class _Rules:
 
 
 def scan_plainly(text: str, at: int) -> tuple[Json, int]:
-    """Decode the value that begins at index `at`; return it and its end."""
+    """Decode the value that begins at index `at`; return the value and the index of its end."""
     first = text[at : at + 1]
     if first == '"':
         return _string(text, at + 1)
@@ -111,7 +112,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
             raise ValueError("control character in a string")
         parts.append(plain)
         if escape < 0:
-            # Surrogate pairs arrive as two escapes.
+            # A character above U+FFFF is written as two escapes (a surrogate pair); join them.
             joined = "".join(parts)
             return joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), quote + 1
         letter = text[escape + 1]

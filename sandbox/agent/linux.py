@@ -37,7 +37,7 @@ _HIDDEN_UID = 1002
 _BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
 """Prefixes of the pids limit and count files: cgroup v2, cgroup v1."""
 _AGENT_GROUP = "/sys/fs/cgroup/memory/agent/tasks"
-"""For cgroup v1, as seen by process 1 of a container."""
+"""The tasks file of the agent user's memory cgroup (cgroup v1), as seen by process 1 of a container."""
 _SCORE = "/proc/self/oom_score_adj"
 _FIRST_TO_DIE = b"1000"
 _PENDING_SIGNALS = 4096
@@ -48,10 +48,10 @@ class User:
     """A user that programs run as.
 
     Attributes:
-        uid: User and group id; None keeps the agent's.
-        env: Environment variables of its programs, in addition to the sandbox's.
-        is_private: Whether its files are closed to other users; ignored if `uid` is None.
-        preemptible: Whether its programs are killed when another user's process cannot start.
+        uid: User and group id; None for the user that the agent runs as.
+        env: Environment variables of the user's programs, in addition to the sandbox's.
+        is_private: Whether other users have no access to the user's files; ignored if `uid` is None.
+        preemptible: Whether the user's programs are killed when another user's process cannot start.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class User:
 
     @property
     def rights(self) -> int:
-        """Mask for the default mode of its new files."""
+        """The mode bits that new files of this user may have."""
         return 0o700 if self.is_private else 0o777
 
     def act(self, action: Callable[[], T]) -> T:
-        """Run `action` with this user's rights, so that links resolve with them; return its result."""
+        """Call `action` with this user's file access rights and return its result."""
         if self.uid is None:
             return action()
         os.setegid(self.uid)
@@ -87,17 +87,19 @@ class User:
             os.setegid(0)
 
     def pipe(self) -> tuple[int, int]:
-        """Return a pipe that this user can reopen by name, as programs do with ``/dev/stderr``."""
+        """Open a pipe whose write end this user can reopen by name, as programs do with ``/dev/stderr``."""
         reader, writer = os.pipe()
         if self.uid is not None:
             os.fchown(writer, self.uid, self.uid)
         return reader, writer
 
     def become(self, hidden: bool = False) -> None:
-        """Switch to this user irrevocably, without capabilities; does nothing more than NO_NEW_PRIVS if `uid` is None.
+        """Switch this process to the user permanently and drop all capabilities.
+
+        If `uid` is None, this only sets NO_NEW_PRIVS.
 
         Args:
-            hidden: Whether the user's own programs cannot signal this process; file access does not change.
+            hidden: Whether to prevent the user's programs from sending signals to this process.
         """
         libc = _library()
         _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
@@ -107,18 +109,19 @@ class User:
             os.umask(0o077)
         _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
-            _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without CAP_SETPCAP; the other measures remain
+            _prctl(libc, _PR_CAPBSET_DROP, capability)  # fails without CAP_SETPCAP; the steps below still apply
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
-        known = _HIDDEN_UID if hidden else self.uid  # signals need a matching real uid
+        known = _HIDDEN_UID if hidden else self.uid  # a sender of signals needs this real or saved uid
         os.setresuid(known, self.uid, known)
         if libc is not None:
             libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def lent_files() -> dict[str, int]:
-    """Return the open files that the host sends over the socket whose number is our first argument, by letter:
-    ``s`` for our OOM score, ``g`` for the tasks file of the agent's memory cgroup.
+    """Receive open files from the host; our first argument is the number of the socket to receive them from.
+
+    The keys are ``s`` for our OOM score and ``g`` for the tasks file of the agent user's memory cgroup.
     """
     if len(sys.argv) < 2:
         return {}
@@ -130,10 +133,10 @@ def lent_files() -> dict[str, int]:
 
 
 class JoinedCgroup:
-    """The memory cgroup of the agent user's programs; its limit leaves a reserve for the agent and graders.
+    """The memory cgroup of the agent user's programs. Its limit reserves memory for the agent and graders.
 
     Args:
-        lent: The tasks file, open for writing, if the cgroup file system is read-only.
+        lent: Descriptor of the tasks file, from `lent_files`; None if the host did not send it.
     """
 
     def __init__(self, lent: int | None) -> None:
@@ -141,8 +144,8 @@ class JoinedCgroup:
         self._is_known = lent is not None
 
     def find(self) -> None:
-        """Open the tasks file if the host made it writable; call before the first `join`."""
-        if not self._is_known and os.getpid() == 1:  # otherwise the group belongs to the host
+        """Open the tasks file if it is writable. Must be called before the first `join`."""
+        if not self._is_known and os.getpid() == 1:  # other processes see the host's cgroups at this path
             self._is_known = True
             try:
                 self._fd = os.open(_AGENT_GROUP, os.O_WRONLY | os.O_CLOEXEC)
@@ -150,7 +153,7 @@ class JoinedCgroup:
                 pass
 
     def join(self) -> None:
-        """Move this single-threaded process. Raises `OSError` if the kernel refuses."""
+        """Move this process, which must be single-threaded, into the cgroup. Raises `OSError` if that fails."""
         if self._fd is not None:
             os.write(self._fd, b"0")
 
@@ -161,29 +164,35 @@ def adopt_orphans() -> bool:
 
 
 def hide_memory() -> None:
-    """Keep processes with our rights, such as root's programs, from tracing us and reading our memory."""
+    """Prevent other processes of our user, such as root's programs, from tracing us and reading our memory."""
     if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
-        os.setegid(_HIDDEN_UID)  # a change of ids makes a process undumpable, too
+        os.setegid(_HIDDEN_UID)  # without prctl: a change of the group id makes a process undumpable, too
         os.setegid(0)
 
 
 def die_with_parent(number: int) -> None:
-    """Receive signal `number` when the parent dies (PR_SET_PDEATHSIG). A change of user clears it."""
+    """Let the kernel send us signal `number` when our parent dies (PR_SET_PDEATHSIG).
+
+    A change of user clears this setting.
+    """
     _prctl(_library(), _PR_SET_PDEATHSIG, number)
 
 
 class Score:
-    """This process's ``oom_score_adj``: the kernel kills higher scores first. Children inherit it at the fork.
+    """This process's ``oom_score_adj``. The kernel kills processes with higher scores first; a fork inherits the score.
 
     Args:
-        lent: The file, open for writing, if /proc is read-only.
+        lent: Descriptor of the file, from `lent_files`; None to open it in /proc.
     """
 
     def __init__(self, lent: int | None) -> None:
         self._lent = lent
 
     def fork_first_to_die(self) -> int:
-        """Fork a child that the kernel kills before us, if we may change our score. Raises as `os.fork`."""
+        """Fork a child that the kernel kills before us; without permission to change the score, only fork.
+
+        Returns and raises the same as `os.fork`.
+        """
         try:
             fd = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC) if self._lent is None else os.dup(self._lent)
         except OSError:
@@ -196,14 +205,17 @@ class Score:
                 pid = os.fork()
                 return pid
             finally:
-                if pid != 0:  # in the child, this would write to the parent's file
+                if pid != 0:  # in the child, `fd` is still the parent's file
                     os.pwrite(fd, before, 0)
         finally:
             os.close(fd)
 
 
 def limit_resources() -> None:
-    """Disable core files; limit signals and message queues to half the hard limit, to leave some for graders."""
+    """Disable core files, and limit pending signals and message queues.
+
+    The limits are at most half the hard limits, because the agent and graders need the rest.
+    """
     if resource is not None:
         bounds = [(resource.RLIMIT_CORE, 0)]
         if _LINUX:
@@ -218,7 +230,7 @@ def be_killed_first() -> None:
     """Raise our OOM score above the agent's, if the agent could not do so before the fork."""
     is_seen = os.geteuid() != 0 and _prctl(
         _library(), _PR_SET_DUMPABLE, 1
-    )  # root owns this file of an undumpable process
+    )  # we can write the file only while we are dumpable; otherwise root owns it
     try:
         fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -237,7 +249,7 @@ def waiting_bytes(fd: int) -> int:
 
 
 def process_bound() -> int | None:
-    """Return the sandbox's limit of processes and threads; None if there is no limit, or we are not process 1."""
+    """Return the maximum number of processes and threads; None if there is no limit, or we are not process 1."""
     return _processes(".max") if os.getpid() == 1 else None
 
 
@@ -247,14 +259,14 @@ def process_count() -> int | None:
 
 
 def close_others(*kept: int) -> None:
-    """Close every file but standard input, output, error and `kept`."""
+    """Close all file descriptors except 0, 1, 2 and `kept`."""
     folder = "/proc/self/fd" if _LINUX else "/dev/fd"
     for name in os.listdir(folder):
         fd = int(name)
         if fd > 2 and fd not in kept:
             try:
                 os.close(fd)
-            except OSError:  # the descriptor of the listing itself
+            except OSError:  # listdir itself used this descriptor, and has closed it
                 pass
 
 
@@ -282,9 +294,9 @@ def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
 
 
 def _library() -> CDLL | None:
-    """Return the C library; None in a reduced Python, where the container's own settings apply instead.
+    """Return the C library; None in a Python without ctypes, where the container's own settings apply instead.
 
-    Loaded on demand: it costs a fifth of a sandbox's start, and the first reply need not wait for it.
+    Loads ctypes on demand, because that takes a fifth of a sandbox's start, and the first reply need not wait for it.
     """
     if not _LINUX:
         return None

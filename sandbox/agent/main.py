@@ -1,4 +1,4 @@
-"""The agent: configures the sandbox, dispatches calls, and ends the sandbox."""
+"""The agent's main program: accepts channels, configures the sandbox, dispatches calls and ends the sandbox."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ _BROKEN = 3
 
 
 class Agent:
-    """Process 1 of a sandbox, or the root of its processes."""
+    """The agent, which is process 1 of a sandbox, or the root of its processes.
+
+    Args:
+        hello: The first frame to send on each further channel.
+    """
 
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
@@ -66,7 +70,7 @@ class Agent:
         }
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> HostConnection:
-        """Serve calls from a channel; one that is configured with ``observes`` does not count as a client."""
+        """Serve calls from a channel. A channel that is configured with ``as_observer`` does not count as a client."""
         is_client = True
         self._channels += 1
         if self._orphan_timer is not None:
@@ -92,18 +96,23 @@ class Agent:
         return connection
 
     def _remove_client(self) -> None:
-        """Count one client less; the sandbox ends `_orphan_ttl_s` after the last one left."""
+        """Remove a client from the count; the sandbox ends `_orphan_ttl_s` after the last client has left."""
         self._channels -= 1
         if self._channels == 0 and self._orphan_ttl_s is not None:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)
             self._orphan_timer = self.loop.after(remaining_s, lambda: self._abort("orphaned", "no client came back"))
 
     def open_first(self, reader: int, writer: int) -> None:
-        """Serve the first channel; the sandbox ends with it unless it is detached."""
+        """Serve the first channel; unless the sandbox is detached, it ends when this channel is closed."""
         self.open(reader, writer, on_over=self._on_first_over)
 
     def leave(self, code: int, kind: str) -> None:
-        """Report the kind of cause to the host, then end all processes and exit."""
+        """Report to the host why the sandbox ends, kill all its processes and exit.
+
+        Args:
+            code: Exit code of the agent.
+            kind: The kind of cause, such as ``expired``.
+        """
         for connection in self._connections:
             connection.send_last({"ending": kind})
         if os.getpid() != 1:
@@ -127,7 +136,7 @@ class Agent:
 
     def _warm(self) -> None:
         gc.collect()
-        gc.freeze()  # so that pages stay shared with forked workers
+        gc.freeze()  # the garbage collector would write to memory pages that forked workers share
         self._context.workers.give_back(self._context.workers.take(self._context.user("agent")))
 
     def _run_command(self, argv: list[str]) -> None:
@@ -135,7 +144,7 @@ class Agent:
         if "/" not in argv[0] or argv[0].startswith("/"):
             try:
                 context.find(argv[0])
-            except CallError:  # reported before the first reply, so that the start fails
+            except CallError:  # leave before the first reply, so the host sees that the start failed
                 self._write_stderr(b"%s: No such file or directory\n" % encoded(argv[0]))
                 self.leave(127, "exited")
         user = context.user("agent")
@@ -145,7 +154,7 @@ class Agent:
         folder = encoded(context.work)
         request = worker.encode_request([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
         exec_worker = context.workers.take(user)
-        context.workers.protect(exec_worker)  # the sandbox ends with its command
+        context.workers.protect(exec_worker)  # the sandbox ends if its command is killed
         exec_worker.run(request, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: WorkerReport) -> None:
@@ -238,7 +247,7 @@ class Agent:
         return found
 
     def _open_control_socket(self, path: str) -> None:
-        """Accept further channels at the Unix socket `path`."""
+        """Listen at the Unix socket `path` for further channels."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -282,7 +291,7 @@ class Agent:
             crashed(text)
 
     def _write_stderr(self, text: bytes) -> None:
-        """Write to standard error without blocking."""
+        """Write to standard error; drop the text if that would block."""
         poller = select.poll()
         poller.register(2, select.POLLOUT)
         try:
@@ -299,7 +308,13 @@ class _Log(IncomingCall):
 
 
 def main(reader: int, writer: int, hello: bytes) -> None:
-    """Run forever."""
+    """Run the agent on its first channel. Never returns.
+
+    Args:
+        reader: Descriptor to read the channel from.
+        writer: Descriptor to write the channel to.
+        hello: The first frame to send on each further channel; the bootstrap has sent it on this one.
+    """
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""A connection to a server inside the sandbox, carried over the channel.
+"""The ``forward`` call: a connection to a server inside the sandbox, carried over the channel.
 
-Each side may send up to 256 KiB before an acknowledgement, so that a slow reader does not block other calls.
+Each side sends at most 256 KiB without an acknowledgement, so a slow reader does not block other calls.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Forward(IncomingCall):
     def more(self, piece: bytes) -> None:
         if self._input is not None and self._input.is_open:
             self._input.add(piece)
-        elif piece:  # the input is closed: drop it, but acknowledge
+        elif piece:  # the server no longer reads; acknowledge the data, so the host can continue
             self.send_header(ack=len(piece))
 
     def eof(self) -> None:
@@ -108,7 +108,7 @@ class Forward(IncomingCall):
         if not self.is_over:
             try:
                 self._socket.shutdown(SHUT_WR)
-            except OSError:  # the other end has closed
+            except OSError:  # the server has closed the connection
                 pass
             self._finish_when_over()
 

@@ -1,4 +1,4 @@
-"""The context that all calls share: event loop, workers, users, environment variables and working directory."""
+"""The state that all calls share: event loop, workers, users, environment variables and working directory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ else:
 
 
 _RECENT_S = 1.0
-"""Upper bound for the delay between an OOM kill and its report to the parent process."""
+"""Maximum age of an OOM kill that is taken as the reason why a command was killed."""
 _CHECK_S = 0.5
-"""Interval of checks for OOM kills, which also finds those of background programs."""
+"""Interval of checks for OOM kills; they find kills of background programs, too."""
 
 
 class Context:
-    """The context that all calls share.
+    """The state that all calls share.
 
     Attributes:
         loop: The event loop.
-        workers: Runs the programs.
-        on_oom_kill: Receives the number of OOM kills when it changes.
+        workers: The worker processes that run programs.
+        on_oom_kill: Receives the total number of OOM kills whenever it changes.
         users: Users by name; empty before the configuration.
-        work: Working directory of the agent user's programs; file paths are relative to it.
+        work: Working directory of the agent user's programs. Relative file paths start there.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -92,11 +92,14 @@ class Context:
         return self.user(name)
 
     def environment(self, user: linux.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
-        """Return the environment variables of the sandbox, those of the user, and `more`."""
+        """Return the environment variables for a program: the sandbox's, then the user's, then `more`."""
         return {**self._env, **user.env, **_encoded(more)}
 
     def start_folder(self, user: linux.User) -> str:
-        """Return the working directory of `user`; a grader's is its own home, where the agent cannot plant modules."""
+        """Return the working directory of `user`.
+
+        A grader starts in its own home, where the agent cannot place Python modules that the grader would import.
+        """
         return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
     def inside(self, path: bytes) -> bytes:
@@ -107,7 +110,7 @@ class Context:
         """Return the path of `program`.
 
         Raises:
-            CallError: It is not on the PATH.
+            CallError: `program` is not on the PATH.
         """
         for folder in (self._env.get(b"PATH", b"") + b":" + worker.PATH).split(b":"):
             path = os.path.join(folder, program.encode())
@@ -116,7 +119,7 @@ class Context:
         raise CallError("unsupported", "%s not found on the sandbox's PATH" % program)
 
     def report_oom_kills(self) -> int | None:
-        """Report OOM kills that the sandbox survived; return their number, or None if it is unknown."""
+        """Report new OOM kills to the host; return the total number of kills, or None if it is unknown."""
         kills = gauges.kill_count() if self._reported is not None else None
         if kills is not None and kills != self._reported:
             self._reported, self._reported_at = kills, time.monotonic()
@@ -127,20 +130,23 @@ class Context:
 
     def _check(self) -> None:
         self.loop.after(_CHECK_S, self._check)
-        if self._limit_hits:  # the host resets the peaks of version 1 once it has a report
+        if self._limit_hits:  # with cgroup v1, the host resets the peaks after a report
             self._limit_hits = min(self._limit_hits, gauges.limit_hits())
         self.report_oom_kills()
 
     def hit_limit_recently(self) -> bool:
-        """Return whether an OOM kill at the sandbox's own limit was seen within the last second.
+        """Return whether an OOM kill was seen within the last second, caused by the sandbox's own memory limit.
 
-        False after an earlier hit with cgroup v1 if the host cannot reset the peak.
+        With cgroup v1, returns False after the first such kill if the host cannot reset the peak.
         """
         self.report_oom_kills()
         return self._was_limit_hit and time.monotonic() - self._reported_at < _RECENT_S
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
-        """Return whether an OOM kill happened since the last call; empty if unknown, or if `code` rules it out."""
+        """Return as ``oom`` whether an OOM kill happened since the last call of this method.
+
+        Returns an empty dict if this is unknown, or if the exit code is not that of a killed program.
+        """
         if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}
         before, self._kills = self._kills, self.report_oom_kills()
@@ -148,11 +154,11 @@ class Context:
 
 
 def _grader(uid: int | None, home: str | None) -> linux.User:
-    """Return the grader user. Its files are private and its programs ignore settings that the agent may have written.
+    """Return the grader user. Its files are private, and its programs ignore settings that the agent may have written.
 
     Args:
-        uid: Its user id; None if it is the agent's user, which may then write to its home.
-        home: The directory that it alone can enter.
+        uid: User id of the grader; None if graders run as the agent's user, which can then write to their home.
+        home: Folder that only the grader can enter.
     """
     folder = home if home and uid is not None else "/"
     return linux.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)

@@ -1,1 +1,1 @@
-"""The host's end of the agent protocol: the `Sandbox` that every backend with an agent hands out."""
+"""The host's end of the agent protocol, and the `Sandbox` class of all backends that use an agent."""

@@ -1,4 +1,4 @@
-"""One call to the agent of a sandbox: its frames, the checks of the reply, and its deadline."""
+"""One call to the agent of a sandbox: sends its frames, validates the reply and enforces its deadline."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from envkit.types import JSON, Cause, CauseKind, ExecResult
 
 MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
-"""Bytes that either side of a forwarded connection may send before an acknowledgement."""
+"""Maximum number of unacknowledged bytes that either side of a forwarded connection may send."""
 GRACE_S = 10.0
-"""Seconds beyond a call's own timeout after which its reply counts as lost; for a transfer, between pieces."""
+"""How long after a call's own timeout its reply may arrive. A transfer must make progress within this time."""
 
 _QUEUE_BYTES = 1 << 20
-"""Unread bytes of one call at which reading from the stream pauses."""
+"""Reading from the channel pauses while the caller of one call leaves more than this number of bytes unread."""
 _SETTLE_S = 2.0
-"""Seconds that a cancelled call waits until its program has ended."""
+"""How long a cancelled call waits for its program to end."""
 _RETRY_S = 0.5
-"""Extra time after a deadline: a blocked event loop may see the timer before a reply that arrived in time."""
+"""Extra time after a deadline, because a blocked event loop may run the timer before it reads a punctual reply."""
 
 Fields: TypeAlias = Mapping[str, JSON]
 
@@ -33,7 +33,7 @@ class ChannelEndedError(ConnectionError):
     """The channel to the agent has ended.
 
     Attributes:
-        reason: Why the host ended it; None if the agent did, or it was closed.
+        reason: Why the host ended the channel; None if the agent ended it or `AgentChannel.close` was called.
     """
 
     def __init__(self, reason: Cause | None) -> None:
@@ -46,7 +46,7 @@ class RefusedCallError(Exception):
 
     Attributes:
         code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
-        text: One line for people.
+        text: The reason, as one line.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -65,9 +65,9 @@ class Reply:
 
     Attributes:
         end: Header of the last frame.
-        out: Standard output.
-        err: Standard error.
-        data: Other content.
+        out: Standard output of the program.
+        err: Standard error of the program.
+        data: Content of a file or archive.
     """
 
     end: dict[str, JSON]
@@ -103,11 +103,11 @@ class AgentCalls(Protocol):
 
 
 class Call:
-    """A call in progress; made by `AgentChannel.start`.
+    """A call in progress; `AgentChannel` creates it.
 
     Attributes:
-        id: Its number.
-        end: Header of its last frame; None until it arrives.
+        id: Number of the call, unique in its channel.
+        end: Header of the last frame of the reply; None until it arrives.
     """
 
     __slots__ = (
@@ -157,18 +157,18 @@ class Call:
 
     @property
     def is_over(self) -> bool:
-        """Whether its last frame has arrived or will never arrive."""
+        """Whether the reply is complete or the call has failed."""
         return self.end is not None or self._error is not None
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
-        """Send one more frame; `body` has at most `MAX_BODY_BYTES`."""
+        """Send a frame that belongs to this call; `body` has at most `MAX_BODY_BYTES`."""
         if self._is_renewed:
             self._deadline = self._channel.loop.time() + self._allowance_s
         self._unacknowledged += len(body)
         await self._channel.send({"id": self.id, **header}, body)
 
     async def feed(self, content: bytes | AsyncIterator[bytes]) -> None:
-        """Send input and end of file; stops early when the call is over."""
+        """Send `content` and the end of input; stop early if the call is over."""
         if isinstance(content, bytes):
             await self._feed_piece(content)
         else:
@@ -180,7 +180,7 @@ class Call:
             await self.send({"eof": True})
 
     async def send_within_window(self, data: bytes) -> None:
-        """Send input of a forwarded connection or a streamed program, with flow control."""
+        """Send input, but at most `WINDOW_BYTES` without an acknowledgement; stop early if the call is over."""
         for start in range(0, len(data), MAX_BODY_BYTES):
             piece = data[start : start + MAX_BODY_BYTES]
             while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
@@ -191,14 +191,14 @@ class Call:
             await self.send({"more": True}, piece)
 
     async def acknowledge(self, count: int) -> None:
-        """Let the other side of a forwarded connection send `count` bytes more."""
+        """Allow the other side of a forwarded connection to send `count` more bytes."""
         left = self._bounds["data"]
         assert left is not None
         self._bounds["data"] = left + count
         await self.send({"ack": count})
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Return the kind and content of the reply's next piece; None at the end.
+        """Wait for the next piece of the reply; return its kind and content, or None at the end.
 
         Raises:
             RefusedCallError: The agent refused the call.
@@ -217,7 +217,7 @@ class Call:
         return kind, body
 
     async def reply(self) -> Reply:
-        """Return the complete reply; raises as `receive`."""
+        """Wait for the complete reply and return it. Raises the same errors as `receive`."""
         await self.over()
         assert self.end is not None
         pieces: dict[str, list[bytes]] = {}
@@ -226,16 +226,16 @@ class Call:
         return Reply(self.end, **{kind: b"".join(bodies) for kind, bodies in pieces.items()})
 
     async def over(self) -> None:
-        """Wait for its last frame; raises as `receive`."""
+        """Wait for the last frame of the reply. Raises the same errors as `receive`."""
         while self.end is None:
             if self._error is not None:
                 raise self._error
             await self._wait()
 
     async def leave(self) -> None:
-        """Cancel the call unless it is over, and wait at most 2 s until its program has ended.
+        """Cancel the call unless it is over, and wait for its program to end, for at most 2 s.
 
-        Shielded from cancellation; does not raise if the channel has ended.
+        Cancellation does not interrupt this method. It does not raise if the channel has ended.
         """
         if self.is_over:
             return
@@ -251,7 +251,7 @@ class Call:
                 await self._wait()
 
     def disarm(self) -> None:
-        """Remove its deadline."""
+        """Remove the deadline of the call."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -277,7 +277,7 @@ class Call:
             self._finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
-        elif header.get("eof") is True and not self._is_at_eof:  # only once, or the reply could be endless
+        elif header.get("eof") is True and not self._is_at_eof:  # accept it only once
             self._is_at_eof = True
             self._wake()
         else:
@@ -358,12 +358,12 @@ class Call:
 
 
 def one_line(text: str) -> str:
-    """Return text from a sandbox as one printable line of at most 300 characters."""
+    """Convert text from a sandbox to one printable line of at most 300 characters."""
     return "".join(character if character.isprintable() else " " for character in text[:300]).strip()
 
 
 def _bounds(do: str, fields: Fields) -> dict[str, int | None]:
-    """Return the kinds of pieces a call may reply with, and the maximum bytes of each; None has no maximum."""
+    """Return for each kind of piece that the reply may contain its maximum size in bytes; None for no maximum."""
     keep, most = fields.get("keep_bytes"), fields.get("max_bytes")
     if do == "forward":
         return {"open": 0, "data": WINDOW_BYTES}

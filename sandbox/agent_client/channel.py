@@ -1,9 +1,9 @@
-"""The host's end of the agent protocol: many concurrent calls over one stream.
+"""The host's end of the agent protocol, which carries concurrent calls over one stream.
 
-A frame is two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The agent is not trusted:
-lengths, types, call numbers and the total size of each reply are checked; the first violation ends the channel and the
-sandbox. One task reads; a reply wakes the caller that waits for it. A call without a reply in time ends the channel
-too, because an unresponsive agent cannot cancel anything.
+A frame consists of two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The agent is not
+trusted: the host checks lengths, types, call numbers and the total size of each reply, and the first violation ends
+the channel and the sandbox. A late reply ends the channel too, because an unresponsive agent cannot cancel a call. One
+task reads all frames and wakes the callers.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ MAX_HEADER_BYTES = 1 << 20
 
 _VERSION = 3
 _FAREWELLS = frozenset({"exited", "killed", "out_of_memory", "expired", "orphaned", "protocol_error", "stopped"})
-"""Kinds of `Cause` that an agent may give for its end."""
+"""The kinds of cause that an agent may report before it ends the sandbox."""
 _HEAD = struct.Struct(">II")
 
 
 class Stream(Protocol):
-    """Bytes to and from an agent."""
+    """A byte stream to and from an agent."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`, waiting while the other side does not read. Calls may overlap: the bytes of each stay
-        together, in the order of the calls.
+        """Send all of `data`; wait while the other side does not read. Overlapping calls are sent one after another.
 
         Raises:
             ConnectionError: The other side is gone.
@@ -66,11 +65,11 @@ class Stream(Protocol):
         ...
 
     async def receive(self) -> bytes:
-        """Wait for data and return it; empty at the end. For one caller at a time."""
+        """Wait for data and return it; return empty bytes at the end. Calls must not overlap."""
         ...
 
     def close(self) -> None:
-        """Close the stream and wake a waiting `receive`; safe to repeat."""
+        """Close the stream and wake a waiting `receive`; a repeated call does nothing."""
         ...
 
 
@@ -79,9 +78,9 @@ class Hello:
     """The first frame of an agent.
 
     Attributes:
-        pid: Its process id, as seen inside.
-        python: Version of its Python, such as ``"3.11"``, or another program's name.
-        uid: Its user id, as seen inside.
+        pid: Process id of the agent inside the sandbox.
+        python: Version of the agent's Python, such as ``"3.11"``, or the name of the program that runs as the agent.
+        uid: User id of the agent inside the sandbox.
     """
 
     pid: int
@@ -91,10 +90,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """OOM kills in a sandbox that its process 1 survived.
+    """The OOM kills that a sandbox has survived, because they did not kill its process 1.
 
     Attributes:
-        oom_kills: Their number since the start of the sandbox.
+        oom_kills: Number of OOM kills since the start of the sandbox.
         at_s: Time of the last report, in seconds since 1970; 0 for never.
     """
 
@@ -103,17 +102,17 @@ class Survived:
 
 
 class AgentChannel:
-    """Calls to one agent. Made in a running event loop.
+    """A channel for calls to one agent. Must be created in a running event loop.
 
     Args:
-        stream: Closed with the channel.
+        stream: The byte stream to the agent; the channel closes it.
 
     Attributes:
-        loop: The event loop that it runs in.
-        reason: Why the host ended it; None if the agent did, or it was closed, or it is open.
+        loop: The event loop that the channel runs in.
+        reason: Why the host ended the channel; None if it is open, was closed by `close` or ended by the agent.
         farewell: Kind of cause that the agent reported before it ended the sandbox; None without a report.
         survived: The OOM kills that the agent has reported.
-        on_survived: Called at each such report; None for nothing.
+        on_survived: Called after each report of an OOM kill; None for no callback.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -141,16 +140,16 @@ class AgentChannel:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether reading is paused because a caller does not read its reply."""
+        """Whether reading is paused because a caller does not read the reply to its call."""
         return bool(self._stalled)
 
     async def open(self, config: Fields, timeout_s: float) -> Hello:
         """Wait for the agent's hello and send the configuration.
 
         Raises:
-            ChannelEndedError: The agent is gone, sent something else, or sent nothing for `timeout_s` seconds.
+            ChannelEndedError: The agent is gone, or sent no valid hello within `timeout_s` seconds.
         """
-        # Owned by the channel, not by a task group: a sandbox outlives the call that starts it.
+        # Not in a task group, because the channel outlives this method.
         self._reader = self.loop.create_task(self._read())
         with anyio.move_on_after(timeout_s):
             await asyncio.wait([self._hello])
@@ -166,14 +165,14 @@ class AgentChannel:
     ) -> Reply:
         """Make a call and return its reply.
 
-        The fields ``timeout_s``, ``keep_bytes`` and ``max_bytes`` also bound the time and size of the reply.
-        Cancelling it cancels the call inside, and waits at most 2 s until its program has ended.
+        The fields ``timeout_s``, ``keep_bytes`` and ``max_bytes`` also limit the time and the size of the reply.
+        Cancelling this method cancels the call in the sandbox and waits for its program to end, for at most 2 s.
 
         Args:
             do: Name of the call.
-            feed: Its input.
-            queue_s: Seconds that it may be queued inside.
-            fields: Its arguments.
+            feed: Input of the call; None for no input.
+            queue_s: How long the call may wait in the agent's queue, in addition to its timeout.
+            fields: Arguments of the call.
 
         Raises:
             RefusedCallError: The agent refused the call.
@@ -190,7 +189,7 @@ class AgentChannel:
             raise
 
     async def start(self, do: str, /, **fields: JSON) -> Call:
-        """Make a call with a streamed reply; end it with `Call.leave`. Raises as `call`."""
+        """Start a call with a streamed reply; the caller ends it with `Call.leave`. Raises what `call` raises."""
         return await self._begin(do, fields, 0.0, streamed=True)
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
@@ -198,22 +197,22 @@ class AgentChannel:
         await self._send_frame(_frame(header, body))
 
     async def ended(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the channel has ended."""
         await self._end.wait()
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Call `call` when it has ended."""
+        """Call `call` when the channel has ended."""
         if self._is_ended:
             call()
         else:
             self._on_end.append(call)
 
     def close(self) -> None:
-        """End it; all calls in progress raise `ChannelEndedError`. Safe to repeat."""
+        """End the channel; all calls in progress raise `ChannelEndedError`. A repeated call does nothing."""
         self.fail(None)
 
     def fail(self, reason: Cause | None) -> None:
-        """End it for `reason`, unless it has already ended."""
+        """End the channel for `reason`, unless it has already ended."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -229,21 +228,21 @@ class AgentChannel:
             callback()
 
     def broken(self, what: str) -> ChannelEndedError:
-        """End it because of a protocol error; return the exception to raise."""
+        """End the channel because of a protocol error; return the exception to raise."""
         self.fail(_protocol_error(what))
         return ChannelEndedError(self.reason)
 
     def forget(self, call: Call) -> None:
-        """Remove `call`; further frames of it are protocol errors."""
+        """Remove a call that is over; further frames for it are protocol errors."""
         self._calls.pop(call.id, None)
         self.unstall(call)
 
     def stall(self, call: Call) -> None:
-        """Pause reading until `call` is unstalled."""
+        """Pause reading until `unstall` is called for `call`."""
         self._stalled.add(call)
 
     def unstall(self, call: Call) -> None:
-        """Resume reading unless another call is stalled."""
+        """Undo `stall` for `call`; resume reading unless another call is stalled."""
         if call in self._stalled:
             self._stalled.remove(call)
             if not self._stalled and self._room is not None and not self._room.done():

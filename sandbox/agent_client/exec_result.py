@@ -1,4 +1,4 @@
-"""Encodes the request to run a program, and validates the agent's reply."""
+"""Encodes requests to run a program, and validates and decodes the agent's replies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def fields_of(
     user: SandboxUser,
     max_output_bytes: int,
 ) -> dict[str, JSON]:
-    """Return the fields of an ``exec`` call.
+    """Validate the arguments of `AgentSandbox.exec` and return them as the fields of the agent's ``exec`` call.
 
     Raises:
-        ValueError: `argv` is empty; a text is not a string or contains NUL; or a number is invalid.
+        ValueError: `argv` is empty, a text is not a string or contains NUL, or a number is out of range.
     """
     if isinstance(argv, str) or not argv:
         raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")

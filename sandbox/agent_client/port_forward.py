@@ -1,4 +1,4 @@
-"""A connection to a socket inside a sandbox, carried over the sandbox's channel."""
+"""Connects to a socket inside a sandbox, over the channel to its agent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .channel import AgentChannel, Call, ChannelEndedError, RefusedCallError, So
 async def connected(
     channel: AgentChannel, start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **address: JSON
 ) -> socket.socket:
-    """Connect to a ``port`` or a ``socket`` path inside; return one end of a socket pair.
+    """Connect to a socket inside the sandbox; return a host socket that is joined with it.
 
     Args:
-        channel: Carries the bytes.
-        start_task: Runs a coroutine in the background for as long as the sandbox lives.
-        address: ``port`` or ``socket``.
+        channel: The channel to the sandbox's agent.
+        start_task: Runs a coroutine in the background until the sandbox ends.
+        address: Either ``port`` (a TCP port) or ``socket`` (the path of a Unix socket inside).
 
     Raises:
-        RefusedCallError: Nothing listens at the address.
+        RefusedCallError: No server listens at the address.
         ChannelEndedError: The sandbox is gone.
     """
     call = await channel.start("forward", **address)
@@ -41,12 +41,12 @@ async def connected(
         raise
     theirs.setblocking(False)
     pump = start_task(_pump(call, ours))
-    pump.add_done_callback(lambda _: ours.close())  # also if it is cancelled before it starts
+    pump.add_done_callback(lambda _: ours.close())  # even if it is cancelled before it starts
     return theirs
 
 
 async def _pump(call: Call, ours: socket.socket) -> None:
-    """Copy bytes both ways until both sides have ended, or one is gone."""
+    """Copy bytes between the call and `ours` until both directions have ended or one side is gone."""
     stream = SocketStream(ours)
     try:
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""A program in a sandbox with streamed input and output."""
+"""A running program in a sandbox, with streamed input and output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .call import MAX_BODY_BYTES, AgentCalls, Call, ChannelEndedError, Reply
 
 
 class Program:
-    """One running program; made by `AgentSandbox.program`."""
+    """A running program with streamed input and output; `AgentSandbox.program` creates it."""
 
     def __init__(self, sandbox: AgentCalls, call: Call, *, has_terminal: bool) -> None:
         self._sandbox = sandbox
@@ -19,7 +19,7 @@ class Program:
         self._has_terminal = has_terminal
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Return the stream, ``"out"`` or ``"err"``, and content of the next piece of output; None at its end.
+        """Wait for output; return its stream (``"out"`` or ``"err"``) and its content, or None at the end of output.
 
         Raises:
             SandboxLostError: The sandbox is gone.
@@ -30,7 +30,7 @@ class Program:
             raise SandboxLostError(self._sandbox.id, await self._sandbox.wait()) from None
 
     async def send(self, content: bytes) -> None:
-        """Send input, waiting while the program does not read; does nothing after it or its sandbox has ended."""
+        """Send input; wait while the program does not read. Does nothing if the program or the sandbox has ended."""
         with suppress(ChannelEndedError):
             if not self._has_terminal:
                 await self._call.send_within_window(content)
@@ -40,18 +40,18 @@ class Program:
                     await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
 
     async def send_eof(self) -> None:
-        """Send end of file; for a terminal, Ctrl-D."""
+        """Send the end of input, which is Ctrl-D for a terminal."""
         if not self._call.is_over:
             with suppress(ChannelEndedError):
                 await self._call.send({"eof": True})
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Resize its terminal."""
+        """Resize the terminal of the program."""
         if not self._call.is_over:
             await self._sandbox.call("resize", of=self._call.id, rows=rows, cols=columns)
 
     async def result(self) -> ExecResult:
-        """Return its result, without output, after `receive` has returned None."""
+        """Return the exit code and the other results, but no output. Call it after `receive` has returned None."""
         end = self._call.end
         if end is None:
             raise RuntimeError("the program has not ended; call receive until it returns None")

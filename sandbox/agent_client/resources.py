@@ -1,4 +1,4 @@
-"""The host resources of a sandbox, as its backend provides them."""
+"""The host resources of a sandbox, which its backend provides."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .channel import Survived
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """Callbacks and paths to reach and end a sandbox from the host.
+    """Callbacks and paths with which the host reaches, inspects and ends a sandbox.
 
     Attributes:
-        cause: After its end, returns the cause, given the OOM kills that it survived; takes at most 2 s.
-        kill: Ends all its processes and removes its leftovers; safe to repeat.
-        let_go: Releases the host's handles while it continues to run; None for nothing.
-        sockets: The folder of its sockets on the host; None if they are reached through the agent.
-        snapshot: Saves its files and returns the name; None if unsupported.
-        unenforced: Limits that this sandbox does not enforce but others of its kind do, such as ``"uid"``.
-        diagnose: Returns why it is blocked, as far as the host can see; None if the host cannot inspect it.
-        disk_percent: Returns the used share of its root's disk limit; None if there is no limit.
-        grader_home: The folder, as seen inside, that only a grader may access.
-        on_survived: Called when its agent reports an OOM kill that it survived; must not block. None for nothing.
+        cause: Returns why the sandbox has ended, given the OOM kills that it survived; takes at most 2 s.
+        kill: Kills all processes of the sandbox and removes everything that it left; may be called repeatedly.
+        release_resources: Closes the host's handles while the sandbox continues to run; None if it has no handles.
+        sockets: Host folder that contains the sandbox's sockets; None to connect through the agent instead.
+        snapshot: Saves the sandbox's files and returns the snapshot's name; None if snapshots are not supported.
+        unenforced: Limits that this sandbox does not enforce although its backend usually does, such as ``"uid"``.
+        diagnose: Returns why the sandbox is blocked, or an empty string; None if the host cannot inspect the sandbox.
+        disk_percent: Returns how full the root file system is, in percent of its disk limit; None without a limit.
+        grader_home: Path inside the sandbox of the folder that only a grader can access.
+        on_survived: Called when the sandbox has survived an OOM kill; must not block. None for no callback.
     """
 
     cause: Callable[[Survived], Awaitable[Cause]]

@@ -1,4 +1,4 @@
-"""A running sandbox of any backend: calls to its agent over a channel, and its host resources."""
+"""A running sandbox, as all backends with an agent return it: combines calls to the agent with host resources."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
 
 
 class AgentSandbox:
-    """One sandbox; satisfies `envkit.protocols.Sandbox`. Made in a running event loop.
+    """One sandbox; implements `envkit.protocols.Sandbox`. Must be created in a running event loop.
 
-    When its agent is gone or violates the protocol, the whole sandbox is ended and its resources are released at once,
-    whether or not `stop` is called.
+    When the agent ends or violates the protocol, the whole sandbox is ended and its resources are released
+    immediately, even without a call of `stop`.
 
     Args:
-        sandbox_id: Its id.
+        sandbox_id: Id of the sandbox.
         channel: The channel to its agent.
         resources: Its host resources.
-        work: Working directory of programs, as seen inside.
+        work: Path of the programs' working directory inside the sandbox.
         forget: Called when the teardown is complete.
 
     Attributes:
-        work: The same directory.
-        grader_home: The directory that only a grader can enter, if graders are a separate user.
-        unenforced: Limits that this sandbox does not enforce but others of its kind do.
+        work: Path of the programs' working directory inside the sandbox.
+        grader_home: Path inside of the folder that only a grader can enter, if graders run as a separate user.
+        unenforced: Limits that this sandbox does not enforce although its backend usually does.
     """
 
     def __init__(
@@ -94,15 +94,17 @@ class AgentSandbox:
         return self._id
 
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
-        """Wait until the agent is configured, its command runs and its control socket is open.
+        """Configure the agent, and wait until the sandbox's command runs and its control socket is open.
+
+        Stops the sandbox if it raises.
 
         Args:
-            config: The first frame to the agent.
+            config: The configuration, which is the first frame to the agent.
             timeout_s: Seconds until the start counts as failed.
 
         Raises:
-            SandboxEndedError: It started, but ended by itself before it was ready; it is cleaned up.
-            SandboxStartError: It did not start, or was not ready in time; it is cleaned up.
+            SandboxEndedError: The sandbox started, but ended by itself before it was ready.
+            SandboxStartError: The sandbox did not start, or was not ready in time.
         """
         is_up = False
         try:
@@ -110,14 +112,14 @@ class AgentSandbox:
                 await self._channel.open(config, timeout_s)
                 is_up = True
                 if config.get("command") or config.get("control_socket"):
-                    await self._channel.call("ping")  # replied after the command runs and the control socket is open
+                    await self._channel.call("ping")  # the agent replies when both are ready
             if limit.cancelled_caught:
                 self._channel.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
                 raise ChannelEndedError(self._channel.reason)
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            if is_up and not self._channel.reason:  # the host has not ended it
+            if is_up and not self._channel.reason:  # the agent, not the host, ended the channel
                 raise not_ready(self._id, cause) from None
             raise SandboxStartError(self._id, cause) from None
         except BaseException:
@@ -125,14 +127,14 @@ class AgentSandbox:
             raise
 
     async def reached(self, timeout_s: float, *, as_observer: bool = False) -> None:
-        """Connect to the agent of a detached sandbox; release the sandbox if it does not reply.
+        """Connect to the agent of a running, detached sandbox; leave the sandbox running if it does not reply.
 
         Args:
             timeout_s: Seconds to wait for the agent.
-            as_observer: Whether not to count as a client, so that the sandbox's ``orphan_ttl_s`` continues.
+            as_observer: If True, this connection is not a client, and the sandbox's ``orphan_ttl_s`` keeps counting.
 
         Raises:
-            UnreachableError: No reply within `timeout_s`.
+            UnreachableError: The agent did not reply within `timeout_s`.
         """
         self._teardown.is_released = True
         try:
@@ -172,20 +174,20 @@ class AgentSandbox:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[Program]:
-        """Run a program with streamed input and output during the block; it is ended with the block.
+        """Run a program with streamed input and output; leaving the ``async with`` block ends the program.
 
         Args:
             argv: Program and arguments.
-            timeout_s: Seconds until it is stopped.
+            timeout_s: Seconds until the program is killed.
             env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None as for `exec`.
-            user: The user that it runs as.
-            terminal: Rows and columns of its terminal; None for pipes.
+            cwd: Working directory; None for the same default as `exec`.
+            user: The user that the program runs as.
+            terminal: Rows and columns of the program's terminal; None to use pipes instead of a terminal.
 
         Raises:
             ValueError: An argument or variable contains NUL, or together they exceed 1 MiB.
             SandboxLostError: The sandbox is gone.
-            UnsupportedError: The sandbox has no such user, or no terminals.
+            UnsupportedError: The sandbox does not have the user, or cannot open terminals.
         """
         request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
         pty: JSON = None if terminal is None else [*terminal]
@@ -199,7 +201,7 @@ class AgentSandbox:
             raise await self._error(error) from None
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> AgentShell:
-        """Return the shell `name`, which starts with its first command."""
+        """Return the shell `name`, which is started by its first command."""
         key = name, user
         if key not in self._shells:
             self._shells[key] = AgentShell(self, name, user)
@@ -216,7 +218,7 @@ class AgentSandbox:
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder from the host into the sandbox; see `envkit.protocols.Sandbox.upload`.
 
-        Links are copied as links; `user` owns everything.
+        Links are copied as links, and `user` owns all copied files.
 
         Raises:
             UsageError: `source` is missing, cannot be read, or contains an entry other than a file, folder or link.
@@ -233,13 +235,13 @@ class AgentSandbox:
         """Copy a file or folder from the sandbox to the host; see `envkit.protocols.Sandbox.download`.
 
         Raises:
-            UsageError: `target` exists, or its folder does not.
+            UsageError: `target` already exists, or its parent folder does not exist.
         """
         async with aclosing(self._pack(source, max_bytes, user)) as pieces:
             await tar_stream.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket:
-        """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`."""
+        """Connect to a port or Unix socket inside the sandbox; see `envkit.protocols.Sandbox.connect`."""
         await self._require_alive()
         if isinstance(address, str):
             if self._resources.sockets is not None:
@@ -267,12 +269,13 @@ class AgentSandbox:
         return await self._resources.snapshot()
 
     async def log(self) -> str:
-        """Return the last 64 KiB of its command's standard error."""
+        """Return the last 64 KiB of the standard error of the sandbox's command."""
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return ``processes`` and ``uptime_s``; if known, also ``memory_bytes``, and ``disk_place``, the fullest
-        writable path, with its use, ``disk_percent``.
+        """Return resource use: ``processes`` and ``uptime_s``, and if known also ``memory_bytes``.
+
+        If known, ``disk_place`` is the path of the fullest writable file system and ``disk_percent`` how full it is.
         """
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}
@@ -282,19 +285,21 @@ class AgentSandbox:
 
     @property
     def is_unread(self) -> bool:
-        """Whether reading from it is paused because a caller does not read its reply."""
+        """Whether reading from the agent is paused because a caller does not read the reply to its call."""
         return self._channel.is_stalled
 
     async def diagnose(self) -> str:
-        """Return why it is blocked, such as ``"paused"``; empty if no reason is known."""
+        """Return why the sandbox is blocked, such as ``"paused"``; empty if no reason is known."""
         return "" if self._resources.diagnose is None else await self._resources.diagnose()
 
     async def wait(self) -> Cause:
-        """Wait until it is gone and return the cause."""
+        """Wait until the sandbox has ended and return the cause."""
         return await self._teardown.cause()
 
     async def stop(self) -> None:
-        """End the sandbox and remove its leftovers; safe to repeat, shielded from cancellation, takes at most 15 s.
+        """End the sandbox and remove everything that it left on the host; takes at most 15 s.
+
+        Cancellation does not interrupt it. A repeated call does nothing.
 
         Raises:
             SandboxError: The teardown failed.
@@ -302,11 +307,11 @@ class AgentSandbox:
         await self._teardown.stop()
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` in the background; it is cancelled when the sandbox is gone."""
+        """Run `work` in the background; cancel it when the sandbox has ended."""
         return self._teardown.while_alive(work)
 
     async def release(self) -> None:
-        """Release the sandbox and leave it running; later calls fail as after `stop`."""
+        """Disconnect from the sandbox and leave it running; later calls raise `SandboxLostError`, as after `stop`."""
         self._teardown.is_released = True
         await self.stop()
 
@@ -317,7 +322,7 @@ class AgentSandbox:
 
         Raises:
             SandboxLostError: The sandbox is gone.
-            EnvkitError: The agent refused the call; the class depends on its error code.
+            EnvkitError: The agent refused the call; the error code selects the class.
         """
         try:
             return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
@@ -325,10 +330,10 @@ class AgentSandbox:
             raise await self._error(error, fields.get("path")) from None
 
     async def result(self, reply: Reply) -> ExecResult:
-        """Decode the result of a command.
+        """Decode the result of a command; end the sandbox if the reply is invalid.
 
         Raises:
-            SandboxLostError: The reply is invalid; the sandbox is ended.
+            SandboxLostError: The reply is invalid.
         """
         try:
             return result_of(reply)
@@ -337,7 +342,7 @@ class AgentSandbox:
             raise SandboxLostError(self._id, await self.wait()) from None
 
     async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:
-        # Headers count, too, and are larger than the contents of small files.
+        # The archive may be larger than its files, because a tar header can be larger than a small file.
         bound = 2 * max_bytes + (16 << 20)
         try:
             call = await self._channel.start("pack", path=source, max_bytes=bound, user=user)
@@ -356,7 +361,7 @@ class AgentSandbox:
             raise await self._error(error) from None
 
     async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
-        """Return the exception to raise for an error of the channel."""
+        """Convert an error of the channel to the exception to raise."""
         if isinstance(error, ChannelEndedError):
             return SandboxLostError(self._id, await self.wait())
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "

@@ -9,16 +9,16 @@ from ..host.validation import check_bounds
 from .call import AgentCalls
 
 _CHANGE_S = 5.0
-"""Seconds that a shell may take to end a command after its timeout and start the next."""
+"""How long a shell may take, after a command has timed out, to end it and start the next command."""
 
 
 class AgentShell:
-    """A persistent shell; satisfies `envkit.protocols.Shell`. Made by `AgentSandbox.shell`.
+    """A persistent shell; implements `envkit.protocols.Shell`. `AgentSandbox.shell` creates it.
 
     Args:
-        sandbox: Its sandbox.
-        name: Its name in the sandbox.
-        user: The user that it runs as.
+        sandbox: The sandbox that the shell runs in.
+        name: Name of the shell, unique for each user of the sandbox.
+        user: The user that the shell runs as.
     """
 
     def __init__(self, sandbox: AgentCalls, name: str, user: SandboxUser) -> None:
@@ -31,7 +31,9 @@ class AgentShell:
     async def run(
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
-        """Run `command`; see `envkit.protocols.Shell.run`. `timeout_s` excludes time in the shell's queue.
+        """Run `command`; see `envkit.protocols.Shell.run`.
+
+        `timeout_s` does not include the time that the command waits for earlier commands of this shell.
 
         Raises:
             ValueError: `command` contains NUL or exceeds 1 MiB.
@@ -58,5 +60,5 @@ class AgentShell:
         return await self._sandbox.result(reply)
 
     async def close(self) -> None:
-        """End the shell and everything it started; safe to repeat."""
+        """End the shell and every process that it started; a repeated call does nothing."""
         await self._sandbox.call("close_shell", name=self._name)

@@ -1,4 +1,4 @@
-"""A connected socket as a byte stream of the event loop, with only a callback between them."""
+"""A byte stream over a connected socket, driven by callbacks of the asyncio event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 
 _READ_BYTES = 256 << 10
 _FULL_BYTES = 1 << 20
-"""Buffered bytes, in either direction, at which the other side must wait."""
+"""Maximum number of buffered bytes per direction; above it, senders wait and reading pauses."""
 
 
 class SocketStream:
-    """Satisfies `envkit.sandbox.agent_client.channel.Stream`.
+    """A buffered byte stream over a socket; implements `envkit.sandbox.agent_client.channel.Stream`.
 
     Args:
-        connected: A connected stream socket, which becomes non-blocking; closed with the stream.
+        connected: A connected stream socket. The stream makes it non-blocking and closes it.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -38,7 +38,7 @@ class SocketStream:
     async def send(self, data: bytes) -> None:
         """Send all of `data`; see `envkit.sandbox.agent_client.channel.Stream.send`.
 
-        Data of several calls in one iteration of the loop is sent together.
+        The data of all calls within one iteration of the event loop is sent together.
         """
         self._require_open()
         if not self._output:
@@ -47,7 +47,7 @@ class SocketStream:
         await self._wait_until_left(_FULL_BYTES)
 
     async def receive(self) -> bytes:
-        """Wait for data and return it; empty at the end."""
+        """Wait for data and return it; return empty bytes at the end of the stream."""
         while not self._input:
             if self._is_at_end:
                 return b""
@@ -61,7 +61,7 @@ class SocketStream:
         return data
 
     async def end(self) -> None:
-        """Flush and shut down the write side.
+        """Wait until all data is sent, then shut down the write side.
 
         Raises:
             ConnectionError: The other side is gone.
@@ -71,10 +71,10 @@ class SocketStream:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close immediately; safe to repeat."""
+        """Close the stream without waiting for unsent data; a repeated call does nothing."""
         if self._is_closed:
             return
-        if self._output and not self._waits_for_room:  # data sent in this iteration of the loop
+        if self._output and not self._waits_for_room:  # `_send_some` has not yet run for this data
             with suppress(OSError):
                 self._write(self._output)
         self._is_closed = self._is_at_end = True
@@ -86,7 +86,7 @@ class SocketStream:
         self._wake_senders()
 
     async def _wait_until_left(self, count: int) -> None:
-        """Wait until at most `count` bytes are unsent."""
+        """Wait until at most `count` bytes are unsent. Raises `ConnectionError` if the stream is closed."""
         while len(self._output) > count:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -125,7 +125,7 @@ class SocketStream:
         self._wake(self._data_waiter)
 
     def _send_some(self) -> None:
-        """Send as much as possible, and the rest when the socket is writable."""
+        """Send as much as possible now, and the rest when the socket becomes writable."""
         if self._is_closed:
             return
         try:

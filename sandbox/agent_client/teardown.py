@@ -1,4 +1,4 @@
-"""Teardown of a sandbox when its channel ends: find the cause and release its resources."""
+"""Tears a sandbox down when the channel to its agent ends: finds the cause and releases the host resources."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _FAREWELLS = {
     CauseKind.ORPHANED: "no client connected for orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
-"""Details for causes that the agent reports; for other kinds, exit code and standard error have more detail."""
+"""Texts for the causes that the agent reports. Other causes get the exit code and standard error as their text."""
 
 
 class Teardown:
-    """The teardown of one sandbox; starts by itself when its channel ends.
+    """Tears one sandbox down. The teardown starts when the channel to the agent ends.
 
     Args:
-        sandbox_id: Its id.
+        sandbox_id: Id of the sandbox.
         channel: The channel to its agent.
         resources: Its host resources.
         forget: Called when the teardown is complete.
 
     Attributes:
-        is_released: Whether the sandbox is released and continues to run, instead of being ended.
+        is_released: If True, the teardown only closes the host's handles and leaves the sandbox running.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Teardown:
         channel.when_ended(self._on_end)
 
     async def cause(self) -> Cause:
-        """Wait until the sandbox is gone and return the cause."""
+        """Wait until the sandbox has ended and return the cause."""
         await self._has_cause.wait()
         assert self._cause is not None
         return self._cause
 
     async def stop(self) -> None:
-        """End the sandbox and wait for the teardown; shielded from cancellation, takes at most 15 s.
+        """End the sandbox and wait for its teardown, for at most 15 s. Cancellation does not interrupt it.
 
         Raises:
             SandboxError: The teardown failed.
@@ -77,14 +77,14 @@ class Teardown:
             raise SandboxError(self._failure)
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` in the background; it is cancelled when the sandbox is gone."""
+        """Run `work` in the background; cancel it when the sandbox has ended."""
         task = self._channel.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def _on_end(self) -> None:
-        # A sandbox may end at any time, so no task group is open for this.
+        # Not in a task group, because the sandbox may end while no task group is open.
         self._teardown_task = self._channel.loop.create_task(self._tear_down())
 
     async def _tear_down(self) -> None:
@@ -102,7 +102,7 @@ class Teardown:
                     self._resources.release_resources()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
-        except Exception as error:  # a caller waits for the end in any case
+        except Exception as error:  # `stop` waits for the teardown, so it must finish despite any error
             self._failure = f"{self._id} could not be ended: {error}"
         finally:
             self._forget()
@@ -113,7 +113,8 @@ class Teardown:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._resources.cause(channel.survived)
-                # An exit code alone may be the command's or the agent's; a container may already be removed.
+                # Prefer the agent's report if the host knows only an exit code, which may be the command's or the
+                # agent's, or if the container is already removed.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):
@@ -122,6 +123,6 @@ class Teardown:
                 return Cause(channel.farewell, _FAREWELLS.get(channel.farewell, found.detail), is_own)
         except (EnvkitError, OSError):
             pass
-        except Exception as error:  # a caller waits for the cause in any case
+        except Exception as error:  # callers wait for a cause, so there must be one despite any error
             return Cause(CauseKind.UNKNOWN, f"it has ended; finding the cause failed: {error!r}")
         return Cause(CauseKind.UNKNOWN, "it has ended")

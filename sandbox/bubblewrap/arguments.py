@@ -1,12 +1,12 @@
-"""Arguments of bubblewrap for a sandbox: its namespaces, the files that it sees and the paths that it can write to.
+"""Builds the command line of bubblewrap: the namespaces of a sandbox, the files that it sees and the paths to write to.
 
-A sandbox sees, read-only, the host's system (``/usr``, its links and a minimal ``/etc``) or an image's root file
-system, and the files that its backend adds. ``/proc`` and ``/dev`` are its own and read-only. ``/tmp``,
-``/workspace``, ``/dev/shm``, the grader's home and the folders for sockets are tmpfs mounts of limited size, so a
-sandbox writes nothing to a disk of the host.
+A sandbox sees the host's system (``/usr``, its links and a minimal ``/etc``) or the root file system of an image, and
+the files that its backend adds; all of them are read-only. It has a separate ``/proc`` and ``/dev``, which are
+read-only too. ``/tmp``, ``/workspace``, ``/dev/shm``, the grader's home and the folders for sockets are tmpfs mounts of
+limited size, so a sandbox cannot write to the host's disks.
 
-As root no user namespace is made, since programs of the sandbox have users of their own; process 1 keeps the
-capabilities to switch to them. As another user bubblewrap makes one with a single user, and disables nested ones.
+As root, bubblewrap creates no user namespace. Process 1 has the capabilities to start programs as separate users. As
+another user, bubblewrap creates a user namespace with a single user and disables nested user namespaces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..egress import allowlist
 from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, SOCKETS, WORK
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
-"""For the agent: start programs as other users, end them, give them files; SETPCAP drops all of these for programs."""
+"""Capabilities with which the agent starts, owns files for and ends programs of other users; SETPCAP drops them all."""
 _PROBE_TIMEOUT_S = 10.0
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 _MAX_SHM_MIB = 64
@@ -37,7 +37,7 @@ _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "s
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
 _HIDDEN_PROC = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _OWN = ("dev", "proc", "run", "sys", "tmp", "workspace")
-"""Top-level folders of the sandbox itself, which hide those of an image."""
+"""Top-level folders that every sandbox creates; an image's folders with these names are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class BwrapOptions:
     """Mount and namespace options of one sandbox.
 
     Attributes:
-        etc: Folder of the host that `write_etc` filled.
-        disk_mib: Size of ``/tmp`` and of ``/workspace``, MiB.
-        image: Folder with a root file system; None shows the host's ``/usr``.
-        readable: Files and folders of the host, visible read-only at the same path.
-        views: Further host paths and their paths inside, read-only.
-        is_online: Whether it shares the host's network.
-        is_detached: Whether it outlives this process.
+        etc: Host folder with the contents of the sandbox's ``/etc``; see `write_etc`.
+        disk_mib: Size of ``/tmp`` and of ``/workspace``, each in MiB.
+        image: Host folder that contains a root file system; None to use the host's ``/usr``.
+        readable: Files and folders of the host that the sandbox sees read-only at the same path.
+        views: Host paths and the paths at which the sandbox sees them read-only.
+        is_online: Whether the sandbox shares the host's network.
+        is_detached: Whether the sandbox outlives this process.
     """
 
     etc: Path
@@ -64,10 +64,10 @@ class BwrapOptions:
 
 
 def why_unavailable(user_namespace: int | None = None) -> str | None:
-    """Return why bubblewrap cannot run on this machine, in one line; None if it can. Blocks for milliseconds.
+    """Run bubblewrap once; return one line that says why it fails, or None if it works. Blocks for some milliseconds.
 
     Args:
-        user_namespace: File descriptor of the user namespace to use; None for the default.
+        user_namespace: File descriptor of the user namespace to run it in; None for the current one.
     """
     if sys.platform != "linux":
         return "bubblewrap exists only on Linux"
@@ -97,7 +97,7 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
 
 
 def why_refused(spec: SandboxSpec) -> str | None:
-    """Return why bubblewrap cannot run `spec`, in one line; None if it can."""
+    """Return one line that says why bubblewrap does not support `spec`; None if it does."""
     if spec.profile == "system":
         return "bubblewrap sandboxes have no writable root file system (profile: system); use docker"
     if spec.runtime is not None:
@@ -114,7 +114,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
 
 
 def python_in(options: BwrapOptions) -> str | None:
-    """Return the path of a Python that is visible in the sandbox; None if it has no Python."""
+    """Return the path of a Python interpreter in the sandbox; None if the sandbox has no Python."""
     if options.image is not None:
         return next((f"/{name}" for name in _PYTHONS if os.path.lexists(options.image / name)), None)
     ours = Path(sys.executable).resolve()
@@ -124,7 +124,7 @@ def python_in(options: BwrapOptions) -> str | None:
 
 
 def write_etc(folder: Path) -> None:
-    """Write the sandboxes' ``/etc`` into `folder`: one folder to mount instead of a dozen files."""
+    """Write the contents of the sandboxes' ``/etc`` to `folder`, so that one mount suffices for all files."""
     users = {"root": (0, 0), "agent": (AGENT_UID, AGENT_UID), "grader": (GRADER_UID, GRADER_UID)}
     if os.geteuid() != 0:
         users = {"agent": (os.geteuid(), os.getegid())}
@@ -141,7 +141,7 @@ def write_etc(folder: Path) -> None:
 
 
 def writable_mib(disk_mib: int) -> dict[str, int]:
-    """Return the paths that programs can write to, and their sizes in MiB."""
+    """Return for each path that programs can write to its size in MiB."""
     return {
         "/dev/shm": min(disk_mib, _MAX_SHM_MIB),
         "/tmp": disk_mib,
@@ -152,7 +152,7 @@ def writable_mib(disk_mib: int) -> dict[str, int]:
 
 
 def bwrap_arguments(options: BwrapOptions) -> list[str]:
-    """Return bubblewrap's options for a sandbox; the program follows them."""
+    """Return bubblewrap's options for a sandbox, without the command to run."""
     parts = [*_namespaces(options)]
     if options.image is None:
         parts += [*_host_system(), "--ro-bind", str(options.etc), "/etc"]
@@ -169,11 +169,12 @@ def bwrap_arguments(options: BwrapOptions) -> list[str]:
     parts += [*_memory_folder("/dev/shm", sizes["/dev/shm"] << 20), "--remount-ro", "/dev"]
     parts += _memory_folder("/tmp", sizes["/tmp"] << 20)
     for path in (WORK, SOCKETS):
-        parts += _memory_folder(path, sizes[path] << 20, mode="0755")  # chowned to the agent's user later
+        parts += _memory_folder(path, sizes[path] << 20, mode="0755")  # the backend changes the owner later
     parts += _memory_folder(GRADER_HOME, sizes[GRADER_HOME] << 20, mode="0700")
     if options.is_detached:
         parts += _memory_folder(CONTROL_DIR, _CONTROL_BYTES, mode="0700")
-    # After /tmp, since they may be below it. Parent folders that bubblewrap creates by itself are for root only.
+    # Mount these after /tmp, because they may be below it. Create their parent folders explicitly, because only root
+    # could enter the parent folders that bubblewrap creates by itself.
     seen = [*((Path(shown), shown) for shown in options.readable), *options.views]
     parts += [part for folder in _folders_above(tuple(path for _, path in seen)) for part in ("--dir", folder)]
     for source, path in seen:
@@ -195,7 +196,7 @@ def _namespaces(options: BwrapOptions) -> list[str]:
 
 @lru_cache(maxsize=32)
 def _folders_above(paths: tuple[str, ...]) -> Sequence[str]:
-    """Return the parent folders of `paths`, outermost first, except those that a sandbox has anyway."""
+    """Return the parent folders of `paths`, outermost first, except folders that every sandbox has."""
     folders = dict.fromkeys(parent for path in paths for parent in reversed(Path(path).parents))
     return [str(one) for one in folders if str(one) not in ("/", "/tmp") and not one.is_relative_to("/usr")]
 
@@ -207,7 +208,7 @@ def _host_system() -> Iterator[str]:
 
 
 def _image_system(image: Path) -> Iterator[str]:
-    """Yield the top-level entries of `image`, so that missing ones can be created beside them."""
+    """Yield options that mount each top-level entry of `image`; bubblewrap can then create other top-level folders."""
     for entry in sorted(image.iterdir()):
         if entry.name not in _OWN:
             yield from _shown(entry, f"/{entry.name}")
@@ -225,7 +226,7 @@ def _kernel() -> Iterator[str]:
     for name in _HIDDEN_PROC:
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
-    # As root, /proc/sys would be writable and belongs to the host; no program needs to write below /proc.
+    # Remount /proc read-only, because root inside could otherwise write to /proc/sys, which belongs to the host.
     yield from ("--remount-ro", "/proc", "--dev", "/dev")
 
 

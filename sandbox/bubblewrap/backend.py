@@ -1,14 +1,13 @@
-"""The bubblewrap backend: namespaces for processes, network, IPC and host name, without a daemon or an installed image.
-Starting a sandbox takes milliseconds.
+"""The bubblewrap backend: isolates sandboxes with Linux namespaces, and starts them in milliseconds without a daemon.
 
-Related modules: what a sandbox sees and can write in `envkit.sandbox.bubblewrap.arguments`, its limits in
-`envkit.sandbox.host.cgroups`, its seccomp filter in `envkit.sandbox.host.seccomp`. Its network has only a loopback
-interface. Process 1 is our agent; as root, it keeps the capabilities to start programs as uid 1000 and graders as uid
-1001, which have none. The kernel ends the sandbox with this process, and so does the end of its channel.
+Related modules: `envkit.sandbox.bubblewrap.arguments` (files that a sandbox sees and can write),
+`envkit.sandbox.host.cgroups` (limits) and `envkit.sandbox.host.seccomp` (filter). The network of a sandbox has only a
+loopback interface. Process 1 is our agent. As root, the agent has the capabilities to start programs as uid 1000 and
+graders as uid 1001, which have no capabilities. A sandbox ends when its channel is closed or this process ends.
 
-As root, each sandbox has its own host uids (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares no per-user limits of
-the kernel. If the machine allows no user namespaces, the uids are the host's, and per-user limits of uid 1000 (inotify
-instances, queued signals, pipe memory) are shared with that user and between sandboxes; `unenforced` then contains
+As root, each sandbox has a separate range of host uids (`envkit.sandbox.bubblewrap.uid_ranges`), so no other process
+counts towards the kernel's per-user limits. If the machine does not allow user namespaces, all sandboxes and the host's
+uid 1000 share these limits (inotify instances, queued signals, pipe memory); `unenforced` then contains ``uid_range``.
 """
 
 from __future__ import annotations
@@ -55,16 +54,15 @@ _ATTACH_S = 10.0
 
 
 class LocalBackend:
-    """Start bubblewrap sandboxes; implements `envkit.protocols.SandboxBackend`.
+    """Starts bubblewrap sandboxes; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with LocalBackend() as backend``; leaving the block stops all sandboxes except detached ones and
-    removes the snapshots. A sandbox has the variables ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG``, and those of
-    its spec.
+    removes the snapshots. A sandbox has the variables ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG``, and the
+    variables of its spec.
 
     Args:
-        readable: Files and folders of the host that sandboxes see read-only at the same path. None takes those that our
-            Python needs when the backend is opened (`envkit.sandbox.bubblewrap.host_python.readable`); for untrusted
-            programs only Python's own modules.
+        readable: Host paths that sandboxes see read-only. None for what the host's Python needs, see `host_python`:
+            only Python's own modules if the spec is untrusted, and nothing if it has an image.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
@@ -87,7 +85,7 @@ class LocalBackend:
         return True
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return what is enforced; less without root or writable cgroups."""
+        """Return for each capability whether it is enforced; some need root or writable cgroups."""
         return {
             "isolation": True,
             "network": True,
@@ -98,15 +96,15 @@ class LocalBackend:
         }
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return the disks that sandboxes and snapshots need: MiB free, and MiB that must stay free."""
+        """Return for each disk that sandboxes need the free MiB and the MiB that must stay free."""
         return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Its image is a folder with a root file system."""
+        """Start a sandbox; see `envkit.protocols.SandboxBackend.start`. Images are folders with a root file system."""
         return await self._start(self._sandboxes.new_id(), spec, spec.command)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, taken by this backend; its command waits for the files."""
+        """Start a sandbox with the files of `snapshot`; its command starts after the files are restored."""
         sandbox_id = self._sandboxes.new_id()
         file = store.find(self._sandboxes.folder / "snapshots", snapshot)
         if file is None:
@@ -124,17 +122,19 @@ class LocalBackend:
         await clock.to_thread(store.remove, self._sandboxes.folder / "snapshots", snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of detached sandboxes here, optionally of one ledger; "" means without a ledger."""
+        """Return the sorted ids of the detached sandboxes that `ledger` records ("": no ledger, None: all of them)."""
         return await clock.to_thread(detached.ids, ledger)
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
-        """Return a detached sandbox that any process of ours started; leaving the backend leaves it running.
+        """Connect to a detached sandbox that any process of our user started. Closing the backend leaves it running.
 
-        With `observes`, the sandbox's orphan timeout is not restarted.
+        Args:
+            sandbox_id: Id of the sandbox.
+            as_observer: If True, this connection is not a client, and the sandbox's orphan timeout keeps counting.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.
-            UnreachableError: It refuses the connection.
+            UnreachableError: The sandbox does not reply.
         """
         supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
@@ -152,9 +152,9 @@ class LocalBackend:
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a connected, non-blocking stream to a detached sandbox, which speaks the `AgentChannel` protocol.
+        """Return a connected, non-blocking socket to the agent of a detached sandbox, for an `AgentChannel`.
 
-        The caller closes it; the orphan timeout does not run while it is open. Raises as `attach`.
+        The caller closes the socket; the orphan timeout does not run while it is open. Raises what `attach` raises.
         """
         supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
@@ -165,7 +165,7 @@ class LocalBackend:
             supervised.release()
 
     async def remove(self, sandbox_id: str) -> None:
-        """End a detached sandbox, even an unresponsive one; raises `SandboxError` as `attach`."""
+        """End a detached sandbox, even if it is unresponsive. Raises `SandboxError` if there is no such sandbox."""
         supervised, _ = _find_detached(sandbox_id, self._cgroup_parents)
         await supervised.kill()
 
@@ -234,13 +234,13 @@ class LocalBackend:
         return sandbox
 
     async def _send_agent(self, stream: socket.socket) -> None:
-        """Send the agent's code, and wait until it answers or ends."""
+        """Send the agent's code, and wait until the agent replies or ends."""
         with suppress(ConnectionError):
             await asyncio.get_running_loop().sock_sendall(stream, self._opening)
         await anyio.wait_readable(stream)
 
     def _prepare(self, supervised: Supervisor, spec: SandboxSpec) -> Path:
-        """Give the sandbox's users their folders, before any of its programs runs; return the folder of its sockets.
+        """Change the owners of the users' folders, before any program runs; return the folder of the sockets.
 
         Raises:
             OSError: The sandbox has ended.
@@ -253,7 +253,7 @@ class LocalBackend:
             first.chown(WORK, AGENT_UID)
             first.chown(SOCKETS, AGENT_UID)
             first.chown(GRADER_HOME, GRADER_UID)
-            with suppress(OSError):  # if the process has exited, the next call to it fails
+            with suppress(OSError):  # if process 1 has exited, the first call to the agent fails
                 first.limit_terminals()
         if supervised.folder is not None:
             detached.record(supervised.folder, first.pid, supervised.group.name, spec.ledger)
@@ -331,14 +331,14 @@ class LocalBackend:
         )
 
     def _disk_mib(self, spec: SandboxSpec) -> int:
-        """Return the size of each of two tmpfs mounts; by default both together fill half of the sandbox's memory."""
+        """Return the size of ``/tmp`` and of ``/workspace``, by default at most a quarter of the memory limit each."""
         if spec.disk_mib is not None:
             return spec.disk_mib
         memory_mib = self._limits(spec).memory_mib
         return _DISK_MIB if memory_mib is None else max(min(_DISK_MIB, memory_mib // 4), 1)
 
     def _why_not_now(self) -> str | None:
-        """Return why no sandbox can be started now, in one line; None if one can."""
+        """Return one line that says why no sandbox can be started now; None if one can be started."""
         if shutil.which("bwrap") is None:
             return "bubblewrap is not installed (apt install bubblewrap)"
         free_mib = shutil.disk_usage(self._sandboxes.folder).free >> 20
@@ -368,7 +368,7 @@ class LocalBackend:
 
 
 def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
-    """Return the supervisor of a detached sandbox, and its process 1.
+    """Return a supervisor for a running detached sandbox, and the sandbox's process 1.
 
     Raises:
         SandboxError: There is no such sandbox.
@@ -384,7 +384,7 @@ def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Sup
 
 
 def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:
-    """Limit the number of files, which bubblewrap has no option for; return whether that worked."""
+    """Limit the number of files by remounting, because bubblewrap has no option for it; return whether that worked."""
     first = supervised.first()
     if first is None:
         return False
@@ -397,11 +397,11 @@ def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:
 
 
 def _files_uid() -> int | None:
-    """Return the owner of a sandbox's files; None if a sandbox has only one user."""
+    """Return the uid that owns a sandbox's files; None if sandboxes have only one user."""
     return AGENT_UID if os.geteuid() == 0 else None
 
 
 def _size_mib(folder: Path) -> int:
-    """Return the size, MiB, of the file system at `folder`."""
+    """Return the size of the file system at `folder` in MiB."""
     found = os.statvfs(folder)
     return found.f_blocks * found.f_frsize >> 20

@@ -1,8 +1,9 @@
-"""Registry of detached sandboxes, which outlive the process that started them, so that another process finds them.
+"""Registry of detached sandboxes, which outlive the process that starts them; other processes find them here.
 
-The folder of a detached sandbox is owned by its bubblewrap process, so it is reaped once that has ended. The sandbox's
-id contains the end of the folder's name. The folder is where every process of our user searches, whatever its
-environment. One file in it names the sandbox's process 1, its cgroup and the ledger that records it.
+Each detached sandbox has a folder at a location that depends only on the user, so every process of our user finds it.
+The folder's owner is the sandbox's bubblewrap process; after that process has ended, the folder is removed. The
+sandbox's id contains the end of the folder's name. A file in the folder records the sandbox's process 1, its cgroup
+and its ledger.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _FILE = "first"
 
 @dataclass(frozen=True, slots=True)
 class DetachedNote:
-    """A detached sandbox.
+    """The registry entry of a detached sandbox.
 
     Attributes:
-        folder: Its folder.
-        group: Name of its cgroup.
-        first_pid: Pid of its process 1.
-        ledger: Id of the ledger that records it; empty for none.
+        folder: Folder of the sandbox on the host.
+        group: Name of the sandbox's cgroup.
+        first_pid: Pid of the sandbox's process 1.
+        ledger: Id of the ledger that records the sandbox; empty for no ledger.
     """
 
     folder: Path
@@ -35,25 +36,25 @@ class DetachedNote:
 
 
 def begin(pid: int) -> tuple[str, Path]:
-    """Return the id and the new folder of a sandbox whose bubblewrap is process `pid`."""
+    """Create the folder of a detached sandbox; return its id and its folder. `pid` is its bubblewrap process."""
     folder = run_dirs.new_run_folder(pid)
     return f"bwrap-{_tail(folder)}", folder
 
 
 def record(folder: Path, first_pid: int, group: str, ledger: str) -> None:
-    """Write the sandbox's process 1, the name of its cgroup and the id of its ledger to `folder`."""
+    """Register the sandbox: write its process 1, the name of its cgroup and the id of its ledger to `folder`."""
     (folder / _FILE).write_text(f"{run_dirs.owner_name(first_pid)} {group} {ledger}")
 
 
 def find(sandbox_id: str) -> DetachedNote | None:
-    """Return the running sandbox of this id; None if our user has none on this machine."""
+    """Return the running detached sandbox with this id; None if our user has no such sandbox on this machine."""
     match = _ID.fullmatch(sandbox_id)
     if match is None:
         return None
     for folder in run_dirs.of_tail(match[1]):
         try:
             first, group, *ledger = (folder / _FILE).read_text().split()
-        except (OSError, ValueError):  # gone, or just being written
+        except (OSError, ValueError):  # the file was removed, or is not yet complete
             continue
         if not run_dirs.is_owner_gone(first) and not run_dirs.is_owner_gone(folder.name):
             return DetachedNote(folder, group, int(first.split("-")[2]), "".join(ledger))
@@ -61,7 +62,7 @@ def find(sandbox_id: str) -> DetachedNote | None:
 
 
 def ids(ledger: str | None = None) -> list[str]:
-    """Return the sorted ids of our user's detached sandboxes on this machine, optionally of one ledger."""
+    """Return the sorted ids of our user's detached sandboxes on this machine; `ledger` selects those of one ledger."""
     named = {f"bwrap-{_tail(folder)}" for folder in run_dirs.of_tail("*") if (folder / _FILE).exists()}
     found = {sandbox_id: find(sandbox_id) for sandbox_id in named}
     return sorted(id for id, note in found.items() if note is not None and ledger in (None, note.ledger))

@@ -1,8 +1,8 @@
-"""Host paths that a sandbox needs to run our own Python with the packages that are installed here.
+"""Finds the host paths that a sandbox needs to run the host's Python with its installed packages.
 
-They are the standard library, the site-packages folders of `sys.path` and, for editable packages, only the import
-packages. Other folders on `sys.path` (the script's, the current one, ``PYTHONPATH``, a project's root) are never
-included, since they may hold secrets and hidden answers.
+These paths are the standard library, the site-packages folders on `sys.path`, and the import packages of editable
+installations. Other folders on `sys.path` are never included, because they may contain secrets and hidden answers:
+the folder of the script, the current folder, ``PYTHONPATH`` and the root of a project.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from urllib.request import url2pathname
 from ..host import run_dirs
 
 _SYSTEM = tuple(Path(name) for name in ("/usr", "/proc", "/dev", "/sys", "/run"))
-"""Paths that a sandbox has anyway."""
+"""Paths that every sandbox has."""
 _SITES = ("site-packages", "dist-packages")
 _OF_VENV = ("bin", "lib", "lib64", "share", "pyvenv.cfg")
-"""Entries of a virtual environment, which may itself be a project's root."""
+"""Entries of a virtual environment to show; its folder may be a project's root, so it is not shown as a whole."""
 
 
 def import_path() -> list[str]:
-    """Return the entries of `sys.path` that a new interpreter would not have by default, for ``PYTHONPATH``."""
+    """Return the value for ``PYTHONPATH``: the needed entries of `sys.path` that Python does not add by itself."""
     library = sysconfig.get_path("stdlib")
     by_itself = {library, str(Path(library, "lib-dynload")), *site.getsitepackages()}
     wanted = {*_site_folders(), *(package.parent for package in _packages())}
@@ -37,12 +37,12 @@ def import_path() -> list[str]:
 
 
 def standard_library() -> list[str]:
-    """Return the folder that Python needs for its own modules; empty if a sandbox has it anyway."""
+    """Return the folder that contains Python's own modules; empty if every sandbox has it."""
     return [str(path) for path in _outermost([Path(sys.base_prefix)])]
 
 
 def readable() -> list[str]:
-    """Return the files and folders that must be visible at the same path, none inside another."""
+    """Return the files and folders that a sandbox must see at the same path; no path is inside another one."""
     wanted = [Path(sys.base_prefix), Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()]
     wanted += [Path(sys.prefix, name) for name in _OF_VENV] if sys.prefix != sys.base_prefix else []
     wanted += [*_site_folders(), *_packages()]
@@ -68,7 +68,7 @@ def _packages() -> Iterator[Path]:
             if root is not None:
                 for name in _names(Distribution.at(file.parent)):
                     for package in _places(name):
-                        if root in package.resolve().parents:  # not the root itself or a namesake elsewhere
+                        if root in package.resolve().parents:  # exclude the root and packages outside it
                             yield from _with_links(package, root)
 
 
@@ -83,7 +83,7 @@ def _project(direct_url: Path) -> Path | None:
 
 
 def _names(found: Distribution) -> set[str]:
-    """Return the import names of a distribution, as far as its metadata lists them."""
+    """Return the import names of a distribution from its metadata, or guess them from its name and entry points."""
     listed = found.read_text("top_level.txt")
     if listed:
         return set(listed.split())
@@ -119,7 +119,7 @@ def _tells_too_much(path: Path) -> bool:
 
 
 def _outermost(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the paths that are neither inside another nor in a folder that a sandbox has anyway."""
+    """Yield the paths that are not inside another path or inside a folder that every sandbox has."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda path: (len(path.parts), path)):
         if not any(path.is_relative_to(outer) for outer in (*chosen, *_SYSTEM)):

@@ -1,8 +1,8 @@
-"""Reap child processes that bubblewrap orphans if it is killed before it sets their parent-death signal.
+"""Finds and kills orphans of bubblewrap: children of a bubblewrap process that was killed while it started a sandbox.
 
-Bubblewrap forks the process that becomes the sandbox and lets it wait on a pipe. Only then does that process ask the
-kernel to end it with its parent. If bubblewrap is killed before, the child waits forever, without a cgroup or a run
-directory. It is recognised by its argv[0], which bubblewrap is given: the name of the sandbox's cgroup.
+Bubblewrap forks the child that becomes the sandbox, and the child waits on a pipe before it sets its parent-death
+signal. If bubblewrap is killed during this time, the child waits forever, without a cgroup or a run directory. We start
+bubblewrap with the name of the sandbox's cgroup as argv[0]; the child has the same argv[0] and is recognised by it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..host import run_dirs
 
 
 def find() -> list[int]:
-    """Return the pids of such orphans on this machine: of sandboxes whose owner has ended.
+    """Return the pids of the orphans on this machine, which belong to sandboxes whose owner process has ended.
 
-    In a running sandbox the process has become our agent, with another name. Bubblewrap itself, the session leader,
-    is not included.
+    They do not include running sandboxes, where the child has become our agent, which has another argv[0]. They do not
+    include bubblewrap itself either, which is a session leader.
     """
     return [pid for pid, name in _named() if run_dirs.is_owner_gone(name) and _is_led(pid)]
 

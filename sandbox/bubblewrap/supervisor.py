@@ -1,4 +1,4 @@
-"""Supervise the host side of a bubblewrap sandbox: its processes, cgroup and folder."""
+"""Starts, inspects and ends a bubblewrap sandbox from the host: its processes, cgroup, uid range and folder."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from .uid_ranges import UidRange
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
-"""Seconds for bubblewrap to exit after process 1 of the sandbox was killed."""
+"""How long bubblewrap may take to exit after process 1 of the sandbox was killed."""
 _EMPTY_S = 2.0
-"""Seconds for all killed processes to leave the cgroup."""
+"""How long killed processes may take to leave the cgroup."""
 _OOM_SCORE = 500
-"""OOM score (of 1,000) of a sandbox's processes: they die before others if the whole machine runs out of memory."""
+"""OOM score (of 1,000) of a sandbox's processes, which makes the kernel kill them before the host's processes."""
 
 
 class Supervisor:
-    """The host side of one sandbox.
+    """The handle with which the host inspects and ends one sandbox.
 
     Args:
-        child: Bubblewrap; None if another process of ours started it.
+        child: The bubblewrap process; None if another process of ours started it.
         group: Cgroup of all processes of the sandbox.
-        info: Pipe on which bubblewrap reports the pid of process 1.
-        first: Process 1, if it is known.
-        folder: Folder to remove with the sandbox; None for none.
-        score_line: Socket whose other end process 1 has, for passing files to it.
-        uids: The sandbox's own range of uids.
+        info: Pipe on which bubblewrap reports the pid of process 1; None if `first` is given.
+        first: Process 1; None if `info` is given.
+        folder: Folder to remove when the sandbox ends; None for no folder.
+        score_line: Socket to pass file descriptors to process 1; None to pass none.
+        uids: The uid range of the sandbox; None if it has no separate range.
 
     Attributes:
-        group: The cgroup.
-        folder: Folder to remove with the sandbox; None for none.
-        holds_reserve: Whether the agent's programs have a memory limit of their own.
+        group: Cgroup of all processes of the sandbox.
+        folder: Folder to remove when the sandbox ends; None for no folder.
+        holds_reserve: Whether the agent user's programs have a lower memory limit than the whole sandbox.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Supervisor:
         self.holds_reserve = group.of_agent is not None and group.of_agent.exists
 
     def first(self) -> FirstProcess | None:
-        """Return process 1; None until bubblewrap has reported its pid, or if it has exited."""
+        """Return process 1 of the sandbox; None if bubblewrap has not yet reported its pid, or if it has exited."""
         while self._first is None and self._info is not None:
             os.set_blocking(self._info, False)
             try:
@@ -81,7 +81,7 @@ class Supervisor:
             except BlockingIOError:
                 return None
             self._info_json += chunk
-            if not chunk or b"}" in self._info_json:  # it arrives in several chunks
+            if not chunk or b"}" in self._info_json:  # the JSON object is complete
                 os.close(self._info)
                 self._info = None
                 with suppress(ValueError, KeyError, ProcessLookupError):
@@ -90,22 +90,22 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the bubblewrap that we started still runs."""
+        """Whether the bubblewrap process still runs; False if this process did not start it."""
         return self._child is not None and self._child.returncode is None
 
     @property
     def pid(self) -> int:
-        """Pid of bubblewrap, which this process must have started; the sandbox ends with it."""
+        """Pid of the bubblewrap process, which this process must have started."""
         assert self._child is not None
         return self._child.pid
 
     async def enclose(self) -> None:
-        """Move the sandbox into its cgroup; call this before it runs any program of the user.
+        """Move the sandbox into its cgroup. Must be called before the agent is configured and runs programs.
 
-        The kernel takes several milliseconds for it, during which the agent's Python starts.
+        This takes several milliseconds; the agent's Python starts at the same time.
 
         Raises:
-            OSError: The kernel refuses, or the sandbox has ended.
+            OSError: The kernel refuses to move a process, or the sandbox has ended.
         """
         while (first := self.first()) is None:
             if self._info is None:
@@ -114,7 +114,7 @@ class Supervisor:
         await clock.to_thread(self._join, (self.pid, first.pid))
 
     async def cause(self, survived: Survived) -> Cause:
-        """Return why the sandbox ended; waits for at most 2 s."""
+        """Wait for the sandbox to end, for at most 2 s, and return the cause."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
         if self._child is None:
@@ -126,12 +126,15 @@ class Supervisor:
         return cause_of(signal_in(code), self._child.last_line())
 
     async def diagnose(self) -> str:
-        """Return ``"paused"`` if process 1 is stopped by a signal; empty otherwise."""
+        """Return ``"paused"`` if a signal has stopped process 1, otherwise an empty string."""
         first = self.first()
         return "paused" if first is not None and first.is_stopped else ""
 
     async def kill(self) -> None:
-        """Kill the sandbox and remove its cgroup and folder; safe to repeat, not cancelled, bounded."""
+        """Kill the sandbox and remove its cgroup and folder; takes some seconds at most.
+
+        Cancellation does not interrupt it. A repeated call does nothing.
+        """
         with anyio.CancelScope(shield=True):
             if (first := self.first()) is not None:
                 first.kill()
@@ -142,7 +145,7 @@ class Supervisor:
             else:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
-            self._memory = self._memory or self.group.memory_counters()  # before the group is removed
+            self._memory = self._memory or self.group.memory_counters()  # read them before the cgroup is removed
             if await empty(self.group) and self._uids is not None:
                 self._uids.recycle()
                 self._uids = None
@@ -151,7 +154,7 @@ class Supervisor:
                 await clock.to_thread(run_dirs.remove, self.folder)
 
     def release(self) -> None:
-        """Close our descriptors without ending anything; safe to repeat."""
+        """Close our descriptors without ending the sandbox; a repeated call does nothing."""
         if self._first is not None:
             self._first.close()
         if self._info is not None:
@@ -178,7 +181,10 @@ class Supervisor:
             self._lend(pids[-1], self._score_line)
 
     def _lend(self, pid: int, line: socket.socket) -> None:
-        """Pass process 1 descriptors of files that it sees read-only: its OOM score and the agent's cgroup."""
+        """Send process 1 writable descriptors of its OOM score and the agent user's cgroup.
+
+        Process 1 cannot open these files for writing, because it sees them read-only.
+        """
         wanted = {b"s": (Path(f"/proc/{pid}/oom_score_adj"), os.O_RDWR)}
         if self.holds_reserve and self.group.of_agent is not None:
             wanted[b"g"] = self.group.of_agent.join_file, os.O_WRONLY
@@ -213,19 +219,19 @@ def launch(
     limits: cgroups.CgroupLimits,
     uids: UidRange | None = None,
 ) -> Supervisor:
-    """Create a cgroup and start bubblewrap, with its options passed where no other user can read them.
+    """Create a cgroup and start bubblewrap. Passes options through a file, because other users can read a command line.
 
     Args:
-        options: Mount and namespace options; the views of the cgroup are added.
-        command: Command that it runs.
-        stream: Becomes the command's standard input and output; closed here.
-        filter_program: The seccomp filter.
+        options: Mount and namespace options; mounts of the cgroup's files are added to them.
+        command: The command that bubblewrap runs.
+        stream: Becomes the command's standard input and output; closed in this process.
+        filter_program: The seccomp filter; None for no filter.
         group: The cgroup to create.
         limits: Limits of the cgroup.
-        uids: The sandbox's own range of uids; None keeps our user namespace.
+        uids: The uid range of the sandbox; None to use our own user namespace.
 
     Raises:
-        OSError: There is no bubblewrap, or the kernel refuses the cgroup; the caller must then close `uids`.
+        OSError: Bubblewrap is not installed, or the kernel refuses the cgroup; the caller must then close `uids`.
     """
     seen = replace(options, views=(*options.views, *group.views()))
     with ExitStack() as undo, ExitStack() as lent:
@@ -249,14 +255,14 @@ def launch(
         argv += ["--", *command, str(its_end.fileno())]
         undo.callback(group.remove)
         group.make(limits)
-        # Programs in the sandbox could read bubblewrap's environment.
+        # An empty environment, because programs in the sandbox can read bubblewrap's.
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
         undo.pop_all()
     return Supervisor(child, group, info=info, score_line=score_line, uids=uids)
 
 
 def _file_of(content: bytes) -> int:
-    """Return the descriptor of an in-memory file with this content, at offset 0."""
+    """Create an in-memory file with `content`; return its descriptor, at offset 0."""
     handle = os.memfd_create("bwrap")
     os.write(handle, content)
     os.lseek(handle, 0, os.SEEK_SET)

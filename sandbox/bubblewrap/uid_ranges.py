@@ -1,15 +1,15 @@
-"""A range of host uids for each bubblewrap sandbox, by a user namespace that root creates beforehand.
+"""Gives each bubblewrap sandbox a separate range of host uids, by means of a user namespace (as root only).
 
 The kernel counts many limited resources (inotify instances, queued signals and timers, memory of pipes and message
-queues) per user, and also for the user who created that user's namespace. Each namespace here is created by a uid of
-its own range, so a sandbox takes nothing from other sandboxes or from real accounts.
+queues) per user. It also counts them for the user that created the namespace. Each namespace is therefore created by
+a uid of its own range, so a sandbox does not use up the limits of other sandboxes or of real accounts.
 
-Inside, uid 0 is the host's root, so that bubblewrap can mount what only root can reach; it has no capability outside
-the namespace. Uids 1 to 4094 and 65534 (nobody) map into the range; others do not exist.
+Uid 0 inside is the host's root, because bubblewrap must mount files that only root can reach. It has no capability
+outside the namespace. Uids 1 to 4094 and 65534 (nobody) map into the range; other uids do not exist inside.
 
-Ranges are between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` do not use by default. A
-process owns a range while it holds an abstract Unix socket named after it. Process 1 of the sandbox inherits the
-socket, so the kernel frees the range when the sandbox and its starter have ended, however they ended.
+The ranges are between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` do not use by default.
+A range is reserved by an open abstract Unix socket that is named after it. Process 1 of the sandbox inherits the
+socket. The kernel closes it, and so frees the range, when both the sandbox and the process that started it have ended.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _NOBODY = 65_534
 
 
 class UidRange:
-    """A range of host uids and its user namespace.
+    """A range of host uids and the user namespace that maps to it.
 
     Args:
-        base: Its first uid, which creates the namespace and is not used in it.
-        lock: The socket that reserves the range; closed by `close`.
-        ranges: Free list to return to after use; None closes the range instead.
+        base: First uid of the range. It creates the namespace, and no uid inside maps to it.
+        lock: The socket that reserves the range; `close` closes it.
+        ranges: Receives the range after use, for another sandbox; None to close the range after use.
 
     Attributes:
         namespace: File descriptor of the user namespace.
-        lock: The socket.
+        lock: The socket that reserves the range.
 
     Raises:
-        OSError: The kernel refuses, or a program of util-linux is missing.
+        OSError: The kernel refuses the namespace, or a program of util-linux is missing.
     """
 
     def __init__(self, base: int, lock: socket.socket, ranges: UidRanges | None) -> None:
@@ -54,24 +54,24 @@ class UidRange:
         self._ranges = ranges
 
     def recycle(self) -> None:
-        """Return it for the next sandbox; nothing may be left of the one that had it."""
+        """Make the range available to another sandbox. All processes of the last sandbox must have ended."""
         if self._ranges is None or self._ranges.why_none is not None:
             self.close()
         else:
             self._ranges.free.append(self)
 
     def close(self) -> None:
-        """Release it, unless a sandbox still runs in it."""
+        """Close our descriptors; the range becomes free when no sandbox runs in it."""
         self.lock.close()
         os.close(self.namespace)
 
 
 class UidRanges:
-    """The ranges of one backend. They are reused after a sandbox ended, since creating one takes 3 ms.
+    """The uid ranges of one backend. A range is reused after its sandbox has ended, because creating one takes 3 ms.
 
     Attributes:
-        why_none: Why there are no ranges, in one line; None if there are.
-        free: Ranges without a sandbox.
+        why_none: One line that says why ranges are not available; None if they are available.
+        free: Ranges that no sandbox uses.
     """
 
     def __init__(self) -> None:
@@ -79,14 +79,16 @@ class UidRanges:
         self.free: list[UidRange] = []
 
     def open(self) -> None:
-        """Check whether ranges can be created. Blocks for milliseconds."""
+        """Check whether ranges can be created, and set `why_none`. Blocks for some milliseconds."""
         self.why_none = why_unavailable()
 
     def take(self) -> UidRange | None:
-        """Return a range unused on this machine; None if ranges are not available. Blocks for milliseconds.
+        """Return a range that no other sandbox on this machine uses; None if ranges are not available.
+
+        Blocks for some milliseconds.
 
         Raises:
-            OSError: All are in use, or the kernel refuses the namespace.
+            OSError: All ranges are in use, or the kernel refuses the namespace.
         """
         if self.why_none is not None:
             return None
@@ -96,14 +98,17 @@ class UidRanges:
             return _new_range(self)
 
     def close(self) -> None:
-        """Close the free ranges now, and those in use when they are put back."""
+        """Close the free ranges now; each range that is in use is closed when its sandbox has ended."""
         self.why_none = "the backend is closed"
         while self.free:
             self.free.pop().close()
 
 
 def why_unavailable() -> str | None:
-    """Return why sandboxes cannot have their own uids here, in one line; None if they can. Blocks for milliseconds."""
+    """Return one line that says why sandboxes cannot have separate uid ranges on this machine; None if they can.
+
+    Blocks for some milliseconds.
+    """
     if os.geteuid() != 0:
         return "separate uids for each sandbox need root"
     try:
@@ -114,7 +119,10 @@ def why_unavailable() -> str | None:
 
 
 def shared() -> tuple[str, ...]:
-    """Return the kernel resources that sandboxes share with each other and with host users. Blocks for milliseconds."""
+    """Return the kernel resources that sandboxes share with each other and with host users.
+
+    Blocks for some milliseconds.
+    """
     if why_unavailable() is None:
         return ()
     return SHARED_PER_UID if os.geteuid() == 0 else (*SHARED_PER_UID, "terminals")
@@ -122,7 +130,7 @@ def shared() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _try_once() -> None:
-    """Raise `OSError` if a sandbox cannot be started in a namespace of ours; success is cached."""
+    """Check that a sandbox can be started in a new uid range; raise `OSError` if not. Success is cached."""
     with closing(_new_range()) as made:
         if (why := arguments.why_unavailable(made.namespace)) is not None:
             raise OSError(why)
@@ -144,12 +152,12 @@ def _new_range(ranges: UidRanges | None = None) -> UidRange:
 
 
 def _new_namespace(base: int) -> int:
-    """Return the descriptor of a new user namespace created by uid `base`."""
+    """Create a user namespace as uid `base`, map its uids to the range, and return its descriptor."""
     argv = ["setpriv", f"--reuid={base}", f"--regid={base}", "--clear-groups", "unshare", "--user", "cat"]
     pipe = subprocess.PIPE
     env = {"PATH": os.environ.get("PATH", os.defpath)}
     with subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as made:
-        # `cat` answers once it runs in the namespace, and exits at the end of its input.
+        # `cat` echoes the line below once it runs in the namespace, and exits when its input is closed.
         answer: bytes | None = b""
         assert made.stdin is not None
         assert made.stdout is not None

@@ -1,7 +1,7 @@
 """The allowlist of hosts that a sandbox may reach.
 
-A host must be on the list and have a public address. The checked address is the one that is connected to, so DNS
-rebinding does not help.
+A host must be on the list and have a public address. The name is resolved once, and the proxy connects to the address
+that it checked, so DNS rebinding cannot bypass the check.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _CONNECT_S = 10.0
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
-        # IANA's registry of special-purpose IPv4 addresses, multicast, and one address of a cloud.
+        # IPv4: IANA's registry of special-purpose addresses, multicast, and an address of the Azure cloud.
         "0.0.0.0/8",  # this network
         "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # shared by carriers; 100.100.100.200 has the metadata of a cloud
+        "100.64.0.0/10",  # carrier-grade NAT; 100.100.100.200 is Alibaba Cloud's metadata server
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # the host of an Azure machine, on any of them
-        "169.254.0.0/16",  # link-local; 169.254.169.254 has the metadata of a cloud
+        "168.63.129.16/32",  # Azure's host services, at the same address on every virtual machine
+        "169.254.0.0/16",  # link-local; 169.254.169.254 is the metadata server of most clouds
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments, such as DS-Lite
         "192.0.2.0/24",  # documentation
-        "192.31.196.0/24",  # AS112, which a local network may answer
-        "192.52.193.0/24",  # AMT relays, which a local network may answer
-        "192.88.99.0/24",  # 6to4 relays, which a local network may answer
+        "192.31.196.0/24",  # AS112; a server in the local network may have this address
+        "192.52.193.0/24",  # AMT relays; a relay in the local network may have this address
+        "192.88.99.0/24",  # 6to4 relays; a relay in the local network may have this address
         "192.168.0.0/16",  # private
         "192.175.48.0/24",  # AS112
         "198.18.0.0/15",  # benchmarks
@@ -44,14 +44,14 @@ _NOT_PUBLIC = tuple(
         "203.0.113.0/24",  # documentation
         "224.0.0.0/4",  # multicast
         "240.0.0.0/4",  # reserved, and broadcast
-        # IPv6: first everything but global unicast (2000::/3), such as ::1, ::ffff:0:0/96 and 64:ff9b::/96 (which
-        # represent IPv4 addresses), 100::/64, 5f00::/16, fc00::/7, fe80::/10 and ff00::/8.
+        # IPv6: the next three networks are all addresses outside global unicast (2000::/3). They contain loopback,
+        # private, link-local and multicast addresses, and ::ffff:0:0/96 and 64:ff9b::/96, which embed IPv4 addresses.
         "::/3",
         "4000::/2",
         "8000::/1",
-        "2001::/23",  # protocol assignments, such as Teredo, which stands for IPv4 addresses
+        "2001::/23",  # protocol assignments, such as Teredo, whose addresses embed IPv4 addresses
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4, which stands for IPv4 addresses
+        "2002::/16",  # 6to4, whose addresses embed IPv4 addresses
         "2620:4f:8000::/48",  # AS112
         "3fff::/20",  # documentation
     )
@@ -63,7 +63,7 @@ class RefusedError(Exception):
     """The proxy refuses a request.
 
     Attributes:
-        status: HTTP status: 403 if forbidden, 400 for a bad request, 502 if the host does not answer.
+        status: The HTTP status to send: 403 if forbidden, 400 for a bad request, 502 if the host does not answer.
     """
 
     def __init__(self, status: int, why: str) -> None:
@@ -72,7 +72,7 @@ class RefusedError(Exception):
 
 
 def why_refused(spec: SandboxSpec) -> str | None:
-    """Return in one line why a sandbox cannot have the network of `spec`; None if it can."""
+    """Return one line that says why `spec.network` cannot be provided; None if it can."""
     if (why := why_no_network(spec.network)) is not None:
         return why
     is_alone = spec.detached and not isinstance(spec.network, str)
@@ -80,9 +80,9 @@ def why_refused(spec: SandboxSpec) -> str | None:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is on the public internet, not of this host, its networks, containers or cloud.
+    """Whether an address is on the public internet, and not in `_NOT_PUBLIC`.
 
-    An IPv6 address that represents an IPv4 address is not public.
+    An IPv6 address that embeds an IPv4 address is not public. Text that is not an address is not public.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -92,7 +92,7 @@ def is_public(text: str) -> bool:
 
 
 async def public_addresses(host: str, port: int) -> Sequence[Address]:
-    """Return the public addresses of `host`; may be empty."""
+    """Resolve `host` and return its public addresses; empty if it has none or cannot be resolved."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -104,8 +104,8 @@ class Allowlist:
     """The hosts that a sandbox may reach.
 
     Args:
-        hosts: Their names; ``*.example.org`` matches all subdomains.
-        resolve: Returns the allowed addresses of a host.
+        hosts: The names of the hosts; ``*.example.org`` matches all subdomains of ``example.org``.
+        resolve: Resolves a host name and a port, and returns the addresses that may be connected to.
     """
 
     def __init__(self, hosts: Sequence[str], resolve: Resolve = public_addresses) -> None:
@@ -113,13 +113,14 @@ class Allowlist:
         self._resolve = resolve
 
     async def connect(self, host: str, port: int) -> socket.socket:
-        """Return a connected, non-blocking socket to a host.
+        """Connect to a host and return the non-blocking socket.
 
         Raises:
             RefusedError: The host is not allowed or not reachable.
         """
         host = host.lower().removesuffix(".")
-        # A name that contains NUL would match here by its end, but resolve by its beginning.
+        # `is_host` rejects a name that contains NUL: the allowlist would match its end, but DNS would resolve the part
+        # before the NUL.
         is_named = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in self._hosts)
         if not is_named or not is_host(host):
             raise RefusedError(403, f"{host} is not on the allowlist of this sandbox; add it to `network`")

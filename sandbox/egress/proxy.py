@@ -1,9 +1,10 @@
 """The HTTP proxy for the hosts that a sandbox may reach.
 
-The sandbox has no network. `envkit.sandbox.egress.relay_inside` runs in it, and ``HTTP_PROXY`` and ``HTTPS_PROXY``
-point at it. The proxy keeps idle connections into the sandbox and serves the requests that arrive on them, as
-`envkit.sandbox.egress.allowlist` allows. HTTPS is tunnelled (``CONNECT``) and not inspected: an allowed server may
-forward data anywhere. A plain HTTP connection carries one request, only to the host that it names.
+The sandbox has no network. The relay (`envkit.sandbox.egress.relay_inside`) runs inside the sandbox, where
+``HTTP_PROXY`` and ``HTTPS_PROXY`` point at the relay. The proxy runs on the host, keeps idle connections to the relay
+and serves the requests that arrive on them, as `envkit.sandbox.egress.allowlist` allows. HTTPS is tunnelled
+(``CONNECT``) and not inspected: an allowed server may forward data anywhere. A plain HTTP connection carries one
+request, and only to the host that the request names.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from .allowlist import Allowlist, RefusedError, Resolve, public_addresses
 PORT = 3128
 """Port of the relay on 127.0.0.1 in the sandbox."""
 SOCKET = "proxy"
-"""Name of the sandbox's socket that the proxy connects to."""
+"""File name of the relay's Unix socket in `SOCKETS`; the proxy connects to this socket."""
 
 _ADDRESS = f"http://127.0.0.1:{PORT}"
 VARIABLES: Mapping[str, str] = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _ADDRESS),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
 }
-"""Environment variables of a sandbox with a proxy."""
+"""Environment variables that point the programs of a sandbox at the proxy."""
 
 _WAIT = ("sh", "-c", f'until [ -S "$ENVKIT_SOCKETS/{SOCKET}" ]; do sleep 0.02; done; exec "$@"', "sh")
 _IDLE_CONNECTIONS = 4
-"""Number of connections into the sandbox that wait for a client."""
+"""Number of connections to the relay that are kept open for the next clients."""
 _AT_ONCE = 64
 _HEAD_BYTES = 64 << 10
 _HEAD_S = 10.0
 _IDLE_S = 300.0
 _LINGER_S = 30.0
-"""Maximum time to send the rest of a complete response."""
+"""Maximum time to send the rest of a response after its server has sent everything."""
 _RETRY_S = 0.02
 """Initial delay between connection attempts; doubled each time, up to `_RESTART_S`."""
 _RESTART_S = 1.0
@@ -59,28 +60,33 @@ _INSIDE = Path(__file__).with_name("relay_inside.py")
 
 
 def variables(spec: SandboxSpec) -> Mapping[str, str]:
-    """Return the environment variables of a sandbox with an allowlist; empty for others."""
+    """Return `VARIABLES` if the network of `spec` is an allowlist, otherwise no variables."""
     return {} if isinstance(spec.network, str) else VARIABLES
 
 
 def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
-    """Return an argv that runs `command` after the proxy is ready, if `spec` needs one; empty without a command."""
+    """Return the argv to start the sandbox with: `command`, which waits for the relay if `spec` has an allowlist.
+
+    An empty `command` stays empty.
+    """
     return (*_WAIT, *command) if command and not isinstance(spec.network, str) else tuple(command)
 
 
 async def open_for(
     sandbox: AgentSandbox, spec: SandboxSpec, python: str, *, resolve: Resolve = public_addresses
 ) -> None:
-    """Serve the proxy for the hosts of `spec` as long as `sandbox` lives; does nothing without an allowlist.
+    """Start the relay in `sandbox` and the proxy on the host; both run until the sandbox ends.
+
+    Does nothing if `spec` has no allowlist. Stops the sandbox if it raises.
 
     Args:
-        sandbox: Started from `spec`, with `VARIABLES` in its environment, and no network.
-        spec: Its specification.
-        python: Its Python.
-        resolve: Returns the allowed addresses of a host.
+        sandbox: A sandbox that was started from `spec` without a network, with `VARIABLES` in its environment.
+        spec: The specification of the sandbox.
+        python: Path of the Python interpreter inside the sandbox.
+        resolve: Resolves a host name and a port, and returns the addresses that may be connected to.
 
     Raises:
-        SandboxEndedError: The relay does not start, or the sandbox has ended by itself; the sandbox is stopped.
+        SandboxEndedError: The relay does not start, or the sandbox has ended by itself.
         SandboxStartError: The sandbox is gone for another reason.
     """
     if isinstance(spec.network, str):
@@ -108,8 +114,8 @@ class ProxyRequest:
 
     Attributes:
         host: The target host.
-        port: Its port.
-        head: The request head to send to the host; empty for ``CONNECT``.
+        port: The port of the target host.
+        head: The request line and headers to send to the host; empty for ``CONNECT``.
     """
 
     host: str
@@ -118,16 +124,16 @@ class ProxyRequest:
 
     @classmethod
     def parse(cls, head: bytes) -> ProxyRequest:
-        """Parse a request head, including its final empty line.
+        """Parse the request line and the headers, including the final empty line.
 
         Raises:
-            RefusedError: It is not a valid proxy request.
+            RefusedError: `head` is not a valid proxy request.
         """
         line, *headers = head.removesuffix(_END).split(b"\r\n")
         if any(part in one for one in (line, *headers) for part in (b"\r", b"\n", b"\0")):
-            raise RefusedError(400, "not a request")  # a server may split one header into two
+            raise RefusedError(400, "not a request")  # servers may treat a lone CR, LF or NUL as the end of a header
         if any(one.startswith((b" ", b"\t")) for one in headers):
-            raise RefusedError(400, "not a request")  # a folded line would continue the previous header, perhaps ours
+            raise RefusedError(400, "not a request")  # such a line would continue the previous header, perhaps ours
         try:
             method, target, version = line.decode("ascii").split(" ")
             parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
@@ -147,10 +153,10 @@ class ProxyRequest:
 
 
 class Proxy:
-    """Serves the requests of one sandbox.
+    """Serves the HTTP requests of one sandbox.
 
     Args:
-        allowlist: The hosts that it may reach.
+        allowlist: The hosts that the sandbox may reach.
     """
 
     def __init__(self, allowlist: Allowlist) -> None:
@@ -158,7 +164,7 @@ class Proxy:
         self._limit = anyio.CapacityLimiter(_AT_ONCE)
 
     async def serve(self, sandbox: Sandbox) -> None:
-        """Keep idle connections into `sandbox` and serve the requests on them, until it is gone."""
+        """Keep idle connections to the relay and serve the requests on them until `sandbox` ends."""
         async with anyio.create_task_group() as tasks:
 
             async def serve_connection() -> None:
@@ -170,9 +176,9 @@ class Proxy:
                         return
                     try:
                         first = await client.receive()
-                        if not first:  # closed by the sandbox; do not reconnect in a busy loop
+                        if not first:  # the sandbox closed the connection; do not reconnect in a busy loop
                             await anyio.sleep(_RESTART_S)
-                        tasks.start_soon(serve_connection)  # replaces this connection, which is no longer idle
+                        tasks.start_soon(serve_connection)  # opens another idle connection in place of this one
                         await self._answer(client, first)
                     finally:
                         client.close()
@@ -181,7 +187,7 @@ class Proxy:
                 tasks.start_soon(serve_connection)
 
     async def _answer(self, client: SocketStream, first: bytes) -> None:
-        """Answer the request that begins with `first`."""
+        """Serve one request; `first` are the bytes of it that were already received."""
         with suppress(ConnectionError):
             try:
                 head, rest = await _head(client, first)
@@ -204,7 +210,7 @@ class Proxy:
 
 async def _keep_running(sandbox: AgentSandbox, command: Sequence[str]) -> None:
     with suppress(SandboxLostError):
-        while True:  # programs of the sandbox may kill the relay, which runs as the same user
+        while True:  # programs in the sandbox may kill the relay, because it runs as the same user
             await sandbox.exec(command, timeout_s=_FOR_EVER_S)
             await anyio.sleep(_RESTART_S)
 
@@ -220,7 +226,7 @@ async def _connected(sandbox: Sandbox) -> socket.socket:
 
 
 async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
-    """Return the head of the request that begins with `first`, and the data after it."""
+    """Receive a whole request head; return it and the bytes received after it. `first` was received before."""
     received = first
     with anyio.move_on_after(_HEAD_S):
         while _END not in received:
@@ -234,7 +240,7 @@ async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
 
 
 async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
-    """Copy bytes both ways, `first` first, until `upstream` ends or the connection is idle for `_IDLE_S`."""
+    """Send `first` to `upstream`, then copy bytes both ways until `upstream` ends or nothing moves for `_IDLE_S`."""
 
     async def carry_up() -> None:
         with suppress(ConnectionError):

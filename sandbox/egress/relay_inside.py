@@ -1,8 +1,8 @@
-"""The relay inside a sandbox with an allowlist: listens at ``HTTP_PROXY`` and joins each client with a connection that
-the host's proxy has opened into the sandbox.
+"""The relay that runs inside a sandbox with an allowlist and forwards HTTP clients to the proxy on the host.
 
-The host opens all connections, so nothing on the host is reachable from inside. Written for Python 3.7 and the standard
-library, because the sandbox's Python runs it.
+It listens at the address in ``HTTP_PROXY`` and joins each client with a connection that the proxy has opened to it. The
+host opens all connections, so nothing on the host is reachable from inside. The sandbox's own Python runs this file, so
+it uses only Python 3.7 and the standard library.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import sys
 
 _PIECE_BYTES = 1 << 16
 _MOST_WAITING = 128
-"""Maximum number of clients that wait for a connection to the host; more are refused."""
+"""Maximum number of clients that wait for a connection from the host; further clients are disconnected."""
 
 
 class Switch:
-    """Matches idle connections of the host with waiting clients."""
+    """Joins each client in the sandbox with an idle connection from the host.
+
+    Args:
+        path: Path of the Unix socket that the host connects to.
+        port: TCP port on 127.0.0.1 that clients connect to.
+    """
 
     def __init__(self, path: str, port: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -27,12 +32,12 @@ class Switch:
         if os.path.lexists(path):
             os.unlink(path)
         self._listen(socket.socket(socket.AF_INET), ("127.0.0.1", port), self._on_client)
-        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)  # last: signals readiness
+        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)  # last: the socket file signals readiness
 
     def run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fd) is key:  # not closed by another of the same batch
+                if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed it
                     key.data(key.fileobj)
 
     def _listen(self, listener: socket.socket, address: object, on_connection: object) -> None:
@@ -58,7 +63,7 @@ class Switch:
             self._match()
 
     def _on_idle(self, ours: socket.socket) -> None:
-        """Close an idle connection; the host sends nothing first, so it has closed its end."""
+        """Close an idle connection that became readable: the host never sends first, so the host has closed it."""
         self._selector.unregister(ours)
         self._idle.remove(ours)
         ours.close()
@@ -69,17 +74,17 @@ class Switch:
             self._selector.unregister(ours)
             if _is_silent(ours):
                 Pair(self._selector, ours, self._waiting.pop(0))
-            else:  # closed by the host; `_on_idle` has not yet run
+            else:  # the host has closed it, and `_on_idle` has not yet run
                 ours.close()
 
 
 class Pair:
-    """Two connected streams; copies bytes both ways."""
+    """Copies bytes both ways between two sockets."""
 
     def __init__(self, selector: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
         self._selector = selector
         self._other = {one: other, other: one}
-        self._taken = {one: b"", other: b""}  # read from it, and not yet written to the other
+        self._taken = {one: b"", other: b""}  # bytes read from the socket and not yet sent to the other one
         self._ended = {one: False, other: False}
         for end in self._other:
             selector.register(end, selectors.EVENT_READ, self._on_event)
@@ -126,7 +131,7 @@ class Pair:
 
 
 def _is_silent(stream: socket.socket) -> bool:
-    """Whether the stream has neither data nor an end of file."""
+    """Whether `stream` is open and has no data to read."""
     try:
         stream.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

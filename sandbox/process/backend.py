@@ -1,7 +1,7 @@
-"""Sandboxes without isolation: plain child processes, for machines without bubblewrap.
+"""The backend `process`: sandboxes that are plain child processes without isolation, for hosts without bubblewrap.
 
-They still inherit nothing from our environment, keep their sockets in a private folder, and leave nothing behind when
-the sandbox is stopped or we exit. Their programs can read and change whatever our user can.
+A sandbox inherits no environment variables and has its sockets in a private folder. Its processes and files are removed
+when it is stopped or this process exits. Its programs can read and change everything that our user can.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ..host.instances import LiveSandboxes, refuse
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
-"""Seconds for the agent to end its programs after its channel closed."""
+"""How long the agent may take to end its programs after its channel was closed."""
 _CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
 class ProcessBackend:
-    """Start plain child processes; implements `envkit.protocols.SandboxBackend`.
+    """Starts sandboxes as plain child processes; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with ProcessBackend() as backend``; leaving the block stops all sandboxes. A sandbox has the
-    variables ``ENVKIT_SOCKETS``, ``HOME``, ``TMPDIR``, ``PATH`` and ``LANG``, and those of its spec.
+    variables ``ENVKIT_SOCKETS``, ``HOME``, ``TMPDIR``, ``PATH`` and ``LANG``, and the variables of its spec.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,18 @@ class ProcessBackend:
         self._opening = b""
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return False for each capability: nothing is enforced."""
+        """Return False for every capability, because this backend enforces nothing."""
         return dict.fromkeys(_CAPABILITIES, False)
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return the disks that sandboxes and snapshots need: MiB free, and MiB that must stay free."""
+        """Return for each disk that sandboxes need the free MiB and the MiB that must stay free."""
         return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Limits and untrusted programs are refused."""
+        """Start a sandbox; see `envkit.protocols.SandboxBackend.start`.
+
+        Refuses limits and untrusted programs, because this backend cannot enforce them.
+        """
         sandbox_id = self._sandboxes.new_id()
         refuse(sandbox_id, spec, self.capabilities())
         asked = {
@@ -85,21 +88,21 @@ class ProcessBackend:
             sandbox_id, AgentChannel(stream), resources, work=str(home), forget=self._sandboxes.forget
         )
         self._sandboxes.add(sandbox)
-        with suppress(ConnectionError):  # it has ended; `started` finds out why
+        with suppress(ConnectionError):  # the agent has already ended; `started` raises the reason
             await stream.send(self._opening)
         await sandbox.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
         return sandbox
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Raise: plain processes have no snapshots."""
+        """Raise `SandboxRefusedError`, because plain processes have no snapshots."""
         raise SandboxRefusedError(self._sandboxes.new_id(), f"snapshot {snapshot!r}: plain processes have no snapshots")
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return 0: plain processes have no snapshots."""
+        """Return 0, because plain processes have no snapshots."""
         return 0
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Return at once: plain processes have no snapshots."""
+        """Do nothing, because plain processes have no snapshots."""
 
     async def __aenter__(self) -> Self:
         await self._sandboxes.open()

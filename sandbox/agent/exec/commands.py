@@ -1,4 +1,4 @@
-"""The ``exec`` call: runs one program and ends everything that it started."""
+"""The ``exec`` call: runs one program and, when the call ends, kills every process that the program started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIOCSWINSZ = 0x5414  # on Linux; a reduced Python has no `termios`
 _NO_START = 126
 _KEEP_BYTES = 1 << 20
 _TERMINAL_BYTES = 1 << 20
-"""Maximum read from a terminal after its program has ended."""
+"""Maximum number of bytes to read from a terminal after its program has ended."""
 
 
 class Exec(IncomingCall):
@@ -98,13 +98,13 @@ class Exec(IncomingCall):
         self._end_with(lambda: self.fail("bad", text))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Resize its terminal."""
+        """Resize the terminal of the program; raise `CallError` if it has no terminal."""
         if self._terminal is None or self._ends:
             raise CallError("bad", "the program has no terminal")
         fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
-        """Open the pipes; return the program's ends."""
+        """Open the pipes for the program's input and output; return the ends that the program inherits."""
         loop = self._context.loop
         files = []
         if takes_input:
@@ -120,9 +120,9 @@ class Exec(IncomingCall):
         return files
 
     def _open_terminal(self, user: User, rows: int, columns: int) -> bytes:
-        """Open a terminal that belongs to `user`; return the name that the program opens."""
+        """Open a terminal that belongs to `user`; return its path, which the program opens."""
         try:
-            ours, self._held = user.act(os.openpty)  # held until the end; without a writer, reading would fail
+            ours, self._held = user.act(os.openpty)  # reading would fail if no process had the other end open
         except OSError as error:
             raise CallError("unsupported", "this sandbox has no terminals: %s" % error.strerror) from None
         name = os.ttyname(self._held)
@@ -133,7 +133,7 @@ class Exec(IncomingCall):
         return name.encode()
 
     def _taker(self, of: str) -> Callable[[bytes], None]:
-        """Return the handler for each piece of an output."""
+        """Return the function that receives the data of the output `of`."""
         if not self._streams:
             return self._tails[of].add
 
@@ -161,7 +161,7 @@ class Exec(IncomingCall):
             self._close_and(lambda: self._finish_with_code(report.code))
 
     def _end_with(self, then: Callable[[], None]) -> None:
-        """End the program and everything it started, then call `then`."""
+        """Kill the program and every process that it started, then call `then`."""
         if not self._ends:
             self._ends = True
             self._worker.kill(lambda: self._close_and(then), self)
@@ -181,11 +181,11 @@ class Exec(IncomingCall):
 
     def _finish_with_code(self, code: int | None, timed_out: bool = False) -> None:
         duration_s = round(time.monotonic() - self._began, 6)
-        self._context.report_oom_kills()  # includes kills that the command survived
+        self._context.report_oom_kills()  # even if the command survived the kill of another process
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 
     def _refuse(self, error: OSError) -> None:
-        """Finish with a message that no process could be started."""
+        """Finish the call with exit code 126 and write the reason to the program's standard error."""
         self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
         self._finish_with_code(_NO_START)

@@ -1,4 +1,4 @@
-"""Standard input of programs, written without blocking."""
+"""Writes the standard input of programs without blocking."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ if TYPE_CHECKING:
     from ..event_loop import Loop
 
 MAX_WAITING_BYTES = 64 << 20
-"""Maximum of unread input; the program is ended above it."""
+"""Maximum number of bytes that wait for a program to read them; a program that exceeds it is ended."""
 
 
 class Input:
-    """The write end of a pipe, socket or terminal. It is closed once everything is written and `end` was called.
+    """Writes to a pipe, socket or terminal without blocking. After `end`, closes it when all data is written.
 
     Args:
+        fd: The descriptor to write to.
+        owner: The call that fails if a callback raises.
         on_written: Receives the number of bytes of each write.
-        on_closed: Called when it is closed, for whatever reason.
+        on_closed: Called when the descriptor is closed, for whatever reason.
 
     Attributes:
-        is_open: Whether the other end can still read.
-        waiting_bytes: Bytes that are not yet written.
+        is_open: Whether the descriptor is open.
+        waiting_bytes: Number of bytes that are not yet written.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Input:
         self._watch = loop.watch(fd, on_write=self._write, owner=owner)
 
     def add(self, piece: bytes) -> None:
-        """Queue `piece`; dropped if the other end is closed."""
+        """Queue `piece`, or drop it if the descriptor is closed."""
         if self.is_open and piece:
             self._waiting.append(piece)
             self.waiting_bytes += len(piece)
@@ -53,7 +55,7 @@ class Input:
                 self._write()
 
     def end(self) -> None:
-        """Close it when everything is written."""
+        """Close the descriptor when all data is written."""
         self._ends = True
         if not self._waiting:
             self.close()

@@ -1,4 +1,4 @@
-"""Output of programs: drained continuously, with a bounded tail kept."""
+"""Reads the output of programs continuously and stores at most its last bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SLACK_BYTES = 1 << 20
 
 
 class OutputTail:
-    """Keeps the last `limit` bytes.
+    """Stores the last `limit` bytes of an output.
 
     Attributes:
-        limit: Bytes; may be changed at any time.
+        limit: Maximum number of bytes; may be changed at any time.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,14 +34,14 @@ class OutputTail:
             self._trim()
 
     def take(self) -> tuple[bytes, int]:
-        """Return the kept bytes and the number of bytes dropped before them, and clear both."""
+        """Return the stored bytes and the number of dropped bytes, and reset both."""
         self._trim()
         kept, cut = bytes(self._kept), self._cut
         self._kept, self._cut = bytearray(), 0
         return kept, cut
 
     def peek(self) -> bytes:
-        """Return the kept bytes."""
+        """Return the stored bytes without clearing them."""
         self._trim()
         return bytes(self._kept)
 
@@ -53,9 +53,12 @@ class OutputTail:
 
 
 class Output:
-    """The read end of a pipe or terminal; `on_piece` receives the data. It closes itself at the end of file.
+    """Reads a pipe or terminal without blocking, and closes it at the end of file.
 
     Args:
+        fd: The descriptor to read from.
+        on_piece: Receives the data.
+        owner: The call that fails if a callback raises.
         on_over: Called at the end of file.
     """
 
@@ -81,10 +84,10 @@ class Output:
             self._watch.want(read=not paused)
 
     def take_waiting(self, at_most: int | None = None) -> None:
-        """Read the data that is already there.
+        """Read the data that is available now.
 
         Args:
-            at_most: Approximate maximum in bytes; None reads what a pipe holds (unknown for a terminal).
+            at_most: Approximate maximum in bytes; None for the current content of a pipe (unreliable for a terminal).
         """
         if at_most is None:
             at_most = linux.waiting_bytes(self._fd) if self.is_open else 0
@@ -100,12 +103,12 @@ class Output:
             os.close(self._fd)
 
     def _read(self) -> int:
-        """Read one piece and return its length; 0 if nothing is there."""
+        """Read one piece and return its length; 0 if no data is available."""
         try:
             piece = os.read(self._fd, PIECE_BYTES)
         except BlockingIOError:
             return 0
-        except OSError:  # a terminal that no process has open any more
+        except OSError:  # the last process has closed the terminal
             piece = b""
         if piece:
             self._on_piece(piece)

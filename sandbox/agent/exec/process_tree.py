@@ -1,7 +1,7 @@
-"""Finds and kills process trees; setsid, a double fork or ignored signals do not help a process to escape.
+"""Finds and kills whole process trees, including processes that call setsid, fork twice or ignore signals.
 
-All processes are stopped before the first is killed, so that none can fork meanwhile; this repeats until none is left.
-Orphans do not escape as long as a process above them is their subreaper.
+It stops all processes of the tree before it kills the first one, because a running process could fork meanwhile. It
+repeats until no process is left. It finds orphans too, because a subreaper above them becomes their parent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-_STATE, _PARENT, _THREADS = 0, 1, 17  # in /proc/PID/stat, counted from behind the name
-_SCANS = 50  # maximum per round; a fork bomb may fork as fast as we scan
+_STATE, _PARENT, _THREADS = 0, 1, 17  # fields of /proc/PID/stat, counted from the field after the name
+_SCANS = 50  # maximum per round, because a fork bomb may fork as fast as we scan
 _ROUNDS = 200
 
 
 def table() -> Table:
-    """Return the parent of each visible process and whether it is alive (not a zombie)."""
+    """Return for each visible process the pid of its parent and whether it is alive (not a zombie)."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -36,11 +36,11 @@ def table() -> Table:
                     content = os.read(fd, 4096)
                 finally:
                     os.close(fd)
-            except OSError:  # it has exited meanwhile
+            except OSError:  # the process has exited
                 continue
-            # The name in the second field may hold anything, including parentheses.
+            # Search from the right, because the name in the second field may contain parentheses and spaces.
             fields = content[content.rindex(b")") + 2 :].split()
-            # A process whose main thread has exited but other threads run looks like a zombie.
+            # A process whose main thread has exited is shown as a zombie, but its other threads still run.
             found[int(name)] = (int(fields[_PARENT]), fields[_STATE] not in b"ZX" or int(fields[_THREADS]) > 1)
     return found
 
@@ -61,7 +61,7 @@ def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
 
 
 def kill_once(choose: Callable[[Table], set[int]]) -> bool:
-    """Stop, then kill, all processes that `choose` returns; return whether there were any."""
+    """Stop all processes that `choose` returns, then kill them; return whether there were any."""
     stopped: set[int] = set()
     for _ in range(_SCANS):
         fresh = choose(table()) - stopped
@@ -76,7 +76,10 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
 
 
 class TreeKill:
-    """Kills all processes that `choose` returns, then calls `then`; gives up after some seconds."""
+    """Kills the processes that `choose` returns until none is left, then calls `then`.
+
+    After `_ROUNDS` rounds (about 4 s) it gives up and calls `then` too.
+    """
 
     def __init__(
         self, loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object
@@ -97,7 +100,7 @@ class TreeKill:
 
 
 def kill_descendants() -> None:
-    """Kill all descendants; return when none is left."""
+    """Kill all descendants of this process; return when none is left, or after `_ROUNDS` rounds."""
     us = os.getpid()
     for _ in range(_ROUNDS):
         if not kill_once(lambda processes: alive_below([us], processes) - {us}):
@@ -120,12 +123,12 @@ def reap() -> dict[int, int]:
 
 
 def exit_code(status: int) -> int:
-    """Return the exit code of a wait status, negative for a signal."""
+    """Convert a wait status to an exit code; the code is negative if a signal killed the process."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except OSError:  # it has exited, or it changed its user
+    except OSError:  # the process has exited or changed its user
         pass

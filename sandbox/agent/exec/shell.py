@@ -1,11 +1,12 @@
-"""Persistent shells: one bash runs scripts in turn and keeps its working directory, variables and functions.
+"""Persistent shells: one bash process runs scripts one after another and keeps its working directory, variables and
+functions.
 
-It has no terminal and no prompt, so no output of a script can be mistaken for its end: scripts arrive on descriptor 9
-and exit codes leave on descriptor 8, both closed for the script. Its standard input is empty. The output in the pipes
-when the script ends belongs to it; background jobs cannot delay the reply.
+Bash reads scripts from descriptor 9 and writes exit codes to descriptor 8; both are closed while a script runs. The
+end of a script is therefore never guessed from its output. Standard input is empty. The output that is in the pipes
+when a script ends belongs to this script, so background jobs cannot delay the reply.
 
-A hostile script can still open these descriptors and fake its end. So scripts are numbered, and a shell that sends
-anything but the code of its current script, once, is discarded: its later output could belong to any script.
+A hostile script can still open descriptor 8 and fake its end. Scripts are therefore numbered, and a shell is ended if
+it sends anything except one exit code for the current script, because its later output could belong to any script.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from .workers import Worker, WorkerReport
 
 _SCRIPTS, _CODES = 9, 8
-# `read -N` reads blocks, and counts bytes only in the C locale; switching to it costs a fifth of a turn and is not
-# needed for ASCII. The function sets `$?` to the code of the previous script; it is a condition, because a failing
-# command would end a shell with `set -e`. The output of `set -x` for this loop is discarded.
+# `read -N` counts bytes only in the C locale. Only scripts that are not ASCII switch to it, because the switch adds a
+# fifth to the duration of a script. `_envkit_was` sets `$?` to the code of the previous script. It is called in a
+# condition, because a failing command outside a condition would end the shell after `set -e`. Standard error is
+# discarded, because `set -x` would print this loop.
 _LOOP = b"""_envkit_head=
 _envkit_was() { return "$1"; }
 while { _envkit_code=$?
@@ -50,7 +52,7 @@ else builtin eval "$_envkit_script" 8>&- 9<&-
 fi
 done"""
 _INTERRUPT_S = 0.4
-"""How long a shell may keep running after its timeout before it is killed."""
+"""How long an interrupted script may take to end before its shell is killed."""
 _KEEP_BYTES = 1 << 20
 _CODE_DIGITS = 3
 _DISCARDED = b"a script has written to the shell's own descriptors; the shell was ended\n"
@@ -76,7 +78,7 @@ class ShellCall(IncomingCall):
 
 
 class PersistentShell:
-    """One shell and its queue of scripts. The first script starts it."""
+    """One bash process and its queue of scripts. The first script starts bash."""
 
     def __init__(self, context: Context, user: User) -> None:
         self._context = context
@@ -97,13 +99,13 @@ class PersistentShell:
         self._ended_code: int | None = None
 
     def run(self, call: ShellCall) -> None:
-        """Run a script after those before it have ended."""
+        """Queue a script, and run it after the scripts before it have ended."""
         self._waiting.append(call)
         if self._current is None:
             self._next()
 
     def cancel(self, call: ShellCall) -> None:
-        """End a script and everything it started; the shell keeps its state if possible."""
+        """Kill every process that the script started; the shell keeps its state unless the script does not end."""
         if call is self._current:
             self._interrupt("cancelled")
         elif call in self._waiting:
@@ -111,7 +113,7 @@ class PersistentShell:
             call.finish(cancelled=True)
 
     def crashed(self, text: str) -> None:
-        """Restart the shell after an exception in the agent."""
+        """End the shell after an unhandled exception in the agent; the next script starts another one."""
         self._stop(lambda: None)
         call, self._current = self._current, None
         if call is not None and not call.is_over:
@@ -119,7 +121,7 @@ class PersistentShell:
         self._next()
 
     def close(self, then: Callable[[], None]) -> None:
-        """End the shell, its processes and its queue; then call `then`."""
+        """End the shell and its processes, fail the queued scripts, then call `then`."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call.fail("refused", "the shell was closed")
@@ -139,7 +141,7 @@ class PersistentShell:
         self._interrupted = None
         for tail in self._tails.values():
             tail.limit = call.keep_bytes
-        if self._ended_code is not None:  # not yet reported
+        if self._ended_code is not None:  # the shell ended between two scripts
             code, self._ended_code = self._ended_code, None
             self._tails["err"].add(b"the shell had ended before this command\n")
             self._answer(code, lost=True)
@@ -203,8 +205,8 @@ class PersistentShell:
             self._answer(int(code) if code.isdigit() else 1, lost=False)
 
     def _discard(self) -> None:
-        """End the shell; its current script is lost, and so is output that may belong to another script."""
-        if self._worker is None:  # it has already ended
+        """End the shell, because it sent a wrong exit code. Drop the output, which may belong to another script."""
+        if self._worker is None:  # the shell has already ended
             return
 
         def ended() -> None:
@@ -222,7 +224,7 @@ class PersistentShell:
         self._stop(ended)
 
     def _on_ended(self, report: WorkerReport) -> None:
-        """Handle the end of bash itself."""
+        """Handle the end of the bash process."""
 
         def ended() -> None:
             if self._current is None:
@@ -238,7 +240,7 @@ class PersistentShell:
         self._interrupt("timed out")
 
     def _interrupt(self, why: str) -> None:
-        """Kill what the current script started until the script ends; after a deadline, end the shell."""
+        """Kill the processes of the current script until it ends; end the shell if this takes too long."""
         if self._interrupted is not None or self._worker is None:
             return
         self._interrupted = why
@@ -247,7 +249,7 @@ class PersistentShell:
 
         def check() -> None:
             if self._worker is not exec_worker or self._interrupted is None:
-                return  # it ended by itself
+                return  # the shell ended by itself
             is_quiet = not process_tree.kill_once(self._doomed)
             if is_quiet and b"\0" in self._codes:
                 self._answer_interrupted(lost=False)
@@ -259,12 +261,12 @@ class PersistentShell:
         check()
 
     def _doomed(self, running: Table) -> set[int]:
-        """Return all processes below the shell."""
+        """Return all descendants of bash."""
         assert self._worker is not None
         return process_tree.alive_below([self._worker.pid], running) - {self._worker.pid, self._pid}
 
     def _stop(self, then: Callable[[], None], keeps_worker: bool = False) -> None:
-        """End bash and all processes below it, then call `then`."""
+        """End bash and all its descendants, then call `then`."""
         if self._stopping is not None:
             self._stopping.append(then)
             return

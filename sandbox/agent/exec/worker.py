@@ -1,11 +1,11 @@
-"""The process of a worker: runs commands, one after another, with a user's rights.
+"""The code of a worker process, which runs commands one after another with a user's rights.
 
-It dropped all other rights when it was forked, so it can start commands in the quickest way. It is the subreaper of its
-commands, so it knows whether one left a process behind.
+A worker drops all other rights when it is forked, so it need not switch the user for each command. It is the subreaper
+of its commands, so it sees whether a command has left processes behind.
 
-A request is its length (four bytes) and, separated by NUL: the terminal to open, or empty; the working directory; ``1``
-if the pid is wanted; the target descriptors of the attached files, separated by spaces; the number of arguments; the
-arguments; the environment. For the replies see `ANSWER`.
+A request is its length (four bytes), then these fields, separated by NUL: the terminal to open (empty for none); the
+working directory; ``1`` if the caller wants the pid; the descriptor numbers for the attached files, separated by
+spaces; the number of arguments; the arguments; the environment variables. Replies have the format `ANSWER`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ else:
     import _signal as signal
 
 ANSWER = struct.Struct(">iiii")
-"""Kind; pid or exit code; whether processes are left; whether the program failed to start."""
+"""A reply: kind (`STARTED` or `ENDED`), pid or exit code, whether processes are left, whether the start failed."""
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
 ROOM_TIMEOUT_S = 2.0
-"""How long a program waits for a free pid while preemptible programs are killed."""
+"""How long the start of a program is retried at the process limit, while preemptible programs are killed."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
-_FIRST_FREE = 10  # above the target descriptors of requests
-# Signals that Python ignores would stay ignored in the program.
+_FIRST_FREE = 10  # the first descriptor number that no request uses as a target
+# Reset all signals, because a program would also ignore the signals that Python ignores.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 
 
 class WorkerRequest:
-    """One decoded request; see the module docstring."""
+    """A decoded request; the module docstring describes the format of `content`."""
 
     def __init__(self, content: bytes) -> None:
         parts = content.split(b"\0")
@@ -85,7 +85,7 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
     channel = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(filler, 0)  # standard input of commands without one
+    os.dup2(filler, 0)  # for commands without a standard input
     while filler < _FIRST_FREE - 1:
         filler = os.dup(filler)
     while True:
@@ -94,11 +94,11 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
 
 
 def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
-    """Isolate a forked child from the agent: switch the user, close all files but `kept`, and die with the parent.
+    """Isolate a forked child from the agent: switch to `user`, close all files except `kept`, and die with `parent`.
 
-    The user's programs cannot signal a `hidden` child.
+    The user's programs cannot send signals to a `hidden` child.
     """
-    os.setpgid(0, 0)  # so that a signal to the agent's group leaves us time to kill our descendants
+    os.setpgid(0, 0)  # a signal to the agent's process group must not end us before we kill our descendants
     linux.close_others(*kept)
     if user.preemptible:
         linux.be_killed_first()
@@ -132,7 +132,7 @@ def _run(channel: socket, request: WorkerRequest, files: list[int], timeout_s: f
 
 
 def _wait(child: int) -> tuple[int, int]:
-    """Return the exit code of `child` and whether other children of ours are alive."""
+    """Wait for `child`; return its exit code, and 1 if other children of this worker are alive, otherwise 0."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -150,7 +150,7 @@ def _start_with_retries(request: WorkerRequest, files: list[int], timeout_s: flo
     while True:
         try:
             return _start(request, files)
-        except BlockingIOError:  # the sandbox is at its limit of processes
+        except BlockingIOError:  # the sandbox has reached its process limit
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_RETRY_S)
@@ -179,7 +179,7 @@ def _start(request: WorkerRequest, files: list[int]) -> int:
 
 def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
     """Start `program` without posix_spawn."""
-    reader, writer = os.pipe()  # closed by a successful exec
+    reader, writer = os.pipe()  # a successful exec closes the writer; otherwise the child writes its errno
     pid = os.fork()
     if not pid:
         try:
@@ -205,7 +205,7 @@ def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
 
 
 def _find(name: bytes, path: bytes) -> bytes:
-    """Return the program file for `name`, searched in `path` as a shell does."""
+    """Return the path of the program `name`; searches the folders of `path` as a shell does."""
     if b"/" in name:
         return name
     refused = None
@@ -220,7 +220,7 @@ def _find(name: bytes, path: bytes) -> bytes:
 
 
 def _report_error(request: WorkerRequest, files: list[int], error: OSError) -> None:
-    """Write to the command's standard error why it failed to start."""
+    """Write the reason why the command failed to start to its standard error."""
     name = error.filename if error.filename is not None else request.argv[0]
     text = os.fsencode(name) + b": " + os.fsencode(error.strerror or "cannot be started") + b"\n"
     try:

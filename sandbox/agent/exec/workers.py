@@ -1,10 +1,10 @@
 """Pre-forked workers: processes with a user's rights that each run commands one after another.
 
-Most of a command's cost is the fork, so workers are forked in advance; one idle worker is kept for each user.
+Most of a command's cost is the fork. Workers are therefore forked in advance, and one idle worker per user is kept.
 
-The agent user's programs may use up the sandbox's limit of processes. If fewer than 32 pids are free, they are killed
-so that graders and file transfers can start. Memory is reserved for these, too: the agent user's programs have a memory
-cgroup of their own, and large System V objects are removed before a grader starts.
+Graders and file transfers must start even if the agent user's programs use up the sandbox's limits. These programs are
+killed when fewer than 32 pids are free. They run in a separate memory cgroup, whose limit leaves memory for graders.
+Large System V objects of the agent user are removed before a grader starts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .process_tree import Table
 
 _SURPLUS_S = 2.0
-"""How long a surplus worker is idle before it is closed."""
+"""Interval at which surplus idle workers are closed."""
 _RESERVE = 32
 """Free pids reserved for users that are not preemptible; at most a quarter of the sandbox's limit."""
 _CHECK_S = 0.01
 _RETRY_S = 0.5
-"""Interval of checks after one that found no process to kill."""
+"""Interval of the next check of free pids after a check that found no process to kill."""
 _ROUNDS = 200
 LOST = -9
 """Exit code of a command whose worker was killed."""
@@ -41,8 +41,8 @@ class WorkerReport:
 
     Attributes:
         code: Exit code, negative for a signal.
-        left: Whether processes that it started may still run.
-        failed: Whether it failed to start.
+        left: Whether processes that the command started may still run.
+        failed: Whether the command failed to start.
     """
 
     def __init__(self, code: int, left: bool, failed: bool) -> None:
@@ -55,8 +55,8 @@ class Worker:
     """The agent's handle of a worker process.
 
     Attributes:
-        pid: Its process id.
-        busy: Whether it runs a command.
+        pid: Process id of the worker.
+        busy: Whether the worker runs a command.
     """
 
     def __init__(self, workers: Workers, user: linux.User) -> None:
@@ -83,14 +83,21 @@ class Worker:
         on_ended: Callable[[WorkerReport], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a command; see `worker.encode_request`. Closes `files`."""
+        """Run a command, and close `files` in this process.
+
+        Args:
+            request: The command; see `worker.encode_request`.
+            files: Descriptors that the command inherits.
+            on_ended: Receives the result, also if the worker was killed.
+            on_started: Receives the pid of the command, if the request asks for it.
+        """
         self.busy = True
         self._on_ended = on_ended
         self._on_started = on_started
         try:
             attached = [(SOL_SOCKET, SCM_RIGHTS, struct.pack("%di" % len(files), *files))]
             sent = self._line.sendmsg([request], attached)
-        except OSError:  # it was killed while idle
+        except OSError:  # the worker was killed while idle
             self._workers.loop.soon(self._lost, self)
             return
         finally:
@@ -101,13 +108,13 @@ class Worker:
             self._watch.want(write=True)
 
     def kill(self, then: Callable[[], None], owner: object) -> None:
-        """Kill it and everything it started, then call `then`; no report follows."""
+        """Kill the worker and every process that it started, then call `then`; `on_ended` is not called."""
         self._on_ended = self._on_started = None
         self.close()
         self._workers.end(self.pid, then, owner)
 
     def close(self) -> None:
-        """Close it; an idle worker then exits."""
+        """Close the connection to the worker, which exits as soon as it is idle."""
         self._watch.close()
         self._line.close()
         self._workers.discard(self)
@@ -157,7 +164,7 @@ class Workers:
 
     Attributes:
         loop: The agent's event loop.
-        agent: The preemptible user; None before the configuration.
+        agent: The agent user, whose programs are preemptible; None before the configuration.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -165,8 +172,8 @@ class Workers:
         self.agent: linux.User | None = None
         self._adopts: bool | None = None  # whether workers are subreapers of their commands
         self._all: set[Worker] = set()
-        self._idle: dict[linux.User, list[Worker]] = {}  # the last one is taken first
-        self._surplus: dict[linux.User, int] = {}  # how many of those stayed idle since `_trim`
+        self._idle: dict[linux.User, list[Worker]] = {}  # `take` pops the last one
+        self._surplus: dict[linux.User, int] = {}  # how many of the idle workers were not used since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
         self._preemptible: set[int] = set()  # children that are killed, with descendants, to free pids
         self._trims = False
@@ -177,10 +184,10 @@ class Workers:
         self._agent_group = linux.JoinedCgroup(lent.get("g"))
 
     def take(self, user: linux.User) -> Worker:
-        """Return a worker of `user`; the caller owns it until `give_back`.
+        """Return a worker of `user`, which the caller must pass to `give_back` or kill.
 
         Raises:
-            OSError: No process can be started.
+            OSError: No process can be forked.
         """
         if not user.preemptible:
             self._ensure_free_pids()
@@ -194,14 +201,14 @@ class Workers:
         while idle:
             exec_worker = idle.pop()
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
-            if exec_worker.pid in self._children:  # otherwise it was just killed to free pids
+            if exec_worker.pid in self._children:  # otherwise the worker was killed to free pids
                 return exec_worker
         exec_worker = Worker(self, user)
         self._all.add(exec_worker)
         return exec_worker
 
     def give_back(self, exec_worker: Worker) -> None:
-        """Keep an idle worker for the next command."""
+        """Make a worker that has finished its command available to the next `take`."""
         idle = self._idle.setdefault(exec_worker.user, [])
         idle.append(exec_worker)
         if len(idle) > 1 and not self._trims:
@@ -214,7 +221,7 @@ class Workers:
             idle.remove(exec_worker)
 
     def protect(self, exec_worker: Worker) -> None:
-        """Exclude a worker's processes from being killed to free pids."""
+        """Never kill the processes of this worker to free pids."""
         self._preemptible.discard(exec_worker.pid)
 
     def fork(
@@ -225,16 +232,16 @@ class Workers:
         preemptible: bool = False,
         is_charged: bool = False,
     ) -> int:
-        """Run `run` in a child and return its pid; `on_exit` gets the exit code.
+        """Fork a child that calls `run` and exits; return its pid.
 
         Args:
             run: Called in the child.
-            on_exit: Called in the agent after the child has ended.
-            preemptible: Whether it may be killed, with its descendants, to free pids.
-            is_charged: Whether its memory counts as the agent user's; always true if preemptible.
+            on_exit: Called in the agent with the exit code of the child.
+            preemptible: Whether the child and its descendants may be killed to free pids.
+            is_charged: Whether the child's memory counts as the agent user's. A preemptible child's always does.
 
         Raises:
-            OSError: No process can be started.
+            OSError: No process can be forked.
         """
         if self._adopts is None:
             self._adopts = linux.adopt_orphans()
@@ -270,11 +277,11 @@ class Workers:
                 on_exit(process_tree.exit_code(status))
 
     def has_orphans(self) -> bool:
-        """Whether the agent has orphans of commands because workers cannot be subreapers."""
+        """Whether the agent is the parent of orphans of commands, which happens if workers cannot be subreapers."""
         return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
-        """Kill child `pid`, its descendants and orphans of ended workers, then call `then`."""
+        """Kill child `pid`, its descendants and the orphans of ended workers, then call `then`."""
 
         def victims(running: Table) -> set[int]:
             roots = {pid} if pid in self._children else set()
@@ -293,7 +300,7 @@ class Workers:
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
     def _ensure_free_pids(self) -> bool:
-        """Keep the reserve of pids free; return whether that worked."""
+        """Kill preemptible processes if too few pids are free; return False if there were none to kill."""
         if self._bound is None:
             return True
         count = linux.process_count()
@@ -305,7 +312,7 @@ class Workers:
             self.loop.after(delay_s, self._check)
 
     def _check(self) -> None:
-        """Keep the reserve of pids free while a user that is not preemptible runs a command."""
+        """Call `_ensure_free_pids` repeatedly while a user that is not preemptible runs a command."""
         self._is_checking = False
         if any(exec_worker.busy and not exec_worker.user.preemptible for exec_worker in self._all):
             self._check_later(_CHECK_S if self._ensure_free_pids() else _RETRY_S)

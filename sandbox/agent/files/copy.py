@@ -1,6 +1,6 @@
 """Copies folders out of and into the sandbox, in a child process with a user's rights.
 
-So links lead only to where that user may go, and a huge tree does not block other calls.
+A link therefore gives no access beyond these rights, and a huge folder does not block other calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ else:
 
 _REASON_BYTES = 4096
 _WAITING_BYTES = 4 << 20
-"""Unwritten bytes at which reading from the host pauses."""
+"""Pause reading from the host while more than this number of bytes waits for the child process."""
 
 
 class _Tree(IncomingCall):
@@ -48,7 +48,10 @@ class _Tree(IncomingCall):
         self._end_early("bad", text)
 
     def _fork(self, work: Callable[[], None], theirs: list[int]) -> None:
-        """Run `work` in a child that inherits `theirs` (closed here) and a pipe for errors."""
+        """Run `work` in a child process, which inherits the files `theirs` and a pipe for its error text.
+
+        Closes `theirs` in this process.
+        """
         errors, writer = os.pipe()
         user, us = self._user, os.getpid()
 

@@ -1,4 +1,4 @@
-"""Reads and writes one file with a user's rights, so that links lead only to where that user may go."""
+"""Calls that read or write one file with a user's rights, so a link gives no access beyond these rights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Read(IncomingCall):
         self._stopped = True
 
     def _frames(self) -> Iterator[bytes]:
-        """Read to the end of file; files in /proc report a size of 0."""
+        """Yield the content as frames; ignores the size that stat reports, because it is 0 for files in /proc."""
         size = 0
         problem = None
         try:

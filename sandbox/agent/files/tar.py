@@ -1,7 +1,7 @@
-"""Writes and reads GNU tar streams with the rights of the calling process.
+"""Packs a file or folder into a tar stream (`pack`) and unpacks one (`unpack`), with the rights of the caller.
 
-Python's `tarfile` is missing in reduced Pythons, slow to load, and unsafe to extract with before 3.12.
-Files, folders and links are supported; devices, sockets and pipes are skipped by `pack` and refused by `unpack`.
+Python's `tarfile` is not used: reduced Pythons lack it, it loads slowly, and its extraction is unsafe before 3.12.
+Files, folders and links are supported. `pack` skips devices, sockets and pipes; `unpack` refuses them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class RefusedEntryError(Exception):
 def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
-    The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. Other
-    file systems mounted inside a folder are skipped, and so are entries that vanish meanwhile. `path` may be a link;
-    links below it are not followed. Entries that our own user cannot read (mode 0) are made readable while they are
-    read; the archive has their original modes.
+    A folder is stored as ``.`` and its entries with paths relative to it. A file is stored with its own name. `path`
+    may be a link; links below it are not followed. Skips other file systems mounted below `path`, and entries that
+    vanish while it packs. Changes the mode of our user's entries that it cannot read, and restores the mode after
+    reading. The archive stores the original modes.
 
     Raises:
         OSError: An entry cannot be read.
@@ -51,7 +51,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> int | None:
-    """Make an entry of our own user readable; return the original mode, or None if it was readable."""
+    """Make an unreadable entry readable if our user owns it; return the old mode, or None if nothing changed."""
     mode, needed = stat.S_IMODE(about.st_mode), 0o500 if stat.S_ISDIR(about.st_mode) else 0o400
     if about.st_uid != os.geteuid() or mode & needed == needed:
         return None
@@ -60,13 +60,13 @@ def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> in
 
 
 class _OpenFolders:
-    """Opens the folders of a tree, one at a time and each from its parent, so that no link is followed.
+    """Opens the folders of a tree without following links, by opening each path component from its parent.
 
     Args:
-        top: Descriptor of the root.
+        top: Descriptor of the root folder.
 
     Attributes:
-        fd: Descriptor of the last entered folder.
+        fd: Descriptor of the folder that was entered last.
     """
 
     def __init__(self, top: int) -> None:
@@ -75,7 +75,7 @@ class _OpenFolders:
         self._steps: tuple[bytes, ...] = ()
 
     def enter(self, steps: tuple[bytes, ...]) -> None:
-        """Open the folder at path `steps` below the root."""
+        """Open a folder; `steps` are the components of its path below the root."""
         is_next = len(steps) > 0 and steps[:-1] == self._steps
         fd = os.dup(self.fd if is_next else self._top)
         try:
@@ -123,14 +123,14 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: 
                         _pack_entry(folders.fd, at, about, write)
                 except FileNotFoundError:
                     pass
-    except OSError as error:  # it names only the last part of the path
+    except OSError as error:  # names only the last component of the path; raise it with the whole path
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
-        for steps, mode in reversed(list(modes.items())):  # children before their folder
+        for steps, mode in reversed(list(modes.items())):  # restore children before their folder
             try:
                 folders.enter(steps)
                 os.fchmod(folders.fd, mode)
-            except OSError:  # it has vanished
+            except OSError:  # the entry has vanished
                 pass
         folders.close()
 
@@ -157,7 +157,7 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object], closed: i
     write(_header(name, b"0", about))
     left = about.st_size
     while left:
-        piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))  # it may shrink meanwhile
+        piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))  # zeros if the file has shrunk
         write(piece)
         left -= len(piece)
     write(bytes(-about.st_size % _BLOCK))
@@ -194,17 +194,17 @@ def _number(value: int, width: int) -> bytes:
 
 
 def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> None:
-    """Unpack an archive into the folder `top`, which is created; existing entries other than folders are replaced.
+    """Unpack an archive into the folder `top`; create `top` if missing, and replace existing files and links.
 
-    Links may lead anywhere, as in a virtual environment; following one needs the rights for its target.
+    Symbolic links may point anywhere, as those of a virtual environment do. They grant no rights to their targets.
 
     Args:
-        top: The folder.
-        read: Returns the requested number of bytes, fewer only at the end.
-        rights: Mask for each mode.
+        top: Path of the target folder.
+        read: Returns the requested number of bytes; fewer only at the end of the archive.
+        rights: Mode bits that entries may have; all other bits are cleared.
 
     Raises:
-        RefusedEntryError: It contains an absolute name, a path out of `top` or a device, or is not an archive.
+        RefusedEntryError: The archive is malformed, or contains an absolute path, a path out of `top` or a device.
         OSError: An entry cannot be written.
     """
     modes = []
@@ -233,7 +233,7 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
         try:
             os.chmod(path, mode)
         except PermissionError:
-            if is_new:  # an existing one may belong to another user, as /tmp does
+            if is_new:  # ignore it for an existing folder, which may belong to another user, as /tmp does
                 raise
 
 
@@ -254,12 +254,12 @@ def _unpack_file(path: bytes, size: int, mode: int, time_s: int, read: Callable[
 
 
 def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, int, int, bytes]]:
-    """Yield name, kind, size, mode, time and target of each entry; the caller reads a file's content."""
+    """Yield name, kind, size, mode, time and link target of each entry; the caller must read a file's content."""
     known: dict[bytes, bytes] = {}
     while True:
         block = _exactly(_BLOCK, read)
         if not block.strip(b"\0"):
-            while read(_PIECE):  # the rest is padding
+            while read(_PIECE):  # skip the padding at the end
                 pass
             return
         if _value(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
@@ -289,7 +289,7 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Return the records of an extended header; each is its length, a name and a value."""
+    """Parse an extended header (pax), whose records have the form ``LENGTH NAME=VALUE``."""
     found = {}
     while content:
         length, _, _ = content.partition(b" ")
@@ -303,7 +303,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 def _parts(name: bytes) -> list[bytes]:
-    """Split a name; refuse one that leads out of the folder."""
+    """Split a path into components; raise `RefusedEntryError` if it leads out of the folder."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if name.startswith(b"/") or b".." in parts or b"\0" in name:
         raise RefusedEntryError("%s leads out of the folder" % os.fsdecode(name))
