@@ -156,7 +156,7 @@ class HostConnection:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much data is unsent that senders must pause until `when_room` calls them back."""
+        """Whether too much data is unsent. Senders must then pause until `when_room` calls them back."""
         return self._queued >= _HIGH_WATER_BYTES
 
     def when_room(self, callback: Callable[[], None]) -> None:

@@ -96,7 +96,7 @@ class Agent:
         return connection
 
     def _remove_client(self) -> None:
-        """Remove a client from the count; the sandbox ends `_orphan_ttl_s` after the last client has left."""
+        """Decrement the number of clients; after the last one, start the timer that ends an orphaned sandbox."""
         self._channels -= 1
         if self._channels == 0 and self._orphan_ttl_s is not None:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)

@@ -67,7 +67,7 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
     """Run bubblewrap once; return one line that says why it fails, or None if it works. Blocks for some milliseconds.
 
     Args:
-        user_namespace: File descriptor of the user namespace to run it in; None for the current one.
+        user_namespace: File descriptor of the user namespace to run bubblewrap in; None for the current one.
     """
     if sys.platform != "linux":
         return "bubblewrap exists only on Linux"
@@ -141,7 +141,7 @@ def write_etc(folder: Path) -> None:
 
 
 def writable_mib(disk_mib: int) -> dict[str, int]:
-    """Return for each path that programs can write to its size in MiB."""
+    """Return the size in MiB of each path that programs can write to."""
     return {
         "/dev/shm": min(disk_mib, _MAX_SHM_MIB),
         "/tmp": disk_mib,

@@ -29,7 +29,7 @@ _OF_VENV = ("bin", "lib", "lib64", "share", "pyvenv.cfg")
 
 
 def import_path() -> list[str]:
-    """Return the value for ``PYTHONPATH``: the needed entries of `sys.path` that Python does not add by itself."""
+    """Return the entries for ``PYTHONPATH``: the needed entries of `sys.path` that Python does not add by itself."""
     library = sysconfig.get_path("stdlib")
     by_itself = {library, str(Path(library, "lib-dynload")), *site.getsitepackages()}
     wanted = {*_site_folders(), *(package.parent for package in _packages())}

@@ -26,7 +26,7 @@ _ROUNDS = 200
 
 
 def table() -> Table:
-    """Return for each visible process the pid of its parent and whether it is alive (not a zombie)."""
+    """Return, by pid, each visible process's parent and whether the process is alive (not a zombie)."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
