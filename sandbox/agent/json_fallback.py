@@ -71,7 +71,7 @@ class _Rules:
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    memo: dict[str, str] = {}  # noqa: RUF012 only the scanner uses it
+    memo: dict[str, str] = {}  # noqa: RUF012 - only the C scanner uses it
 
     @staticmethod
     def parse_constant(word: str) -> Json:

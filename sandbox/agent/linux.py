@@ -112,7 +112,7 @@ class User:
             _prctl(libc, _PR_CAPBSET_DROP, capability)  # fails without CAP_SETPCAP; the steps below still apply
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
-        known = _HIDDEN_UID if hidden else self.uid  # a sender of signals needs this real or saved uid
+        known = _HIDDEN_UID if hidden else self.uid  # a sender's uid must match our real or saved uid
         os.setresuid(known, self.uid, known)
         if libc is not None:
             libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))

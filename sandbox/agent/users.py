@@ -84,7 +84,7 @@ class Context:
         """Return the user whose rights a call has for files; never root.
 
         Raises:
-            CallError: The sandbox has no such user, or it is root.
+            CallError: The sandbox has no such user, or the user is root.
         """
         name = header.get("user", "agent")
         if name == "root":

@@ -157,7 +157,7 @@ class AgentSandbox:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`.
 
         Raises:
-            ValueError: An argument or variable contains NUL, or together they exceed 1 MiB.
+            ValueError: An argument or variable contains NUL, or all of them together exceed 1 MiB.
         """
         request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
         reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **request, stdin=bool(stdin), pty=None)
@@ -185,7 +185,7 @@ class AgentSandbox:
             terminal: Rows and columns of the program's terminal; None to use pipes instead of a terminal.
 
         Raises:
-            ValueError: An argument or variable contains NUL, or together they exceed 1 MiB.
+            ValueError: An argument or variable contains NUL, or all of them together exceed 1 MiB.
             SandboxLostError: The sandbox is gone.
             UnsupportedError: The sandbox does not have the user, or cannot open terminals.
         """

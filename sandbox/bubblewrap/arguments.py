@@ -67,7 +67,7 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
     """Run bubblewrap once; return one line that says why it fails, or None if it works. Blocks for some milliseconds.
 
     Args:
-        user_namespace: File descriptor of the user namespace to run it in; None for the current one.
+        user_namespace: File descriptor of the user namespace to run bubblewrap in; None for the current one.
     """
     if sys.platform != "linux":
         return "bubblewrap exists only on Linux"

@@ -145,7 +145,7 @@ class Supervisor:
             else:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
-            self._memory = self._memory or self.group.memory_counters()  # read them before the cgroup is removed
+            self._memory = self._memory or self.group.memory_counters()  # `empty` removes the counters
             if await empty(self.group) and self._uids is not None:
                 self._uids.recycle()
                 self._uids = None

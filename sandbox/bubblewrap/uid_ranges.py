@@ -36,9 +36,9 @@ class UidRange:
     """A range of host uids and the user namespace that maps to it.
 
     Args:
-        base: First uid of the range. It creates the namespace, and no uid inside maps to it.
+        base: First uid of the range. It creates the namespace and has no uid inside.
         lock: The socket that reserves the range; `close` closes it.
-        ranges: Receives the range after use, for another sandbox; None to close the range after use.
+        ranges: Pool that the range returns to after use; None to close the range instead.
 
     Attributes:
         namespace: File descriptor of the user namespace.

@@ -39,7 +39,7 @@ _NOT_PUBLIC = tuple(
         "192.88.99.0/24",  # 6to4 relays; a relay in the local network may have this address
         "192.168.0.0/16",  # private
         "192.175.48.0/24",  # AS112
-        "198.18.0.0/15",  # benchmarks
+        "198.18.0.0/15",  # network benchmarks
         "198.51.100.0/24",  # documentation
         "203.0.113.0/24",  # documentation
         "224.0.0.0/4",  # multicast
@@ -80,9 +80,9 @@ def why_refused(spec: SandboxSpec) -> str | None:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is on the public internet, and not in `_NOT_PUBLIC`.
+    """Whether `text` is an IP address on the public internet, which means outside the networks in `_NOT_PUBLIC`.
 
-    An IPv6 address that embeds an IPv4 address is not public. Text that is not an address is not public.
+    An IPv6 address that embeds an IPv4 address is not public.
     """
     try:
         address = ipaddress.ip_address(text)

@@ -88,7 +88,7 @@ class Worker:
         Args:
             request: The command; see `worker.encode_request`.
             files: Descriptors that the command inherits.
-            on_ended: Receives the result, also if the worker was killed.
+            on_ended: Receives the result, even if another process killed the worker.
             on_started: Receives the pid of the command, if the request asks for it.
         """
         self.busy = True
@@ -175,7 +175,7 @@ class Workers:
         self._idle: dict[linux.User, list[Worker]] = {}  # `take` pops the last one
         self._surplus: dict[linux.User, int] = {}  # how many of the idle workers were not used since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
-        self._preemptible: set[int] = set()  # children that are killed, with descendants, to free pids
+        self._preemptible: set[int] = set()  # pids of children that may be killed, with their descendants, to free pids
         self._trims = False
         self._is_checking = False
         self._bound = linux.process_bound()
