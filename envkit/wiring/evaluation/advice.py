@@ -15,12 +15,12 @@ _FEW_VALID = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a language model's episodes, for messages.
+    """Limits on the episodes of a language model, used in warnings.
 
     Attributes:
-        turn_tokens: Most tokens of one answer.
-        max_turns: Most turns of an episode.
-        max_tokens: Most tokens of an episode; None if only the model's context limits them.
+        turn_tokens: Maximum tokens of one answer.
+        max_turns: Maximum turns of an episode.
+        max_tokens: Maximum tokens of an episode; None if only the model's context limits it.
     """
 
     turn_tokens: int
@@ -29,7 +29,7 @@ class Limits:
 
 
 def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[str]:
-    """Return warnings about answers that were cut off or invalid, each with what to try."""
+    """Return warnings about answers that were cut off or invalid. Each one suggests a remedy."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)
     stops = {
