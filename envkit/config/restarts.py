@@ -11,15 +11,15 @@ class HealthSection(Section):
     interval_s: Seconds = 5.0
     """Seconds between two probes."""
     timeout_s: Seconds = 2.0
-    """Timeout of the last probe in seconds."""
+    """Timeout in seconds of the last probe before the sandbox is declared lost."""
     misses: Count = 3
     """Consecutive failed probes after which the sandbox is lost."""
 
 
 class RestartSection(Section):
-    """Restart budget of lost sandboxes."""
+    """Restart budget for lost sandboxes."""
 
     budget: Count = 5
-    """Restarts within one window; one more ends the run."""
+    """Maximum restarts within one window. If one more is needed, the run ends."""
     window_s: Seconds = 600.0
     """Length of the window in seconds."""
