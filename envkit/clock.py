@@ -28,7 +28,7 @@ OWN_LATENESS_S = 0.25
 
 
 def now() -> float:
-    """Return the running loop's time in seconds, real or virtual. Use it for deadlines; uvloop's resolution is 1 ms."""
+    """Return the running loop's time in seconds, real or virtual. For deadlines: uvloop's resolution is 1 ms."""
     return asyncio.get_running_loop().time()  # ten times as fast as anyio's, which detects the backend first
 
 

@@ -11,15 +11,15 @@ class HealthSection(Section):
     interval_s: Seconds = 5.0
     """Seconds between two probes."""
     timeout_s: Seconds = 2.0
-    """Timeout in seconds of the last probe before the sandbox is declared lost."""
+    """Timeout of the last probe in seconds."""
     misses: Count = 3
     """Consecutive failed probes after which the sandbox is lost."""
 
 
 class RestartSection(Section):
-    """Restart budget for lost sandboxes."""
+    """Restart budget of lost sandboxes."""
 
     budget: Count = 5
-    """Maximum restarts within one window. If one more is needed, the run ends."""
+    """Restarts within one window; one more ends the run."""
     window_s: Seconds = 600.0
     """Length of the window in seconds."""

@@ -1,4 +1,4 @@
-"""Warnings for evaluations whose success rate says little about a language model's skill."""
+"""Warnings about evaluations whose success rate does not measure a language model's skill."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[st
         lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
     forms = [one.metrics[VALID] for one in valid if VALID in one.metrics]
     if forms and (share_valid := math.fsum(forms) / len(forms)) < _FEW_VALID:
-        few = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
+        valid_answers = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
         lines.append(
-            f"{few} valid: the model does not use the answer format of the environment, so success says little about "
-            "its skill; read its answers (--output DIR, then envkit show DIR), then try --system with an example of "
-            "the format, or a model that follows instructions"
+            f"{valid_answers} valid: the model does not use the answer format of the environment, so the success rate "
+            "does not measure its skill; read the answers (--output DIR, then envkit show DIR), then try --system with "
+            "an example of the format, or a model that follows instructions"
         )
     return lines

@@ -232,7 +232,7 @@ async def evaluate(
     errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]
     count = sum(map(len, outcomes)) - len(errors)
     if count == 0:
-        raise EnvkitError(f"none of {episodes * attempts} episodes of {env_id} finished; the first failed: {errors[0]}")
+        raise EnvkitError(f"0 of {episodes * attempts} episodes of {env_id} finished; the first error: {errors[0]}")
     notes = [] if found.limits is None else advice(outcomes, found.limits)
     for line in notes:
         display.announce(line)

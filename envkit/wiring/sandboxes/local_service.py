@@ -134,7 +134,7 @@ async def remove(sandbox_ids: Sequence[str]) -> None:
 
 
 def print_result(result: ExecResult, timeout_s: float) -> int:
-    """Print the rest of a program's output, whose timeout was `timeout_s`; return the exit code to exit with."""
+    """Print the rest of a program's output; return the exit code to exit with. `timeout_s`: the program's timeout."""
     _write(_OUT, result.stdout_bytes)
     _write(_ERR, result.stderr_bytes)
     if result.timed_out:

@@ -169,4 +169,4 @@ def _check_warmup(run: RunConfig) -> None:
     demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
     known = {spec.id: spec for spec in environments.registered()}
     if demonstrates and run.env.id in known and known[run.env.id].expert is None:
-        raise ConfigError([f"warmup.kind: {run.env.id} has no expert for demonstrations; use none and an engine.model"])
+        raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; use none, and set engine.model"])
