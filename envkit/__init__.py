@@ -1,4 +1,4 @@
-"""envkit: agentic environments, the sandboxes they run in, and a bridge to the trainer.
+"""envkit: environments for agents, the sandboxes that run them, and a bridge to the trainer.
 
 env = envkit.make("Sokoban-v0")
 observation, info = env.reset(seed=7)

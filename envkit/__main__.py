@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Run the command line; an interrupt during the imports shows no traceback."""
+    """Run the command line. An interrupt during the imports shows no traceback."""
     try:
         from envkit.cli import main as run
     except KeyboardInterrupt:

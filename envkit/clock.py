@@ -1,7 +1,7 @@
 """The only clock of envkit: the event loop's time, real or virtual.
 
-All waiting uses the loop's time, so ``run(main, virtual=True)`` uses a loop that jumps to the next deadline instead of
-sleeping. Reading the machine's clock anywhere else is a lint error.
+All waiting uses the loop's time, so with ``run(main, virtual=True)`` waiting takes no real time: the loop jumps to the
+next deadline instead of sleeping. Reading the machine's clock outside this module is a lint error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MAX_TURNS_WITHOUT_TIME = 100_000
-"""Iterations of a virtual loop without progress in time, after which it reports a busy loop."""
+"""Number of iterations of a virtual loop without progress in time after which the loop reports a busy loop."""
 
 OWN_LATENESS_S = 0.25
-"""Seconds by which a timer of ours may be late before it counts as lag of our own event loop."""
+"""Seconds by which a timer of this process may be late before the delay counts as lag of the event loop."""
 
 
 def now() -> float:
@@ -38,9 +38,9 @@ def reader() -> Callable[[], float]:
 
 
 def precise() -> float:
-    """Return seconds with a resolution below 1 ms, for durations; virtual if the loop is.
+    """Return a time in seconds with a resolution below 1 ms, for durations; virtual if the loop is virtual.
 
-    Its origin differs from that of `now`: never mix the two.
+    Its origin differs from the origin of `now`, so never mix the two.
     """
     return precise_reader()()
 
@@ -52,12 +52,12 @@ def precise_reader() -> Callable[[], float]:
 
 
 def wall() -> float:
-    """Return seconds since 1970, for times that must survive a restart."""
+    """Return the time in seconds since 1970, for times that must survive a restart."""
     return time.time()
 
 
 stopwatch = time.perf_counter
-"""Seconds of a monotonic clock, for durations in code without an event loop."""
+"""Return the time of a monotonic clock in seconds, for durations in code without an event loop."""
 
 
 def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False, fast: bool = False) -> T:
@@ -66,8 +66,8 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
     Args:
         main: Coroutine function.
         args: Its arguments.
-        virtual: Skip waiting instead of sleeping.
-        fast: Use uvloop, which cannot be virtual.
+        virtual: Use virtual time, which jumps to the next deadline instead of sleeping.
+        fast: Use uvloop, which does not support virtual time.
     """
     if virtual and fast:
         raise ValueError("virtual and fast exclude each other: uvloop has no virtual time")
@@ -78,7 +78,7 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
 
 
 async def to_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread; virtual time stands still until it returns."""
+    """Run a blocking call in a thread. Virtual time stands still until the call returns."""
     loop = asyncio.get_running_loop()
     virtual = isinstance(loop, VirtualLoop)
     if virtual:
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     `_scheduled`, `_run_once`, `_timer_handle_cancelled`): check them for each new Python.
 
     Attributes:
-        holds: Number of pending real waits (threads, sockets, processes); time stands still while there are any.
+        holds: Number of pending real waits (threads, sockets, processes). Time stands still unless it is 0.
     """
 
     def __init__(self) -> None:
@@ -184,11 +184,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def compensate_loop_lag(answered_at: float, late_s: float, *, now: float) -> float:
-    """Return the time of a peer's last answer, moved forward by the lag of our own event loop.
+    """Return the time of a peer's last answer, moved forward by the lag of this process's event loop.
 
     Args:
         answered_at: Time of the last answer, as corrected so far.
-        late_s: Lag of our timer in seconds; up to `OWN_LATENESS_S` is ignored.
+        late_s: Seconds by which this process's timer was late; up to `OWN_LATENESS_S` is ignored.
         now: The current time, on the clock of `answered_at`.
     """
     return min(answered_at + late_s, now) if late_s > OWN_LATENESS_S else answered_at

@@ -1,8 +1,8 @@
 """Environment base classes, and adapters between them and `envkit.protocols.Episode`.
 
-An environment that only computes is a plain ``gymnasium.Env``, text in and text out. One that does I/O is an
-`AsyncEnv`. `GymEpisode` and `AsyncEpisode` adapt both to `envkit.protocols.Episode`. `BlockingEnv` does the reverse:
-it makes any host of episodes a ``gymnasium.Env``.
+An environment that only computes is a plain ``gymnasium.Env`` with text observations and actions. An environment that
+does I/O is an `AsyncEnv`. `GymEpisode` and `AsyncEpisode` adapt both to `envkit.protocols.Episode`. `BlockingEnv` does
+the reverse: it turns any host of episodes into a ``gymnasium.Env``.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _MAX_TRACE = 8192
 """Characters kept from the end of a traceback."""
 
 _INTENDED_ERRORS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
-"""Errors that an environment raises on purpose: about the caller's request, or about its own sandbox."""
+"""Errors that an environment raises on purpose: errors about the caller's request, or about its own sandbox."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
-"""Top-level packages whose frames lie between a player and an environment."""
+"""Top-level packages whose frames appear in a traceback between the player and the environment."""
 
 _LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
-"""By process id, since a forked process inherits the object but not the thread."""
+"""The shared event-loop thread by process id, because a forked process inherits the object but not the thread."""
 
 
 class AsyncEnv(ABC):
-    """An environment that does I/O: with a sandbox, a server, or a judge model.
+    """An environment that does I/O, for example with a sandbox, a server or a judge model.
 
     Attributes:
-        metrics: Names of the metrics in its ``info``, and how each is aggregated over an episode.
+        metrics: Names of the metrics in its ``info``, with their aggregations over an episode.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
@@ -79,7 +79,7 @@ class AsyncEnv(ABC):
 
 
 class GymEpisode:
-    """Plays a task in a ``gymnasium.Env``, which it calls directly, without a thread or loop in between."""
+    """Plays a task in a ``gymnasium.Env``, which it calls directly, without a thread or an event loop."""
 
     def __init__(self, env: gymnasium.Env[str, str], task: Task) -> None:
         self._env = env
@@ -117,7 +117,7 @@ class GymEpisode:
         moves = info.get("legal_moves")
         if not isinstance(moves, (list, tuple)):
             return Observation(text)
-        if moves != self._last_moves:  # in most environments they never change
+        if moves != self._last_moves:  # in most environments the legal moves never change
             self._last_moves = moves[:]
             self._moves = tuple(map(str, moves))
         return Observation(text, self._moves)
@@ -157,8 +157,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
 
     Args:
         env_id: Environment to play.
-        open_host: Opens the host; it is entered once, in the private thread, and left by `close`.
-        options: Defaults that ``reset(options=...)`` overrides.
+        open_host: Opens the host. The host is entered once, in the private thread, and exited by `close`.
+        options: Default options, which ``reset(options=...)`` overrides.
     """
 
     def __init__(self, env_id: str, open_host: OpenHost, options: Options | None = None) -> None:
@@ -175,7 +175,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
             self._resources.close()
             raise
         self._lease = self._resources.enter_context(ExitStack())
-        # Also runs at interpreter exit, while the loop thread still exists.
+        # The finalizer also runs at interpreter exit, while the loop thread still exists.
         self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         """Play `action`; return observation, reward, terminated, truncated and info.
 
         Raises:
-            StepOrderError: Before `reset`, or after the end of the episode.
+            StepOrderError: The step was called before `reset`, or after the end of the episode.
             EnvError: The environment raised.
         """
         if self._episode is None:
@@ -209,7 +209,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return step.observation.text, step.reward, step.terminated, step.truncated, info
 
     def close(self) -> None:
-        """End the episode and close the host; idempotent. Also called at interpreter exit."""
+        """End the episode and close the host; idempotent. It is also called at interpreter exit."""
         self._episode = None
         self._finalizer()
 
@@ -219,15 +219,15 @@ class BlockingEnv(gymnasium.Env[str, str]):
 
 
 def loop_thread() -> BlockingPortalProvider:
-    """Return the event-loop thread that all blocking interfaces share; it runs while at least one is open."""
+    """Return the event-loop thread that all blocking interfaces share. It runs while at least one of them is open."""
     return _LOOP_THREADS.setdefault(os.getpid(), BlockingPortalProvider())
 
 
 def close_here(pid: int, resources: ExitStack) -> None:
     """Close resources that process `pid` opened; do nothing in a forked process.
 
-    The garbage collector may call this in any thread. In a thread with a running loop, which may be the shared one, a
-    new thread does the closing.
+    The garbage collector may call this in any thread. If the thread runs an event loop, which may be the shared loop, a
+    new thread closes the resources.
     """
     if os.getpid() != pid:
         return
@@ -236,19 +236,19 @@ def close_here(pid: int, resources: ExitStack) -> None:
     except RuntimeError:
         resources.close()
     else:
-        threading.Thread(target=resources.close, name="envkit-close").start()  # noqa: TID251 - nobody to await it
+        threading.Thread(target=resources.close, name="envkit-close").start()  # noqa: TID251 - no caller awaits it
 
 
 def _with_moves(info: Info, observation: Observation) -> Info:
-    """Return the info with the legal moves, where a text ``gymnasium.Env`` has them."""
+    """Return the info, with the legal moves under the same key as in a text ``gymnasium.Env``."""
     return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
 
 
 def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
-    Intended errors about the caller's request are returned unchanged. If the environment could not open its sandbox,
-    that is an error of the environment, not of the caller.
+    Errors about the caller's request that are raised on purpose are returned unchanged. If the environment cannot open
+    its sandbox, this is an error of the environment, not of the caller.
 
     Args:
         error: The exception, with its traceback.
@@ -267,7 +267,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
 def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
     """Return ``FILE:LINE`` of the innermost frame of the environment's own code; empty if none is found.
 
-    Its own code is its package and all files that are not installed; libraries do not count.
+    The environment's own code is its package and all files that are not installed. Libraries do not count.
     """
     own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
     for frame, line in reversed(own):
@@ -278,7 +278,7 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
 
 
 def _frames(error: Exception) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the traceback, outermost first, with the line in each."""
+    """Yield the frames of the traceback with their line numbers, outermost first."""
     return traceback.walk_tb(error.__traceback__)
 
 

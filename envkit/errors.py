@@ -1,4 +1,4 @@
-"""Errors: one class for each thing that a caller would handle differently.
+"""Error classes: one for each kind of error that a caller may want to handle separately.
 
     EnvkitError
     |-- ConfigError              invalid configuration
@@ -7,7 +7,7 @@
     |-- OptionError              an environment rejects an option
     |-- RequestError             a malformed or disallowed message
     |   |-- TooLargeError        a message above the receiver's size limit
-    |   `-- UnknownPathError     the protocol has nothing at this path
+    |   `-- UnknownPathError     the protocol does not define this path
     |-- StepOrderError           a step before reset, after the end, or out of turn
     |-- SessionNotFoundError     no such session, or it has expired
     |-- SessionConflictError     the id is taken by another task
@@ -23,19 +23,19 @@
     |-- UnsupportedError         not possible here; a retry does not help
     |-- SearchLimitError         a search reached its limit without a result
     `-- SandboxError             a problem with a sandbox
-        |-- SandboxStartError    it never became ready
+        |-- SandboxStartError    the sandbox never became ready
         |   |-- SandboxRefusedError  the request cannot be granted; a retry does not help
-        |   `-- SandboxEndedError  its own spec made it exit before it was ready
-        |-- SandboxLostError     it was healthy and is gone
+        |   `-- SandboxEndedError  its spec made it exit before it was ready
+        |-- SandboxLostError     the sandbox was healthy and has ended
         |-- SandboxNotFoundError no sandbox has this id
         |-- SandboxConflictError the id is taken by another spec
-        |-- ImpossibleSandboxError   no node is large enough for it
+        |-- ImpossibleSandboxError   no node is large enough for the sandbox
         |-- SnapshotLimitError   snapshot limit reached; remove one first
-        |-- MissingFileError     no such file in it
-        `-- RefusedFileError     reading or writing a file in it was refused
+        |-- MissingFileError     the sandbox has no such file
+    `-- RefusedFileError     reading or writing a file in the sandbox was refused
 
-Each class has a wire `code`, an HTTP `status` and a `retry` flag. Constructor arguments are kept as attributes listed
-in `fields`, so that an error survives pickling and the wire (`to_problem`, `from_problem`).
+Each class has a wire `code`, an HTTP `status` and a `retry` flag. Constructor arguments are stored as attributes, whose
+names are in `fields`, so that errors can be pickled and sent over the wire (`to_problem`, `from_problem`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from envkit.types.sandboxes import Cause, CauseKind
 
 
 class EnvkitError(Exception):
-    """Base class of everything that envkit raises on purpose.
+    """Base class of all errors that envkit raises on purpose.
 
     Attributes:
-        detail: One sentence for people: what is wrong, where, and what to do.
+        detail: One-sentence message: what is wrong, where, and what to do.
     """
 
     code: ClassVar[str] = "internal"
@@ -96,7 +96,7 @@ class UnknownEnvError(EnvkitError):
     Attributes:
         env_id: The requested id.
         known: The ids that exist.
-        hint: The remedy, where it is not obvious; may be empty.
+        hint: The remedy, if it is not obvious; may be empty.
     """
 
     code = "unknown_env"
@@ -144,7 +144,7 @@ class TooLargeError(RequestError):
 
 
 class UnknownPathError(RequestError):
-    """A request for a path that the protocol does not define, as opposed to a missing session or sandbox."""
+    """A request for a path that the protocol does not define. A missing session or sandbox has another error."""
 
     code = "not_found"
     status = 404
@@ -179,7 +179,7 @@ class SessionBrokenError(EnvkitError):
 
 
 class CapacityError(EnvkitError):
-    """Nothing is free at the moment; the same call may succeed later."""
+    """No capacity is free now; the same call may succeed later."""
 
     code = "no_capacity"
     status = 503
@@ -187,7 +187,7 @@ class CapacityError(EnvkitError):
 
 
 class LeaseNotPersistedError(EnvkitError):
-    """The server cannot persist a lease, so it does not grant it; its disk may be full.
+    """The server does not grant a lease because it cannot persist it; its disk may be full.
 
     The same call may succeed once the operator has freed space.
     """
@@ -215,7 +215,7 @@ class ForbiddenError(EnvkitError):
 
 
 class RateLimitError(EnvkitError):
-    """The tenant is above its request rate; a later retry may succeed.
+    """The tenant exceeded its request rate; a later retry may succeed.
 
     Attributes:
         wait_s: Seconds to wait before the retry.
@@ -243,9 +243,9 @@ class EnvError(EnvkitError):
 
     Attributes:
         env_id: Id of the environment.
-        cause: Class of the exception, method that raised it, and message.
+        cause: Class of the exception, the method that raised it, and the message.
         place: ``FILE:LINE`` in the environment's own code; empty if unknown.
-        trace: The traceback, of several lines; empty if unknown.
+        trace: The traceback, with several lines; empty if unknown.
     """
 
     code = "env_error"
@@ -259,7 +259,7 @@ class EnvError(EnvkitError):
         self.trace = trace
 
     def for_callers(self) -> EnvError:
-        """Return the error without the traceback and the file's folder, which remote callers need not know."""
+        """Return the error for remote callers, without the traceback and the folder of the file."""
         return EnvError(self.env_id, self.cause, self.place.rpartition("/")[2])
 
 
@@ -272,7 +272,7 @@ class UnreachableError(EnvkitError):
 
 
 class UnsupportedError(EnvkitError):
-    """This machine or backend cannot do it; a retry does not help."""
+    """This machine or backend does not support the operation; a retry does not help."""
 
     code = "unsupported"
     status = 501
@@ -286,7 +286,7 @@ class SearchLimitError(EnvkitError):
 
 
 class SandboxError(EnvkitError):
-    """A problem with a sandbox, as opposed to the code that runs in it."""
+    """A problem with a sandbox itself, not with the code that runs in it."""
 
     code = "sandbox"
 
@@ -337,7 +337,7 @@ class SandboxEndedError(SandboxStartError):
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox was healthy and is gone; whatever ran in it is void.
+    """The sandbox was healthy and has ended; everything that ran in it is void.
 
     Attributes:
         sandbox_id: Id of the lost sandbox.
@@ -369,7 +369,7 @@ class SandboxConflictError(SandboxError):
 
 
 class ImpossibleSandboxError(SandboxError):
-    """The request exceeds every node of the fleet, even an empty one; the message names the resource."""
+    """The request exceeds the capacity of every node of the fleet, even if empty; the message names the resource."""
 
     code = "sandbox_impossible"
     status = 422
@@ -397,11 +397,11 @@ class RefusedFileError(SandboxError):
 
 
 _LONGEST = 200
-"""Characters of a word that are compared; the time grows with the length."""
+"""Maximum characters of a word to compare, because longer words take longer."""
 
 
 def did_you_mean(word: str, known: Iterable[str], *, lists: bool = True) -> str:
-    """Return ``"; did you mean 'x'?"`` for the closest of `known`, else a list of `known` if `lists` is true."""
+    """Return ``"; did you mean 'x'?"`` for the closest name; if none is close, list `known` if `lists` is true."""
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word[:_LONGEST].lower(), lowered, n=1, cutoff=0.6)
@@ -437,9 +437,9 @@ def to_problem(error: EnvkitError) -> dict[str, object]:
 
 
 def from_problem(problem: Mapping[str, object]) -> EnvkitError:
-    """Rebuild an error from the wire; an unknown code or invalid fields give a plain `EnvkitError`.
+    """Rebuild an error from the wire. An unknown code or invalid fields give a plain `EnvkitError`.
 
-    The peer cannot make us import anything: `type` only selects from the classes in this module.
+    The peer cannot cause imports, because `type` only selects from the classes in this module.
     """
     detail = str(problem.get("detail", "the server reported an error without details"))
     found = next((one for one in _classes(EnvkitError) if one.code == problem.get("type")), EnvkitError)

@@ -1,6 +1,7 @@
 """Format versions of folders, stored in ``format.json``.
 
-A folder of another format is refused, because its files would be misread. Files without a version count as format 0.
+A folder with another format is refused, because its files would be misread. A folder without ``format.json`` has
+format 0.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ FORMAT_FILE = "format.json"
 
 
 def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_used: bool) -> None:
-    """Refuse a folder of another format; a missing or unused folder passes.
+    """Refuse a folder with another format. A missing or unused folder is accepted.
 
     Args:
         folder: The folder.
         expected: Format that this version of envkit reads.
-        holds: Content of the folder, for the message, such as ``"a run"``.
+        holds: What the folder contains, for the message, such as ``"a run"``.
         remedy: The remedy, for the message.
-        is_used: Whether the folder contains files, which then need a format version.
+        is_used: Whether the folder contains files; if it does, it must have a format version.
 
     Raises:
         UsageError: The format differs or is missing; the message names both formats and the remedy.
@@ -38,7 +39,7 @@ def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_u
 
 
 def write_format(folder: Path, number: int) -> None:
-    """Write the format version atomically, unless the folder has one.
+    """Write the format version atomically, unless the folder already has one.
 
     Raises:
         OSError: The file cannot be written.
@@ -55,7 +56,7 @@ def write_format(folder: Path, number: int) -> None:
 
 
 def _found(folder: Path) -> str | None:
-    """Return the format version or its problem, as text; None if there is no file."""
+    """Return the format version, or what is wrong with the file, as text; None if there is no file."""
     try:
         content = json.loads((folder / FORMAT_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):

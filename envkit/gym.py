@@ -1,8 +1,8 @@
 """Registration of envkit's environments in Gymnasium: ``gymnasium.make("envkit/Sokoban-v0")``.
 
-``import envkit`` registers the built-in ones, as usual since Gymnasium 1.0 dropped plugins. The id
-``"envkit:envkit/Sokoban-v0"`` makes Gymnasium import envkit itself. Environments of installed packages are added by
-`register_all`, not by the import, since such a package may itself import envkit.
+``import envkit`` registers the built-in environments. With the id ``"envkit:envkit/Sokoban-v0"``, Gymnasium imports
+envkit itself. Environments of installed packages are not registered by the import, because these packages may import
+envkit; call `register_all` for them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ NAMESPACE = "envkit"
 def register_all() -> None:
     """Register all environments of `envkit.registered` that Gymnasium does not know yet.
 
-    It calls the entry points of installed packages, but imports no built-in environment. An id that Gymnasium rejects
-    is skipped with a warning. Call it again after `envkit.register`.
+    This calls the entry points of installed packages, but imports no built-in environment. Ids that Gymnasium rejects
+    are skipped with a warning. Call it again after `envkit.register`.
     """
     load_catalogue()
     _register(registry.specs())
 
 
 def register_catalogue() -> None:
-    """Register the built-in environments; imports neither an environment nor another package."""
+    """Register the built-in environments, without importing environments or other packages."""
     _register(load_catalogue())
 
 

@@ -1,6 +1,6 @@
 """This installation of envkit: its optional packages and its command line.
 
-`load` imports optional packages, so that a missing one is always reported with the command that installs it.
+Import optional packages with `load`, which reports a missing package with the command that installs it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def why_missing(package: str) -> str | None:
 
 
 def explain(error: ImportError) -> str | None:
-    """Return the message for a failed import of an optional package; None for any other import."""
+    """Return the message for a failed import of an optional package; None for other packages."""
     package = (error.name or "").partition(".")[0]
     if _extra_with(package) is None:
         return None
@@ -60,7 +60,7 @@ def explain(error: ImportError) -> str | None:
 
 
 def command(*words: str) -> str:
-    """Return the command line that runs this envkit with `words` from the current folder."""
+    """Return a command line that runs this installation of envkit with `words` from the current folder."""
     program = Path(sys.executable).with_name("envkit")
     on_path = shutil.which("envkit")
     if on_path is not None and program.exists() and program.samefile(on_path):

@@ -1,7 +1,7 @@
-"""Episode metrics: aggregation of values that an environment reports at each step into one number per episode.
+"""Episode metrics: values that an environment reports at each step are aggregated into one number per episode.
 
-An environment declares its metrics in ``metadata["metrics"]``, a mapping from name to aggregation, and reports their
-values under the same names in ``info``.
+An environment declares its metrics in ``metadata["metrics"]``, a mapping from name to aggregation. It reports their
+values in ``info`` under the same names.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def pass_at(k: int, results: Sequence[bool]) -> float:
 
 
 def pass_at_group(groups: Sequence[Sequence[bool]]) -> float:
-    """Return the share of groups with at least one success (RAGEN's pass@group_size); NaN without groups."""
+    """Return the share of groups with at least one success (RAGEN's pass@group_size); NaN if there are no groups."""
     return sum(any(group) for group in groups) / len(groups) if groups else math.nan

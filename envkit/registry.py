@@ -1,4 +1,4 @@
-"""The registry of environments: ids, entry points and options. Nothing is imported before it is used."""
+"""The registry of environments: ids, entry points and options. Environments are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from envkit.errors import ConfigError, UnknownEnvError
 from envkit.types import Options
 
 ENTRY_POINT_GROUP = "envkit.envs"
-"""A package names a function here; it is called once, without arguments, and registers the package's environments."""
+"""Entry point group. A package names a function in it, which is called once, without arguments, to register the
+package's environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,19 @@ class EnvSpec:
 
     Attributes:
         id: Its name, ending in a version, such as ``"Sokoban-v0"``.
-        entry_point: ``"module:Class"`` or a callable; called with the options as keyword arguments, it returns a
-            ``gymnasium.Env`` (text in, text out) or an `envkit.env.AsyncEnv`.
-        options: Defaults of this id, which callers override.
-        expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or None; called like the entry point, since options
-            may change the observations that the expert reads.
-        summary: One line for lists.
-        splits: Values of its option ``split``, which keep training and evaluation levels apart; if empty, only the
-            seeds differ.
+        entry_point: ``"module:Class"`` or a callable. Called with the options as keyword arguments, it returns a
+            ``gymnasium.Env`` with text observations and actions, or an `envkit.env.AsyncEnv`.
+        options: Default options of this id, which callers may override.
+        expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or None. It is called with the same options as the
+            entry point, because options may change the observations that the expert reads.
+        summary: One-line description, for lists.
+        splits: Values of its option ``split``, which separates training levels from evaluation levels. If empty, they
+            differ only in their seeds.
         compact_options: Options that give the shortest observations, for policies trained from scratch.
-        replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
-        is_shareable: Whether many episodes may share one process; otherwise a fleet gives each its own sandbox.
-        vector_entry_point: ``"module:Class"`` or a callable, or None; called with ``num_envs``, ``autoreset`` and
-            options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to that many single environments.
+        replayable: Whether its state depends only on task and actions, so that it can be rebuilt after a loss.
+        is_shareable: Whether many episodes may share one process; otherwise a fleet runs each in a separate sandbox.
+        vector_entry_point: ``"module:Class"`` or a callable, or None. Called with ``num_envs``, ``autoreset`` and
+            options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to ``num_envs`` single environments.
     """
 
     id: str
@@ -54,11 +55,11 @@ class EnvSpec:
 
 _SPECS: dict[str, EnvSpec] = {}
 _PACKAGES: dict[str, str] = {}
-"""The installed package that registered an id through its entry point."""
+"""Ids that installed packages registered through their entry points, with the name of the package."""
 _LOADED: set[str] = set()
 _LOADING: set[str] = set()
 _LOCK = threading.RLock()
-"""Held while entry points are loaded. `register` does not take it, since a module may call it during its import."""
+"""Lock for loading entry points. `register` does not acquire it, because modules may call `register` when imported."""
 
 
 def register(
@@ -74,7 +75,7 @@ def register(
     is_shareable: bool = True,
     vector_entry_point: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
-    """Add an environment; see `EnvSpec` for the arguments. Registering the same spec twice is harmless.
+    """Register an environment; see `EnvSpec` for the arguments. Registering the same spec twice has no effect.
 
     Raises:
         ConfigError: The id has no version, or belongs to a different environment.
@@ -100,9 +101,9 @@ def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`.
 
     Raises:
-        UnknownEnvError: No such id; the message names the closest one.
+        UnknownEnvError: There is no such id; the message names the closest id.
     """
-    if env_id not in _SPECS:  # scanning the installed packages takes milliseconds
+    if env_id not in _SPECS:  # avoid scanning the installed packages, which takes milliseconds
         load_entry_points()
     try:
         return _SPECS[env_id]
@@ -111,7 +112,7 @@ def find(env_id: str) -> EnvSpec:
 
 
 def package_of(env_id: str) -> str | None:
-    """Return the installed package whose entry point registered `env_id`, or None."""
+    """Return the name of the installed package whose entry point registered `env_id`; None if no package did."""
     load_entry_points()
     return _PACKAGES.get(env_id)
 
@@ -123,9 +124,9 @@ def specs() -> Iterator[EnvSpec]:
 
 
 def load_entry_points() -> None:
-    """Let installed packages register their environments. A package that fails is skipped, with a warning.
+    """Call the entry points of installed packages, which register environments. Failing packages cause a warning.
 
-    A package that is still being imported, or whose function makes this call, is left for the next call.
+    Packages that are still being imported, or whose function makes this call, are left for the next call.
     """
     with _LOCK:
         for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -15,7 +15,7 @@ class RestartBudget:
     Attributes:
         restarts: Restarts within one window.
         window_s: Length of the window in seconds.
-        first_delay_s: Seconds before the first restart in a window; the delay doubles with each further one.
+        first_delay_s: Seconds before the first restart in a window; the delay doubles with each further restart.
         longest_delay_s: Maximum delay in seconds.
     """
 
@@ -40,11 +40,11 @@ def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float
 
 
 class Replacement(NamedTuple):
-    """Time of a restart.
+    """When to restart.
 
     Attributes:
-        at: The time; infinity if there is no restart.
-        is_late: Whether the budget was spent, so that `at` is when the oldest failure leaves the window.
+        at: Time of the restart; infinity if there is no restart.
+        is_late: Whether the budget is spent; if so, `at` is the time when the oldest failure leaves the window.
     """
 
     at: float

@@ -1,7 +1,7 @@
 """Text spaces.
 
-Gymnasium's own ``Text`` rejects spaces and line ends unless every allowed character is listed, so it cannot describe
-the text of a language model.
+Gymnasium's ``Text`` space accepts only the characters that are listed (by default letters and digits), so it cannot
+describe the text of a language model.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _SAMPLE_LENGTH = 64
 
 
 class Utf8Text(gymnasium.Space[str]):
-    """Every string of at most `max_length` characters.
+    """Space of all strings with at most `max_length` characters.
 
     Args:
         max_length: Upper bound in characters (code points), inclusive.
-        seed: Seed of the generator behind `sample`.
+        seed: Seed of the random generator that `sample` uses.
     """
 
     def __init__(self, max_length: int, *, seed: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Utf8Text(gymnasium.Space[str]):
         return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """Return a short random string (at most 64 characters, whatever `max_length` is)."""
+        """Return a random string of at most 64 characters, or `max_length` if that is lower."""
         if mask is not None or probability is not None:
             raise ValueError("Utf8Text samples without mask and probability")
         length = int(self.np_random.integers(1, min(self.max_length, _SAMPLE_LENGTH) + 1))

@@ -1,4 +1,4 @@
-"""Concurrent episodes in this process: slots, each with an environment that is reused for the next episode."""
+"""Concurrent episodes in this process. Each slot has an environment, which is reused for the next episode."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OpenEnv: TypeAlias = Callable[[str], AnyEnv]
 
 
 class SlotHost:
-    """Plays up to `capacity` episodes at once in this process; satisfies `envkit.protocols.EnvHost`.
+    """Plays up to `capacity` concurrent episodes in this process; see `envkit.protocols.EnvHost`.
 
     Args:
-        open_env: Creates an environment from its id; raises `UnknownEnvError` for an unknown one.
+        open_env: Creates an environment from its id; raises `UnknownEnvError` if the id is unknown.
         capacity: Maximum number of concurrent episodes.
     """
 

@@ -1,4 +1,4 @@
-"""The command line. A command parses, makes one call and prints; it imports heavy modules when it runs."""
+"""The command line. Each command parses its arguments, makes one call and prints. Slow imports happen when it runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with 0 (success), 1 (failure), 2 (invalid request) or 130 (interrupted).
 
     Args:
-        arguments: Words of the command line; None is `sys.argv`.
+        arguments: The arguments of the command line; None uses `sys.argv`.
     """
     _fill_standard_files()
     with as_exit_code():
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fill_standard_files() -> None:
-    """Open standard files that the caller closed (as with ``<&-``), so that no other file gets their numbers."""
+    """Open closed standard files (as with ``<&-``), so that other files do not get their descriptors."""
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(file)

@@ -1,4 +1,4 @@
-"""Errors to exit codes, in one place: 1 failure, 2 invalid request, 130 interrupted."""
+"""Conversion of errors to exit codes: 1 for a failure, 2 for an invalid request, 130 for an interrupt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOPPED = 130
 
 @contextmanager
 def as_exit_code() -> Iterator[None]:
-    """Exit with one line per error of the block; errors that show a bug in envkit keep their traceback."""
+    """Print one line per error of the block and exit; an error that is a bug in envkit keeps its traceback."""
     try:
         try:
             yield
@@ -29,7 +29,8 @@ def as_exit_code() -> Iterator[None]:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes again at exit
+            # Otherwise Python would flush again at exit, and fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:  # a broken pipe is normal: the reader, such as `head`, has read enough
             print(f"{error.strerror}; free some space", file=sys.stderr)
         sys.exit(FAILED)
@@ -44,7 +45,7 @@ def as_exit_code() -> Iterator[None]:
 
 
 def _report(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None:
-    """Return the lines for `errors` and the exit code; None if one of them needs its traceback."""
+    """Return the lines to print for `errors`, and the exit code; None if an error needs its traceback."""
     lines: dict[str, None] = {}
     code = REFUSED
     for error in errors:

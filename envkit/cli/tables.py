@@ -1,4 +1,4 @@
-"""Output of commands that list things: aligned columns for people, JSON for programs."""
+"""Output of commands that print lists: aligned columns for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_json(objects: Iterable[Mapping[str, JSON]]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the largest unit that fits twice, such as ``90 s`` or ``47 h``."""
+    """Return a duration as text, in the largest unit of which it has at least two, such as ``90 s`` or ``47 h``."""
     for unit, length_s in _UNITS:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""The grammar of the files: `RunConfig` of `envkit train` and `ServeConfig` of `envkit serve`."""
+"""Schemas of the configuration files: `RunConfig` for `envkit train` and `ServeConfig` for `envkit serve`."""
 
 from envkit.config.restarts import HealthSection, RestartSection
 from envkit.config.serving import ServeConfig

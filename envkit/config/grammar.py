@@ -1,7 +1,7 @@
-"""Base of the configuration files: frozen sections that reject unknown keys, with units in the key names.
+"""Base of the configuration files: frozen sections that reject unknown keys. Key names contain units.
 
-There is no interpolation, inheritance, class path or environment variable. All problems of a file are reported at once,
-one line each, starting with the key.
+Files have no interpolation, inheritance, class paths or environment variables. All problems of a file are reported
+together, one line each, starting with the key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rate = Annotated[float, Field(gt=0), Exponent]
 
 
 class Section(BaseModel):
-    """A section of a file. An optional section may also be empty, as a YAML key with nothing below it is."""
+    """A section of a file. An optional section may be empty: a YAML key without a value."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -50,7 +50,7 @@ class Section(BaseModel):
 
 
 def _holds_sections(annotation: Any) -> bool:
-    """Return whether a key holds a section or a list of sections."""
+    """Return whether the value of a key is a section or a list of sections."""
     inner = get_args(annotation) or (annotation,)
     return all(isinstance(one, type) and issubclass(one, Section) for one in inner)
 
@@ -88,7 +88,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply ``"a.b=value"`` strings with YAML values to `content`.
 
     Raises:
-        ConfigError: One of them is malformed.
+        ConfigError: A string is malformed.
     """
     for one in overrides:
         key, equals, value = one.partition("=")
@@ -104,9 +104,9 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
-    """Return the YAML content and its duplicate keys, each with the two lines.
+    """Return the YAML content, and its duplicate keys with the numbers of both lines.
 
-    PyYAML itself would silently keep the last one.
+    PyYAML would silently use the last value of a duplicate key.
 
     Raises:
         yaml.YAMLError: The text is not YAML.
@@ -122,7 +122,7 @@ def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
 
 
 def _duplicates(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):  # an alias may form a cycle
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):  # aliases may form a cycle
         return
     seen.add(id(node))
     lines: dict[tuple[str, str], int] = {}
@@ -155,7 +155,7 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def check(content: Mapping[str, Any], root: type[Root]) -> Root:
-    """Validate a mapping against a root section.
+    """Validate a mapping against a section class.
 
     Raises:
         ConfigError: One line for each problem, each starting with its key.

@@ -26,15 +26,15 @@ class ListenSection(Section):
     """Address of the server."""
 
     host: Text = "127.0.0.1"
-    """Host name or address to listen on. Any address but loopback requires tokens (envkit token create)."""
+    """Host name or address to listen on. All addresses except loopback require tokens (envkit token create)."""
     port: Port = 8000
     """Port; 0 picks a free one."""
     socket: Text | None = None
     """Path of a Unix socket to listen on instead."""
     certificate: Text | None = None
-    """File of the TLS certificate (PEM), for https."""
+    """File with the TLS certificate (PEM), for https."""
     key: Text | None = None
-    """File of its private key (PEM)."""
+    """File with the private key of the certificate (PEM)."""
 
     @model_validator(mode="after")
     def _whole(self) -> ListenSection:
@@ -44,45 +44,45 @@ class ListenSection(Section):
 
 
 class NodeSection(Section):
-    """Capacity of this machine; a sandbox that exceeds it is refused at once. The limits of sandboxes are counted, not
-    their use. With ray, each node reports its own capacity.
+    """Capacity of this machine; a sandbox that exceeds it is refused immediately. A sandbox counts with its limits, not
+    with what it uses. With ray, each node reports its capacity.
     """
 
     max_sandboxes: Count = 256
     """Maximum number of sandboxes, including those that serve environments."""
     cpus: Annotated[float, Field(gt=0)] | None = None
-    """Sum of the CPU limits of all sandboxes; null for no limit."""
+    """Maximum sum of the CPU limits of all sandboxes; null for no maximum."""
     memory_mib: Mib | None = None
-    """Sum of the memory limits in MiB; null for three quarters of the memory of the machine or its cgroup. A sandbox
-    without a limit counts 1024."""
+    """Maximum sum of the memory limits in MiB; null for three quarters of the memory of the machine or its cgroup. A
+    sandbox without a limit counts as 1024."""
     disk_mib: Mib | None = None
-    """Sum of the disk limits in MiB; null for no limit."""
+    """Maximum sum of the disk limits in MiB; null for no maximum."""
     pids: Count | None = None
-    """Sum of the limits on processes and threads; null for half of the machine's limit. A sandbox without a limit
-    counts 256."""
+    """Maximum sum of the limits on processes and threads; null for half of the machine's limit. A sandbox without a
+    limit counts as 256."""
 
 
 class RaySection(Section):
     """Ray cluster, for the backend ray."""
 
     address: Text = "auto"
-    """Address of its head, such as 10.0.0.1:6379; auto uses RAY_ADDRESS or a cluster on this machine."""
+    """Address of the cluster's head node, such as 10.0.0.1:6379; auto uses RAY_ADDRESS or a cluster on this machine."""
     kind: Literal["local", "docker"] = "local"
-    """Kind of sandbox on its nodes."""
+    """Kind of sandbox on the nodes of the cluster."""
 
 
 class EnvsSection(Section):
-    """Sandboxes that serve environments; many episodes share one."""
+    """Sandboxes that serve environments; many episodes share one sandbox."""
 
     sandboxes: Annotated[int, Field(ge=0)] = 0
     """Number of sandboxes; 0 for one per CPU, but at most half of the node."""
     capacity: Count = 1024
     """Maximum number of concurrent episodes, spread over the sandboxes."""
     max_dedicated_sandboxes: Annotated[int, Field(ge=0)] = 4
-    """Maximum number of additional sandboxes for environments that cannot share one; each plays one episode. They are
-    started only if a registered environment needs them."""
+    """Maximum number of additional sandboxes for environments whose episodes cannot share a sandbox. Each one plays one
+    episode. They are started only if a registered environment needs them."""
     warm: Annotated[int, Field(ge=0)] = 1
-    """Number of additional sandboxes that are ready to replace a lost one."""
+    """Number of additional sandboxes that are ready to replace a lost sandbox."""
     image: Text | None = None
     """Docker image with envkit installed; required by the docker backend."""
     memory_mib: Mib | None = None
@@ -92,7 +92,7 @@ class EnvsSection(Section):
 
 
 class WarmSection(Section):
-    """Warm sandboxes, started ahead of requests for exactly this spec."""
+    """Warm sandboxes: started before they are requested, for requests with exactly this spec."""
 
     count: Count = 1
     """Number of sandboxes to keep ready."""
@@ -105,21 +105,21 @@ class WarmSection(Section):
     pids: Count | None = None
     """Limit on processes."""
     disk_mib: Mib | None = None
-    """Disk limit for each writable place."""
+    """Disk limit of each writable folder."""
     untrusted: bool = False
     """Whether the code inside may be hostile."""
 
 
 class LivenessSection(Section):
-    """When an unresponsive sandbox is declared lost. An exit is detected at once."""
+    """When an unresponsive sandbox is declared lost. The exit of a sandbox is detected immediately."""
 
     interval_s: Seconds = 1.0
     """Seconds between two probes."""
     suspect_s: Seconds = 1.5
-    """Seconds without an answer after which it is suspect."""
+    """Seconds without an answer after which a sandbox is suspect."""
     lost_s: Seconds = 4.0
-    """Seconds without an answer after which it is lost. A long step of an environment does not count, unless it holds
-    Python's global interpreter lock."""
+    """Seconds without an answer after which a sandbox is lost. A long step of an environment does not count, unless it
+    holds Python's global interpreter lock."""
 
     @model_validator(mode="after")
     def _ordered(self) -> LivenessSection:
@@ -129,10 +129,10 @@ class LivenessSection(Section):
 
 
 class ReplacementSection(Section):
-    """Restart budget: for each sandbox that serves environments, and for each entry of warm as a whole."""
+    """Restart budget. Each sandbox that serves environments has one; the sandboxes of an entry of `warm` share one."""
 
     budget: Count = 5
-    """Restarts within one window; a further one waits until the oldest leaves the window."""
+    """Maximum restarts within one window. A further restart waits until the oldest one leaves the window."""
     window_s: Seconds = 600.0
     """Length of the window in seconds."""
 
@@ -147,15 +147,15 @@ class LimitsSection(Section):
     session_ttl_s: Seconds = 600.0
     """Seconds without use after which a session expires."""
     sandbox_ttl_s: Seconds = 3600.0
-    """Seconds without use after which a sandbox expires, unless its creator asked for less."""
+    """Seconds without use after which a sandbox expires, unless its creator asked for a shorter time."""
     sandboxes_per_tenant: Count | None = None
-    """Maximum number of concurrent sandboxes per tenant; without tokens all callers are one tenant. null leaves the
-    limit to tenant_share."""
+    """Maximum number of concurrent sandboxes per tenant; without tokens all callers are one tenant. null: only
+    tenant_share applies."""
     tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
-    """Maximum share of one tenant in each resource of all nodes, and in the concurrent episodes. A first sandbox or
-    episode is always allowed. Not applied without tokens."""
+    """Maximum share of one tenant in each resource of all nodes, and in the concurrent episodes. The first sandbox or
+    episode of a tenant is always allowed. Not applied without tokens."""
     snapshots_per_tenant: Count = 100
-    """Maximum number of snapshots per tenant; a further one is refused until one is removed."""
+    """Maximum number of snapshots per tenant. At the limit, new snapshots are refused until one is removed."""
     snapshots_mib_per_tenant: Mib = 4096
     """Maximum total size of one tenant's snapshots in MiB."""
     snapshots: Count = 1000
@@ -168,13 +168,14 @@ class LimitsSection(Section):
     profiles: list[Profile] = Field(default_factory=lambda: list[Profile](["strict"]))
     """Profiles allowed to tokens without the scope admin."""
     images: list[Text] = Field(default_factory=list)
-    """Images allowed to tokens without the scope admin, besides the default, such as swe/*. For bubblewrap an image is
-    a folder of this machine, all of which the sandbox can read."""
+    """Images allowed to tokens without the scope admin, besides the default, such as swe/*. For bubblewrap, an image is
+    a folder of this machine, and the sandbox can read everything in it."""
     max_buffered_mib: Mib | None = None
-    """Memory in MiB for buffered request and response bodies, such as files and program input and output; one tenant
-    may use tenant_share of it. A program with an output limit above 4 MiB reserves that limit while it runs, others one
-    sixteenth of it; afterwards the actual output counts. null for one sixteenth of the memory, at least 64. Bodies up
-    to 64 KiB and folders, which are buffered on disk, do not count. WebSockets may use half as much in addition."""
+    """Memory in MiB for buffered request and response bodies, such as files and program input and output. One tenant
+    may use tenant_share of it. While a program runs, it reserves its output limit if that is above 4 MiB, otherwise one
+    sixteenth of its output limit; afterwards the actual output counts. null for one sixteenth of the memory, at least
+    64. Bodies up to 64 KiB do not count, nor do folders, which are buffered on disk. WebSockets may use half as much
+    in addition."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 
@@ -191,8 +192,8 @@ class AlertsSection(Section):
     """Alerts for operators."""
 
     webhook: str | None = None
-    """URL to which each alert is posted as JSON. It gets a HEAD request at the start; a warning is printed if it
-    does not answer. Alerts also appear as events and metrics."""
+    """URL to which each alert is posted as JSON. At the start, the server sends it a HEAD request and prints a warning
+    if there is no answer. Alerts also appear as events and metrics."""
 
     @field_validator("webhook")
     @classmethod
@@ -214,19 +215,19 @@ class AutoscaleSection(Section):
     """Autoscaling of the fleet."""
 
     command: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Program that is run with one more argument: the number of sandboxes to add (negative: to remove). null: ray's
-    autoscaler is notified if the backend is ray, otherwise nothing is run."""
+    """Program and arguments to run. The number of sandboxes to add (negative: to remove) is appended as the last
+    argument. null: if the backend is ray, Ray's autoscaler is notified; otherwise nothing is run."""
     interval_s: Seconds = 15.0
-    """Seconds between two polls."""
+    """Seconds between two checks of how many sandboxes are wanted."""
 
 
 class ServeConfig(Section):
     """Configuration of envkit serve."""
 
     backend: BackendKind = "auto"
-    """local: bubblewrap. docker: Docker containers. process: child processes without isolation. ray: the nodes of a Ray
-    cluster. none: no sandboxes, environments run in the server's process. auto: local if it works, otherwise process,
-    with a warning."""
+    """local: bubblewrap. docker: Docker containers. process: child processes without isolation. ray: sandboxes on
+    the nodes of a Ray cluster. none: no sandboxes; environments run in the server's process. auto: local if it works,
+    otherwise process, with a warning."""
     listen: ListenSection = ListenSection()
     node: NodeSection = NodeSection()
     ray: RaySection = RaySection()
@@ -239,17 +240,17 @@ class ServeConfig(Section):
     alerts: AlertsSection = AlertsSection()
     autoscale: AutoscaleSection = AutoscaleSection()
     access_log: Text | None = "-"
-    """Access log with one JSON line per request; "-" (quoted) is stderr, null disables it."""
+    """File of the access log, with one JSON line per request. "-" (quoted): stderr. null: no access log."""
     state: Text | None = None
-    """Folder for leases and tokens, which survive a restart. Only one server can use it at a time. null for envkit's
-    folder in the user's state folder."""
+    """Folder for leases and tokens, which survive a restart. Only one server can use it at a time. null:
+    ~/.local/state/envkit, or envkit in $XDG_STATE_HOME."""
 
 
 def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]) -> ServeConfig:
     """Read a serve configuration.
 
     Args:
-        path: The file; None for an empty one.
+        path: The file; None means that all keys have their defaults.
         overrides: ``"a.b=value"`` strings with YAML values, applied after the file.
         options: Values applied last, such as ``{"listen.port": 0}``.
 

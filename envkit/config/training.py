@@ -42,13 +42,13 @@ class TransformersEngineSection(Section):
 
     kind: Literal["transformers"] = "transformers"
     model: str | None = None
-    """Catalogue name (`envkit model list`), GGUF file, model folder or hub name. null: a tiny policy, created for the
-    run with a vocabulary of the environment's words. A policy folder saved by envkit records whether it is tiny."""
+    """Catalogue name (`envkit model list`), GGUF file, model folder or hub name. null: the run creates a tiny policy
+    with a vocabulary of the environment's words. A policy folder saved by envkit records whether the policy is tiny."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses a GPU if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights for sampling; the trainer's weights are float32 and are rounded when published.
-    auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
+    """Number format of the weights for sampling. The trainer's weights are float32 and are rounded when the engine gets
+    them. auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
     """Width of the tiny policy."""
     layers: Count = 3
@@ -56,7 +56,7 @@ class TransformersEngineSection(Section):
     heads: Count = 4
     """Attention heads of the tiny policy; must divide hidden_size."""
     batch_tokens: Count = 65536
-    """Maximum number of tokens of one forward pass, padding included."""
+    """Maximum number of tokens of one forward pass, including padding."""
 
 
 _OWN_ARGUMENTS = (
@@ -71,15 +71,15 @@ class RendererSection(Section):
     """Conversion of a conversation to tokens. All keys except history need a model with a chat template."""
 
     system: str | None = None
-    """System prompt. null passes none to the template; some templates then add their own."""
+    """System prompt. null: no system prompt is passed to the template; some templates then add a default."""
     template: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
     thinking: Literal["keep", "cut"] = "keep"
-    """keep: later prompts include the thoughts of earlier turns. cut: later prompts leave thoughts out, and a turn
-    after one with thoughts starts a new sample. The environment never sees thoughts."""
+    """keep: later prompts include the thoughts of earlier turns. cut: later prompts omit thoughts, so the turn that
+    follows a turn with thoughts starts a new sample. The environment never sees thoughts."""
     history: Literal["all"] | Count = "all"
-    """Number of most recent turns in a prompt, or all; 1 means the current observation alone. With a number, each turn
-    is a separate sample."""
+    """Number of most recent turns in a prompt, or all. 1: only the current observation. With a number, each turn is a
+    separate sample."""
 
     @property
     def needing_template(self) -> list[str]:
@@ -110,20 +110,21 @@ class RolloutSection(Section):
     max_turns: Count = 16
     """Maximum number of turns; longer episodes are cut off."""
     max_tokens: Count = 2048
-    """Maximum context length of an episode in tokens, including room for the completion; the episode is cut off if the
-    next prompt does not fit."""
+    """Maximum context length of an episode in tokens, including room for the completion. If the next prompt does not
+    fit, the episode is cut off."""
     turn_tokens: Count | None = None
-    """Maximum number of tokens of a completion. null: 1 for a tiny policy (a move is a word), 128 for others."""
+    """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
+    128."""
     timeout_s: Seconds = 60.0
-    """Timeout of a reset or step in seconds; the episode is then void."""
+    """Timeout of a reset or step in seconds; an episode that exceeds it is void."""
     temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
-    """Maximum number of retries of a void episode (lost sandbox, hung step)."""
+    """Maximum number of retries of an episode that is void because of a lost sandbox or a hung step."""
 
 
 class AlgorithmSection(Section):
-    """The learning algorithm. A key that is null takes the preset's value."""
+    """The learning algorithm. null means the value of the preset."""
 
     preset: str = "grpo"
     """grpo, reinforce or ppo."""
@@ -140,11 +141,11 @@ class AlgorithmSection(Section):
     entropy_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the entropy bonus."""
     kl_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
-    """Weight of the KL divergence from the policy before reinforcement; 0 keeps no reference policy."""
+    """Weight of the KL divergence from the policy before reinforcement learning. 0: no reference policy is loaded."""
     value_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the critic's loss (ppo)."""
     advantage_clip: Annotated[float, Field(gt=0), Exponent] | None = None
-    """Maximum absolute value of an advantage; null sets no maximum."""
+    """Maximum absolute value of an advantage. null: no maximum."""
     epochs: Count | None = None
     """Passes over the samples of one train step."""
     minibatches: Count | None = None
@@ -156,7 +157,7 @@ class TorchTrainerSection(Section):
 
     kind: Literal["torch_local"] = "torch_local"
     steps: Annotated[int, Field(ge=0)] = 100
-    """Number of train steps; each plays groups_per_step groups and learns from them. 0 stops after the warm-up."""
+    """Number of train steps; each plays groups_per_step groups and learns from them. 0: stop after the warm-up."""
     groups_per_step: Count = 32
     """Tasks per train step."""
     learning_rate: Rate | None = None
@@ -164,7 +165,7 @@ class TorchTrainerSection(Section):
     critic_learning_rate: Rate | None = None
     """AdamW's learning rate for the critic (ppo). null: 1e-3 for a tiny policy, 1e-5 for a pretrained model."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule of both learning rates; linear and cosine fall to 0 over `steps`."""
+    """Schedule of both learning rates; linear and cosine decrease to 0 over `steps`."""
     schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Train steps over which the learning rates rise linearly to their value."""
     weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
@@ -178,51 +179,52 @@ class TorchTrainerSection(Section):
     max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Maximum norm of the gradient; larger gradients are clipped."""
     micro_tokens: Count | None = None
-    """Maximum number of tokens of one forward and backward pass, padding included. null: 16384 for a tiny policy, 4096
+    """Maximum number of tokens of one forward and backward pass, including padding. null: 16384 for a tiny policy, 4096
     for a pretrained model."""
     checkpoint_every: Count = 10
     """Train steps between two checkpoints."""
     keep_checkpoints: Count = 2
     """Number of most recent checkpoints to keep."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Threads of torch. 0: one to sample from a tiny policy, and one per core to learn, or one if the load average at
-    the start exceeds the number of cores. Bitwise reproducible results need the same number."""
+    """Number of torch threads. 0: one to sample from a tiny policy; one per core to learn, but only one if the load
+    average at the start exceeds the number of cores. Bitwise reproducible results need the same number."""
 
 
 class EvaluationSection(Section):
     """Evaluation on held-out levels, which are never used for training."""
 
     episodes: Annotated[int, Field(ge=0)] = 512
-    """Number of held-out tasks; each is played once with sampling and once greedily. 0 turns evaluation off."""
+    """Number of held-out tasks; each is played once with sampling and once greedily. 0: no evaluation."""
     every: Count = 10
-    """Train steps between two evaluations; there is always one before the first and one after the last train step."""
+    """Train steps between two evaluations. There is always an evaluation before the first and after the last train
+    step."""
     seed: Annotated[int, Field(ge=0)] = 1_000_003
     """Seed of the held-out tasks; it does not depend on the seed of the run, so that runs are comparable."""
 
 
 class WarmupSection(Section):
-    """Imitation learning before reinforcement: of the environment's expert, or of dialogues from a file."""
+    """Imitation learning before reinforcement learning, from the environment's expert or from dialogues in a file."""
 
     kind: Literal["auto", "demonstrations", "dialogues", "none"] = "auto"
-    """demonstrations: of the environment's expert. dialogues: supervised fine-tuning on `file`. auto: demonstrations
-    for a tiny policy, none for a pretrained model."""
+    """demonstrations: imitate the environment's expert. dialogues: supervised fine-tuning on `file`. none: no warm-up.
+    auto: demonstrations for a tiny policy, none for a pretrained model."""
     file: str | None = None
     """JSON-lines file with one dialogue per line: {"messages": [{"role": "user", "content": "..."}, ...]}. The policy
     learns the assistant's answers."""
     dialogue_batch: Count = 16
     """Dialogues per update."""
     dialogue_epochs: Count = 1
-    """Passes over the file; each shuffles it anew."""
+    """Passes over the file, which is shuffled for each pass."""
     answers: Literal["expert", "bare"] = "expert"
     """Format of a demonstrated move. expert: <answer>up</answer>. bare: up, which can be a single token."""
     single_turn_states: Count | None = None
-    """Number of different states for single-turn samples. null: 30000 for a tiny policy, 4096 for a pretrained
+    """Number of distinct states for single-turn samples. null: 30000 for a tiny policy, 4096 for a pretrained
     model."""
     visit_random_share: Share | None = None
     """Share of random moves in the episodes that collect these states. null: single_turn_random_share for a tiny
     policy, 0.5 for a pretrained model. Must be 0 if the environment lists no legal moves."""
     hazard_share: Share = 0.5
-    """Share of single-turn samples in hazardous states, where a careless move loses."""
+    """Share of single-turn samples whose state is hazardous, so that a careless move loses."""
     single_turn_random_share: Share | None = None
     """Share of single-turn samples with a random move instead of a good one. null: 0.5 tiny, 0 pretrained."""
     single_turn_batch: Count | None = None
@@ -230,28 +232,28 @@ class WarmupSection(Section):
     single_turn_updates: Annotated[int, Field(ge=0)] | None = None
     """Updates of the first stage, with one state per sequence. null: 250 tiny, 100 pretrained."""
     multi_turn_states: Count = 4
-    """States per sequence in the second stage, each with its own answer, which depends on the newest state only."""
+    """States per sequence in the second stage. Each state is followed by an answer that depends only on this state."""
     multi_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 if renderer.history is a number, since this stage
-    needs all."""
+    """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 if renderer.history is a number, because this stage
+    needs the whole history."""
     episode_random_share: Share | None = None
     """Share of random moves in the demonstrated episodes of the last stage. null: 0.65 tiny, 0 pretrained."""
     episode_batch: Count | None = None
     """Episodes per update. null: 64 tiny, 8 pretrained."""
     episode_updates: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of updates of the last stage. null: 50 tiny, 30 pretrained; 0 if renderer.history is a number,
-    since every state is then a separate sample."""
+    because every state is then a separate sample."""
     learning_rate: Rate | None = None
-    """Learning rate of the first two stages and of dialogues; falls as a cosine. null: 4e-3 tiny (Muon and AdamW), 5e-5
-    pretrained (AdamW)."""
+    """Learning rate of the first two stages and of dialogues, with a cosine schedule. null: 4e-3 tiny (Muon and AdamW),
+    5e-5 pretrained (AdamW)."""
     episode_learning_rate: Rate | None = None
     """Learning rate of the last stage. null: 2e-3 tiny, 5e-5 pretrained."""
     greedy_goal: Share = 0.95
-    """Success rate of greedy play on validation levels at which the last stage with updates ends early."""
+    """Success rate of greedy play on validation levels at which the last stage that has updates ends early."""
     check_every: Count = 25
     """Updates between two checks on validation levels."""
     check_episodes: Annotated[int, Field(ge=0)] | None = None
-    """Validation levels per check; 0 turns checks off. null: 256 tiny, 64 pretrained, 0 for dialogues."""
+    """Validation levels per check. 0: no checks. null: 256 tiny, 64 pretrained, 0 for dialogues."""
 
 
 class TrackingSection(Section):
@@ -260,16 +262,16 @@ class TrackingSection(Section):
     tensorboard: bool = True
     """Whether to write event files for TensorBoard."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two samples of episodes; the first and last train step are always sampled. 0: no samples."""
+    """Train steps between two samples of episodes. The first and last train step are always sampled. 0: no samples."""
     trajectories: Count = 8
-    """Episodes per sample, from as many tasks as possible."""
+    """Episodes per sample, spread over different tasks where possible."""
 
 
 class RunConfig(Section):
     """A training file."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
-    """Seed of all random numbers of the run; the same file gives the same numbers."""
+    """Seed of all random numbers of the run. The same file always gives the same random numbers."""
     env: EnvSection
     sandbox: SandboxSection = SandboxSection()
     engine: TransformersEngineSection = TransformersEngineSection()
@@ -307,5 +309,5 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """Return the whole configuration as YAML, defaults included."""
+    """Return the whole configuration as YAML, including defaults."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""Plain error messages for the problems that pydantic and PyYAML report."""
+"""Readable error messages for the problems that pydantic and PyYAML report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _YAML: Mapping[str, str] = {
     r"found character '\\t'": "a tab; indent with spaces",
     r"expected <block end>": "not indented like the lines above it",
 }
-"""Messages by pattern of PyYAML's problem text."""
+"""Messages by regular expression of PyYAML's problem text."""
 
 
 def value_problem(problem: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
         return "not YAML: it contains a control character"
     problem = str(error.problem)
     began = error.context_mark or mark
-    found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # library's message: PyYAML
+    found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # messages of PyYAML
     words = next(found, None)
     why = problem if words is None else words.format(line=began.line + 1, column=began.column + 1)
     return f"line {mark.line + 1}, column {mark.column + 1}: not YAML: {why}"

@@ -1,4 +1,4 @@
-"""Protocols between the parts of envkit. An implementation only has to match; it inherits nothing."""
+"""Protocols between the parts of envkit. Implementations match them structurally, without inheritance."""
 
 from envkit.protocols.environments import (
     EnvHost,

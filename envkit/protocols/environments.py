@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Episode(Protocol):
-    """An episode of a task; the same interface in this process, over HTTP, and in a sandbox."""
+    """An episode of a task. The interface is the same in this process, over HTTP and in a sandbox."""
 
     async def reset(self) -> Reset:
-        """Start the episode; called once, before the first step.
+        """Start the episode. Must be called once, before the first step.
 
         Raises:
             OptionError: The environment rejects an option of the task.
@@ -35,10 +35,10 @@ class Episode(Protocol):
         ...
 
     async def step(self, action: str) -> Step:
-        """Play one action. An invalid action gives an observation, never an exception.
+        """Play one action. An invalid action leads to an observation, never to an exception.
 
         Raises:
-            StepOrderError: Before `reset`, or after the end.
+            StepOrderError: The step was called before `reset`, or after the end of the episode.
             EnvError: The environment raised.
             SandboxLostError: Its sandbox was lost.
         """
@@ -54,7 +54,7 @@ class EnvHost(Protocol):
         ...
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode of `task` for the block; waits for a free slot.
+        """Lease an episode of `task` for the block. Waits for a free slot.
 
         Raises:
             UnknownEnvError: No environment has the task's id.
@@ -64,7 +64,7 @@ class EnvHost(Protocol):
 
 @runtime_checkable
 class ResumableEpisode(Episode, Protocol):
-    """An episode with an id on another server, where a new client can resume it."""
+    """An episode on another server. It has an id there, with which a new client can resume it."""
 
     @property
     def turn(self) -> int:
@@ -72,7 +72,7 @@ class ResumableEpisode(Episode, Protocol):
         ...
 
     async def repeat_step(self, action: str) -> Step:
-        """Return the answer to the last step again; `action` is its action.
+        """Return the result of the last step again; `action` is the action of that step.
 
         Raises:
             SessionConflictError: The last step had another action.
@@ -82,13 +82,16 @@ class ResumableEpisode(Episode, Protocol):
 
 @runtime_checkable
 class SplitStepEpisode(ResumableEpisode, Protocol):
-    """An episode whose steps need no waiting task each, which is most of the cost of a remote step."""
+    """An episode whose steps are split in two calls, so that steps need no waiting tasks.
+
+    Waiting tasks are most of the cost of remote steps.
+    """
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step; None if only `step` can play it. The caller may cancel the future.
+        """Start a step and return its future, which the caller may cancel; None if only `step` can play it.
 
         Raises:
-            EnvkitError: As `step`.
+            EnvkitError: As for `step`.
         """
         ...
 
@@ -96,22 +99,22 @@ class SplitStepEpisode(ResumableEpisode, Protocol):
         """Decode the answer to a started step.
 
         Raises:
-            SandboxLostError, UnreachableError: The outcome is open: call `step` with the same action to resolve it.
-            EnvkitError: As `step`.
+            SandboxLostError, UnreachableError: The outcome is unknown; `step` with the same action resolves it.
+            EnvkitError: As for `step`.
         """
         ...
 
 
 @runtime_checkable
 class ResumableHost(EnvHost, Protocol):
-    """A host whose episodes may outlive it: the next host with the same ledger resumes them by their keys."""
+    """A host whose episodes may outlive it. The next host with the same ledger resumes them by their keys."""
 
     def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """As `lease`; resumes the episode of this key if it has the same task."""
+        """Lease an episode as `lease` does, but resume the episode of this key if it has the same task."""
         ...
 
     def resumable_task(self, key: str) -> Task | None:
-        """Return the task of the resumable episode of this key, or None."""
+        """Return the task of the resumable episode with this key; None if there is no such episode."""
         ...
 
     def resumable_keys(self) -> Sequence[str]:
@@ -121,11 +124,11 @@ class ResumableHost(EnvHost, Protocol):
 
 @runtime_checkable
 class ReadinessHost(EnvHost, Protocol):
-    """A host that reports its readiness, such as a fleet, whose sandboxes may all be lost."""
+    """A host that reports whether it is ready. For example, a fleet is not ready if all its sandboxes are lost."""
 
     @property
     def why_unready(self) -> str:
-        """Why no episode can start now, in one line; empty if one can."""
+        """Why no episode can start now, in one line; empty if episodes can start."""
         ...
 
 
@@ -137,11 +140,11 @@ class Expert(Protocol):
         ...
 
     def is_hazardous(self, observation: Observation) -> bool:
-        """Return whether a careless player goes wrong here, so that the state is worth a lesson."""
+        """Return whether a careless move loses in this state, so that demonstrations should include it."""
         ...
 
     def answer(self, move: str) -> str:
-        """Return the text that plays `move`, as a language model would write it."""
+        """Return the answer for `move`, in the format that a language model would write."""
         ...
 
 
@@ -154,7 +157,7 @@ class EpisodePlayer(Protocol):
         ...
 
     async def act(self, observation: Observation) -> str:
-        """Choose an action; may wait, such as for a server."""
+        """Choose an action. May wait, for example for a server."""
         ...
 
 
@@ -162,5 +165,5 @@ class Player(Protocol):
     """A player of `envkit eval`."""
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        """Return the player of one episode of `task`, which began with `start`; `rng` is its only randomness."""
+        """Return the player of one episode of `task`, whose reset returned `start`; all randomness is from `rng`."""
         ...

@@ -29,7 +29,7 @@ class Shell(Protocol):
     async def run(
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
-        """Run `command` to its end and return its result; its background jobs keep running.
+        """Run `command` to its end and return its result. Background jobs that it started keep running.
 
         Calls on one shell run one after the other, in order. Stdin is empty. A command is stopped after `timeout_s`
         seconds.
@@ -45,17 +45,17 @@ class Shell(Protocol):
 
 
 class Sandbox(Protocol):
-    """A sandbox for programs. File paths are those inside it."""
+    """A sandbox for programs. File paths are paths inside the sandbox."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def grader_home(self) -> str:
-        """Private folder and ``HOME`` of the grader, in memory, of at most 64 MiB.
+        """Private folder and ``HOME`` of the grader: in memory, at most 64 MiB.
 
-        It is not private where all programs run as one user: if the backend lacks ``uid`` in
-        `SandboxBackend.capabilities`, and in the profile ``"system"``, whose programs are all root.
+        The folder is not private if all programs run as one user. This is the case if the backend lacks ``uid`` in
+        `SandboxBackend.capabilities`, and in the profile ``"system"``, where all programs are root.
         """
         ...
 
@@ -70,20 +70,20 @@ class Sandbox(Protocol):
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a program to its end; failure and timeout are results, not errors.
+        """Run a program to its end. Failures and timeouts are reported in the result and raise no error.
 
-        All processes that it started end with it. A program that cannot be started has exit code 127 (not found) or
-        126.
+        All processes that the program started end with it. A program that cannot be started has exit code 127 (not
+        found) or 126.
 
         Args:
             argv: Program and arguments.
             timeout_s: Timeout in seconds, by default 60.
             env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None for the workspace, or for a grader `grader_home`, since Python and other
+            cwd: Working directory; None for the workspace, or `grader_home` for a grader, because Python and other
                 programs load modules and settings from their working directory.
             stdin: Its standard input.
-            user: The user to run it as. A grader can read the agent's files; the agent cannot read a grader's files
-                unless their mode is changed (umask 077).
+            user: User that runs the program. A grader can read the agent's files. The agent cannot read a grader's
+                files unless the grader changes their mode (umask 077).
             max_output_bytes: Bytes kept from the end of each output.
 
         Raises:
@@ -93,7 +93,7 @@ class Sandbox(Protocol):
         ...
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
-        """Return the shell `name`; it starts with its first command, in the working directory of `exec`."""
+        """Return the shell `name`. It starts when it runs its first command, in the working directory of `exec`."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
@@ -101,7 +101,7 @@ class Sandbox(Protocol):
 
         Raises:
             MissingFileError: The file does not exist or cannot be read.
-            TooLargeError: It is larger than `max_bytes`.
+            TooLargeError: The file is larger than `max_bytes`.
             SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
@@ -110,7 +110,7 @@ class Sandbox(Protocol):
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file atomically; missing folders are created.
 
-        Only below `grader_home` are a grader's files, and the folders above them, safe from the agent's programs.
+        A grader's files, and the folders above them, are safe from the agent's programs only below `grader_home`.
 
         Args:
             path: Path of the file.
@@ -128,7 +128,7 @@ class Sandbox(Protocol):
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder from the host into the sandbox, as `target`.
 
-        `user` owns all of it; a grader's files are private. Raises as `write`.
+        `user` owns all copied files; a grader's files are private. Raises the same errors as `write`.
         """
         ...
 
@@ -141,20 +141,21 @@ class Sandbox(Protocol):
             source: Path in the sandbox.
             target: Path on the host.
             max_bytes: Maximum total size.
-            user: User that must be able to read all of it.
+            user: User that must be able to read all copied files.
 
         Raises:
             MissingFileError: The file does not exist or cannot be read.
             TooLargeError: It is larger than `max_bytes`.
-            RefusedFileError: It contains something that must not be copied.
+            RefusedFileError: `source` is or contains something that must not be copied.
             SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
         ...
 
     async def connect(self, address: str | int) -> socket.socket:
-        """Return a connected, non-blocking socket to a server inside: a name in ``$ENVKIT_SOCKETS``, or a TCP port. The
-        caller closes it.
+        """Return a connected, non-blocking socket to a server in the sandbox. The caller closes it.
+
+        `address` is the name of a socket in ``$ENVKIT_SOCKETS``, or a TCP port.
 
         Raises:
             SandboxLostError: The sandbox was lost.
@@ -172,9 +173,9 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> str:
-        """Snapshot the files, and return a name for `SandboxBackend.restore`.
+        """Snapshot the files, and return the snapshot's name for `SandboxBackend.restore`.
 
-        Files that vanish meanwhile are skipped.
+        Files that vanish during the snapshot are skipped.
 
         Raises:
             UnsupportedError: This sandbox does not support snapshots.
@@ -182,11 +183,11 @@ class Sandbox(Protocol):
         ...
 
     async def wait(self) -> Cause:
-        """Wait for the sandbox's end and return its cause."""
+        """Wait until the sandbox ends, and return the cause."""
         ...
 
     async def stop(self) -> None:
-        """Stop all its programs and remove its files; idempotent."""
+        """Stop all programs in the sandbox and remove its files; idempotent."""
         ...
 
 
@@ -194,12 +195,12 @@ class SandboxBackend(Protocol):
     """Starts sandboxes of one kind. Used as ``async with``; leaving the block stops its sandboxes."""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; when this returns, it answers and its command runs.
+        """Start a sandbox. When this returns, the sandbox answers and its command runs.
 
         Raises:
             SandboxRefusedError: The backend cannot grant `spec`.
-            SandboxEndedError: Its command ended at once, or the limits of `spec` are too small to start.
-            SandboxStartError: It did not start.
+            SandboxEndedError: Its command ended immediately, or the limits of `spec` are too small to start.
+            SandboxStartError: The sandbox did not start.
         """
         ...
 
@@ -207,9 +208,9 @@ class SandboxBackend(Protocol):
         """Start a sandbox with the files of `snapshot`.
 
         Raises:
-            SandboxRefusedError: As `start`; or there is no such snapshot.
-            SandboxEndedError: As `start`; or the snapshot's files do not fit.
-            SandboxStartError: As `start`.
+            SandboxRefusedError: As for `start`, or there is no such snapshot.
+            SandboxEndedError: As for `start`, or the snapshot's files do not fit.
+            SandboxStartError: As for `start`.
         """
         ...
 
@@ -222,8 +223,8 @@ class SandboxBackend(Protocol):
         ...
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return what is enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``, ``disk``,
-        ``uid`` and ``seccomp``.
+        """Return which limits are enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
+        ``disk``, ``uid`` and ``seccomp``.
         """
         ...
 
@@ -231,20 +232,20 @@ class SandboxBackend(Protocol):
 class SandboxPool(Protocol):
     """Leases sandboxes.
 
-    Calls to a leased sandbox never hang: they raise `SandboxLostError` once it is known to be gone or hung.
+    Calls to a leased sandbox never hang: they raise `SandboxLostError` when the sandbox ends or becomes unresponsive.
     """
 
     def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a sandbox for the block, if possible a warm one; it is stopped afterwards.
+        """Lease a sandbox for the block, if possible a warm one. At the end of the block it is stopped.
 
         Raises:
-            ImpossibleSandboxError: No node could ever hold it; raised at once.
-            CapacityError: No room within `wait_s` seconds.
+            ImpossibleSandboxError: No node is large enough, even if empty; raised immediately.
+            CapacityError: No capacity became free within `wait_s` seconds.
             SandboxRefusedError: No node grants `spec`.
-            SandboxEndedError: Its command ended at once, or the limits of `spec` are too small to start.
-            SandboxStartError: It did not start.
+            SandboxEndedError: Its command ended immediately, or the limits of `spec` are too small to start.
+            SandboxStartError: The sandbox did not start.
         """
         ...
 
@@ -260,20 +261,20 @@ class SandboxPool(Protocol):
     ) -> SandboxView:
         """Lease a sandbox under an id until it is stopped or unused for `ttl_s` seconds.
 
-        The call is idempotent: a repeat returns the current view, even of an ended sandbox, so that callers notice its
-        end. A sandbox that was stopped by `stop`, or never started, is created anew. `snapshot` is a name returned by
-        `Sandbox.snapshot` of a sandbox of this pool. With `wait_s` the call queues for room for that many seconds; with
-        None it waits only for evictions under way.
+        The call is idempotent: repeating it returns the current view, even if the sandbox has ended, so that callers
+        notice its end. If the sandbox was stopped by `stop`, or never started, it is created again. `snapshot` is a
+        name that `Sandbox.snapshot` returned for a sandbox of this pool. The call waits up to `wait_s` seconds for
+        capacity; with None it waits only for running evictions.
 
         Raises:
             SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.
-            ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`.
-            LeaseNotPersistedError: The ledger cannot persist it.
+            ImpossibleSandboxError, CapacityError, SandboxStartError: As for `lease`.
+            LeaseNotPersistedError: The ledger cannot persist the lease.
         """
         ...
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on disk; 0 if it is gone."""
+        """Return the size of a snapshot on disk in bytes; 0 if it does not exist."""
         ...
 
     async def remove_snapshot(self, snapshot: str) -> None:
@@ -281,20 +282,20 @@ class SandboxPool(Protocol):
         ...
 
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
-        """Return a sandbox by its id; using it renews its lease.
+        """Return a sandbox by its id. Each use of the sandbox renews its lease.
 
         Args:
             id: Its id.
             tenant: Restricts the search to this tenant's sandboxes; None searches all.
 
         Raises:
-            SandboxNotFoundError: No such sandbox.
-            SandboxLostError: It has ended; carries the cause.
+            SandboxNotFoundError: There is no such sandbox.
+            SandboxLostError: The sandbox has ended; the error contains the cause.
         """
         ...
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
-        """Inspect a sandbox without renewing its lease; ended ones stay visible for a while.
+        """Inspect a sandbox without renewing its lease. Ended sandboxes stay visible for a while.
 
         Raises:
             SandboxNotFoundError: No such sandbox.
@@ -306,9 +307,9 @@ class SandboxPool(Protocol):
         ...
 
     async def stop(self, id: str, *, tenant: str | None = None) -> None:
-        """Stop a sandbox and wait until it is fully removed; idempotent, also for an unknown id."""
+        """Stop a sandbox and wait until it is fully removed; idempotent. An unknown id is no error."""
         ...
 
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
-        """Yield the kept events after number `after`, then new ones as they happen."""
+        """Yield the stored events after number `after`, then new events when they happen."""
         ...

@@ -27,24 +27,24 @@ class Engine(Protocol):
         Args:
             prompt_ids: The whole prompt.
             params: Sampling parameters.
-            session: Id of the episode; its later prompts usually begin with this one and its completion, so an engine
-                may keep its KV cache. It must compare prefixes, as a chat template may rewrite history.
+            session: Id of the episode. Its later prompts usually begin with this prompt and its completion, so the
+                engine may keep the KV cache. It must compare prefixes, because a chat template may rewrite history.
         """
         ...
 
     def forget(self, session: str) -> None:
-        """Drop the cache of `session`."""
+        """Drop the KV cache of `session`."""
         ...
 
 
 class WeightSink(Protocol):
-    """Receives new weights, between completions."""
+    """Receives new weights between completions."""
 
     async def load(self, weights: Weights) -> None: ...
 
 
 class Renderer(Protocol):
-    """Converts text to tokens and back, one turn at a time; sampled tokens are never re-encoded within a sample."""
+    """Converts text to tokens and back, one turn at a time. Within a sample, sampled tokens are never encoded again."""
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class Renderer(Protocol):
         ...
 
     def action(self, token_ids: Sequence[int]) -> str:
-        """Return the text that the environment gets for the completion `token_ids`."""
+        """Return the action to send to the environment for the completion `token_ids`."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -73,7 +73,7 @@ class Renderer(Protocol):
         ...
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens of a completion that gives `answer`."""
+        """Return the tokens of a completion whose action is `answer`."""
         ...
 
 
@@ -89,7 +89,7 @@ class Trainer(Protocol):
         ...
 
     def publish(self) -> Weights:
-        """Write the current weights where an engine can read them, unless it copies them from the trainer's model."""
+        """Write the current weights for the engine, unless it copies them from the trainer's model."""
         ...
 
     def save(self, folder: str) -> None:
@@ -100,6 +100,6 @@ class Trainer(Protocol):
         """Restore the exact state of `save`.
 
         Raises:
-            UsageError: The folder does not hold a checkpoint of this policy and algorithm.
+            UsageError: The folder does not contain a checkpoint of this policy and algorithm.
         """
         ...

@@ -1,4 +1,4 @@
-"""The data that flows through envkit: frozen, slotted, plain, JSON-able and picklable."""
+"""Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
 from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord

@@ -1,4 +1,4 @@
-"""Data types between environments and players: tasks, observations and steps."""
+"""Data types that environments and players exchange: tasks, observations and steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Canonical text, equal for equal tasks."""
+        """Canonical text of the task; equal tasks have equal keys."""
         return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
 
 

@@ -1,7 +1,7 @@
-"""Records of episodes in files, one JSON object per line: readable text first, then token ids.
+"""Records of episodes in files: one JSON object per line, with readable text before token ids.
 
 Training runs and evaluations write the same records, and `envkit show` reads them. They are independent of
-`Trajectory` and its parts, which serve the trainer.
+`Trajectory`, which is the trainer's type.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
 
 FORMAT = 1
-"""Version of the format; increased when older readers would misread a line."""
+"""Version of the format. Increase it when older readers would misread a line."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt and completion of one turn. N prompt tokens, M completion tokens.
+    """Prompt (N tokens) and completion (M tokens) of one turn.
 
     Attributes:
-        prompt: The tokens since the last completion as text, special tokens included.
-        completion: The sampled tokens as text, special tokens included.
+        prompt: The tokens since the last completion as text, including special tokens.
+        completion: The sampled tokens as text, including special tokens.
         finish: Why the completion ended.
-        prompt_ids: The tokens behind `prompt` [N].
-        completion_ids: The tokens behind `completion` [M].
-        logprobs: Their log-probabilities in nats [M]; None where not finite.
+        prompt_ids: The token ids of `prompt` [N].
+        completion_ids: The token ids of `completion` [M].
+        logprobs: Log-probabilities of the completion's tokens in nats [M]; None where not finite.
         versions: Policy version of the completion, as ranges of (version, number of tokens) in order.
         seconds: Duration of the generation.
         usage: Prompt and completion tokens as counted by an endpoint that does not return their ids; otherwise None.
@@ -46,7 +46,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One action and the environment's answer.
+    """One action and the environment's response.
 
     Attributes:
         generation: The language model's prompt and completion; None for other players.
@@ -68,7 +68,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, action: str, step: Step | None, generation: GenerationRecord | None = None, seconds: float | None = None
     ) -> Self:
-        """Return the record of a turn; `step` is None if the environment did not answer."""
+        """Return the record of a turn; `step` is None if the environment did not respond."""
         made = cls(generation=generation, action=action, seconds=seconds)
         if step is None:
             return made
@@ -86,7 +86,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         index: Number of the task in its train step or evaluation, from 0.
         member: Number of the attempt at the task, from 0.
         train_step: Its train step; None in an evaluation.
-        valid: False if infrastructure failed, so that the episode is no evidence about the policy.
+        valid: False if infrastructure failed, so that the episode says nothing about the policy.
         stop: Why it ended.
         error: One line if it is not valid, otherwise None.
         reward: Sum of the rewards; None if not finite.
@@ -152,7 +152,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the metric ``success`` is positive; without that metric, whether the reward is."""
+        """Whether the metric ``success`` is positive, or without this metric, whether the reward is positive."""
         if not self.valid:
             return False
         success = self.metrics.get("success", float((self.reward or 0.0) > 0))

@@ -29,30 +29,30 @@ FileUser: TypeAlias = Literal["agent", "grader"]
 class SandboxSpec:
     """Spec of a sandbox.
 
-    A limit of None means the backend's default (1,024 MiB of memory, 256 processes, 256 MiB per writable place, all
+    A limit of None means the backend's default (1,024 MiB of memory, 256 processes, 256 MiB per writable folder, all
     CPUs) if this machine can enforce it, and no limit otherwise. An explicit limit that cannot be enforced is refused.
 
     Attributes:
-        command: Program that runs in it as the agent; the sandbox ends with it. The folder for its sockets is
-            ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves `Sandbox.exec`.
-        image: Image with its files; None for the backend's default.
-        env: Environment variables of all its programs; none are inherited from the host.
+        command: Program that runs in the sandbox as the agent. When it ends, the sandbox ends. It creates its sockets
+            in the folder ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves `Sandbox.exec`.
+        image: Image with the sandbox's files; None for the backend's default.
+        env: Environment variables of all its programs. The host's variables are not inherited.
         cpus: CPU limit, such as 0.5.
-        memory_mib: Memory limit of all its programs together, MiB.
+        memory_mib: Memory limit of all its programs together, in MiB.
         pids: Limit on processes and threads.
-        disk_mib: Disk limit, MiB for each writable place.
-        network: ``"none"``; ``"open"``; or an allowlist of host names, reached through a proxy.
+        disk_mib: Disk limit of each writable folder, in MiB.
+        network: ``"none"``, ``"open"``, or an allowlist of host names, which are reached through a proxy.
         profile: ``"strict"``, or ``"system"`` for tasks that need root and a writable root file system.
-        views: Read-only mounts of host files and folders, as absolute host path and path inside, such as
-            ``(("/srv/levels", "/data"),)``. Not for remote sandboxes.
+        views: Read-only mounts of host files and folders: pairs of an absolute host path and the path in the sandbox,
+            such as ``(("/srv/levels", "/data"),)``. Not supported by remote sandboxes.
         runtime: Docker runtime, such as ``"runsc"``; None for Docker's default.
-        untrusted: Whether the code inside may be hostile; refused if the backend cannot contain it.
-        ttl_s: Seconds after which it ends itself, even without its server; None for never.
-        detached: Whether it outlives the process that started it.
+        untrusted: Whether the code inside may be hostile. If so, backends that cannot contain it refuse to start.
+        ttl_s: Seconds after which the sandbox ends itself, even if its server is gone; None for never.
+        detached: Whether the sandbox outlives the process that started it.
         orphan_ttl_s: Seconds without a connection after which a detached sandbox ends itself; None for never.
-        start_timeout_s: Timeout of its start in seconds.
-        ledger: Id of the ledger that records a detached sandbox; the next owner of that ledger may end it. Empty for
-            none.
+        start_timeout_s: Timeout of the start in seconds.
+        ledger: Id of the ledger that records a detached sandbox. The next owner of the ledger may end the sandbox.
+            Empty if no ledger records it.
     """
 
     command: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def is_host(text: str) -> bool:
 
 
 def why_no_network(network: str | tuple[str, ...]) -> str | None:
-    """Return in one line why this value of `SandboxSpec.network` is invalid; None if it is valid."""
+    """Return why this value of `SandboxSpec.network` is invalid, in one line; None if it is valid."""
     if isinstance(network, str):
         known = network in ("none", "open")
         return None if known else f"network={network!r} is invalid: use 'none', 'open' or a tuple of hosts"
@@ -95,15 +95,15 @@ class SandboxState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
-    """Warm: it answers and has no lease."""
+    """The sandbox is warm: it answers and has no lease."""
     LEASED = "leased"
-    """It has a lease."""
+    """The sandbox has a lease."""
     SUSPECT = "suspect"
-    """It has missed its heartbeat."""
+    """The sandbox has missed its heartbeat."""
     LOST = "lost"
-    """It was healthy and ended unexpectedly."""
+    """The sandbox was healthy and ended unexpectedly."""
     STOPPED = "stopped"
-    """It was stopped, or never became healthy."""
+    """The sandbox was stopped, or never became healthy."""
 
 
 class CauseKind(StrEnum):
@@ -112,40 +112,40 @@ class CauseKind(StrEnum):
     EXITED = "exited"
     """Process 1 exited with a code: its own, or that of the sandbox's command."""
     KILLED = "killed"
-    """A signal or an operator killed it or its command."""
+    """A signal or an operator killed the sandbox or its command."""
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
-    """It exceeded its disk limit, or the host's disk is nearly full."""
+    """The sandbox exceeded its disk limit, or the host's disk is nearly full."""
     UNRESPONSIVE = "unresponsive"
-    """It did not answer in time; it may hang or be paused."""
+    """The sandbox did not answer in time; it may hang or be paused."""
     PROTOCOL_ERROR = "protocol_error"
-    """Its agent sent or received an invalid message."""
+    """The sandbox's agent sent or received an invalid message."""
     STOPPED = "stopped"
-    """Its user or an operator stopped it."""
+    """The user or an operator stopped the sandbox."""
     EXPIRED = "expired"
-    """Its time to live passed."""
+    """The sandbox's time to live passed."""
     ORPHANED = "orphaned"
-    """It had no connection for too long."""
+    """The sandbox had no connection for too long."""
     NODE_LOST = "node_lost"
-    """Its node is gone or unreachable."""
+    """The sandbox's node is gone or unreachable."""
     BACKEND_LOST = "backend_lost"
-    """The daemon or server that runs it does not know it or does not answer."""
+    """The daemon or server that runs the sandbox does not answer, or does not know the sandbox."""
     IMAGE_UNUSABLE = "image_unusable"
-    """Its image lacks Python."""
+    """The image lacks Python."""
     START_FAILED = "start_failed"
-    """It did not become ready, for any other reason."""
+    """The sandbox did not become ready, for any other reason."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a sandbox's end or failed start. `str` returns the line for people.
+    """Cause of a sandbox's end or failed start. ``str(cause)`` is a one-line message.
 
     Attributes:
         kind: The kind, for programs.
-        detail: One line for people.
-        by_agent: Whether the code in the sandbox ended it: it hit its own limit (memory, disk), or its command
-            exited. False if uncertain, as for every signal, which may come from outside.
+        detail: One-line description.
+        by_agent: Whether the code in the sandbox ended it: the code exceeded a limit of the sandbox (memory, disk), or
+            the command exited. False if uncertain, as for every signal, because signals may come from outside.
     """
 
     kind: CauseKind
@@ -174,9 +174,9 @@ class Cause:
 
 
 class Phase(NamedTuple):
-    """One entry of a sandbox's history: a state, its start (seconds since 1970, UTC), and the reason.
+    """One entry of a sandbox's history: a state, when it began (seconds since 1970), and the reason.
 
-    `cause` is set if the sandbox has ended; `reason` is then its detail.
+    If the sandbox has ended, `cause` is set and `reason` is the detail of the cause.
     """
 
     state: SandboxState
@@ -193,7 +193,7 @@ class SandboxView:
         id: Its id in the pool.
         backend_id: Its id at the backend; empty until it has started.
         node: Name of its node; empty until it is placed.
-        tenant: The tenant that holds it; empty for none.
+        tenant: Name of its tenant; empty if it has no tenant.
         spec: Its spec.
         phases: Its history, oldest first; the last phase is the current one.
         expires_at_s: When its lease expires unless it is used, in seconds since 1970; None for never.
@@ -217,12 +217,12 @@ class PoolEvent:
     """An event of a pool.
 
     Attributes:
-        number: Counts from 1 without gaps during the life of the process.
+        number: Number of the event, counted from 1 without gaps since the process started.
         at_s: Time in seconds since 1970.
         kind: ``"state"`` for a change of state; otherwise the kind of alert, such as ``"memory"``.
-        sandbox_id: Id of the sandbox; empty if the event is not about a single one.
-        tenant: The tenant that holds it; empty for none.
-        text: One line for people: the reason, or the value and its limit.
+        sandbox_id: Id of the sandbox; empty if the event is not about a single sandbox.
+        tenant: Name of its tenant; empty if it has no tenant.
+        text: One-line message: the reason, or the value and its limit.
         state: The new state, if `kind` is ``"state"``.
         cause: The cause, if the sandbox ended.
     """
@@ -243,13 +243,13 @@ class ExecResult:
 
     Attributes:
         exit_code: Its exit code, negative for a signal; None after a timeout.
-        stdout_bytes: Its raw output; only the end if `truncated_bytes` is positive.
-        stderr_bytes: The same for stderr.
-        timed_out: Whether it was stopped by the timeout.
+        stdout_bytes: Its raw standard output; only the end of it if `truncated_bytes` is positive.
+        stderr_bytes: Its raw standard error; only the end of it if `truncated_bytes` is positive.
+        timed_out: Whether the timeout stopped it.
         truncated_bytes: Number of bytes dropped from the front of both outputs together.
         duration_s: Duration in seconds.
-        is_shell_lost: Whether its shell was lost with its variables and working directory; the next command starts a
-            new one.
+        is_shell_lost: Whether its shell was lost, with variables and working directory. The next command starts a new
+            shell.
         is_out_of_memory: Whether one of its processes was killed for lack of memory.
     """
 

@@ -1,7 +1,7 @@
-"""Data types between engine, rollout and trainer.
+"""Data types that engine, rollout and trainer exchange.
 
-Axes: B samples, L tokens, T turns, G siblings. Tokens are append-only: the prompt of a turn begins with everything
-before it, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
+Axes: B samples, L tokens, T turns, G siblings. Tokens are append-only: the prompt of a turn begins with all earlier
+tokens of the sample, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class SamplingParams:
 
     Attributes:
         temperature: Divides the logits; 0 is greedy.
-        top_p: Keeps the smallest set of tokens whose probability reaches this, in (0, 1].
-        top_k: Keeps this many likeliest tokens; 0 keeps all.
+        top_p: In (0, 1]; samples from the smallest set of most likely tokens whose total probability reaches `top_p`.
+        top_k: Samples from the `top_k` most likely tokens; 0 means all tokens.
         max_tokens: Maximum length of the completion in tokens.
         stop: Token ids that end the completion, and are part of it.
-        seed: With prompt, weights and parameters it determines the completion.
+        seed: Seed; together with prompt, weights and parameters it determines the completion.
     """
 
     temperature: float = 1.0
@@ -68,7 +68,8 @@ class Turn:
     """One completion and its step.
 
     Attributes:
-        new_ids: Tokens since the last completion (observation and its frame); the whole prompt if `starts_sample`.
+        new_ids: Tokens since the last completion (the observation and the template's text around it), or the whole
+            prompt if `starts_sample`.
         completion: The policy's completion.
         action: The text sent to the environment.
         step: The environment's answer; None if the episode was cut off before it.
@@ -117,9 +118,9 @@ class StopReason(StrEnum):
     """Why an episode ended."""
 
     TERMINATED = "terminated"
-    """The environment ended it."""
+    """The environment ended the episode."""
     TRUNCATED = "truncated"
-    """The environment's own limit was reached."""
+    """A limit of the environment was reached."""
     MAX_TURNS = "max_turns"
     """The caller's turn limit was reached."""
     MAX_TOKENS = "max_tokens"
@@ -129,13 +130,13 @@ class StopReason(StrEnum):
     ENV_ERROR = "env_error"
     """The environment raised."""
     SANDBOX_LOST = "sandbox_lost"
-    """Its sandbox was lost; the episode is void."""
+    """The sandbox was lost; the episode is void."""
     NO_COMPLETION = "no_completion"
     """The model's endpoint did not answer after all retries; the episode is void."""
 
     @property
     def is_void(self) -> bool:
-        """Whether the episode is no evidence about the policy, and must not be trained on."""
+        """Whether the episode says nothing about the policy, so that training must not use it."""
         return self in (
             StopReason.TIMEOUT,
             StopReason.ENV_ERROR,
@@ -173,7 +174,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one task, whose rewards are compared [G]."""
+    """The episodes of one task [G], whose rewards are compared with each other."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
@@ -209,9 +210,9 @@ class Weights:
     """A version of the policy's weights.
 
     Attributes:
-        version: Number of train steps that produced them.
-        location: Path of a folder or safetensors file for the engine; empty if it copies them from the trainer's model
-            in the same process.
+        version: Number of train steps so far.
+        location: Path of a folder or safetensors file for the engine; empty if the engine copies the weights from the
+            trainer's model in the same process.
     """
 
     version: int

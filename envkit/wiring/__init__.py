@@ -1,1 +1,1 @@
-"""Config in, objects out: the only package that knows environments, sandboxes and training at once."""
+"""Creates objects from configuration. Only this package combines environments, sandboxes and training."""

@@ -1,4 +1,4 @@
-"""Registration of the built-in environments, also for a checkout without installed entry points."""
+"""Registration of the built-in environments, even in a checkout without installed entry points."""
 
 from __future__ import annotations
 

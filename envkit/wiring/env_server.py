@@ -1,9 +1,9 @@
 """A server that runs environments in slots of its own process, on a host or in a sandbox.
 
 In a sandbox it runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops
-on SIGTERM and at the end of its standard input, a pipe or socket that its parent holds open. A thread answers each
-connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte: a heartbeat of the process, even
-while an environment blocks the event loop. The caller outside enforces the timeout of a step.
+on SIGTERM, or when its parent closes the pipe or socket of its standard input. A thread answers each connection to a
+second socket (``env.heartbeat`` beside ``env.sock``) with one byte. This heartbeat works even while an environment
+blocks the event loop. The server does not enforce the timeout of a step; its caller does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def serve_envs(
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session is broken.
         on_ready: Called once with the address, when the server accepts requests.
-        lazy: Start faster: build the OpenAPI application at its first request.
+        lazy: Whether to build the OpenAPI application at its first request, so that the server starts faster.
         sends_traces: Send callers the tracebacks of environments.
 
     Raises:
@@ -71,7 +71,7 @@ async def serve_envs(
 
 
 async def serve_inside(path: str, capacity: int) -> None:
-    """Serve on the Unix socket `path` until stopped by a signal or by the end of the parent.
+    """Serve on the Unix socket `path` until a signal arrives or the parent process ends.
 
     Raises:
         UsageError: The path cannot be used.
@@ -88,7 +88,7 @@ async def serve_inside(path: str, capacity: int) -> None:
                 lazy=True,
                 sends_traces=True,  # send traces to the parent process, which decides what its callers get
             )
-        except UsageError as error:  # raised below, outside of the task group
+        except UsageError as error:  # raised again below, because the task group would wrap it
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:

@@ -41,15 +41,15 @@ def find(env_id: str) -> EnvSpec:
 def make(
     env_id: str, *, url: str | None = None, token: str | None = None, ca: Path | str | None = None, **options: Any
 ) -> gymnasium.Env[Any, Any]:
-    """Create an environment: text in, text out, unless its options select another form.
+    """Create an environment. Observations and actions are text, unless the options select another form.
 
     Args:
         env_id: Registered id, such as ``"Sokoban-v0"``.
         url: Address of an `envkit serve` that plays the episodes.
         token: Token for that server; default: the variable ``ENVKIT_TOKEN``.
         ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
-        options: Defaults of every episode, which ``reset(options=...)`` overrides. Local environments may accept more,
-            such as ``render_mode``; board games also ``observation="grid"`` and ``action="index"``.
+        options: Default options of every episode; ``reset(options=...)`` overrides them. Local environments may accept
+            more options, such as ``render_mode``; board games accept ``observation="grid"`` and ``action="index"``.
 
     Raises:
         UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.
@@ -66,7 +66,7 @@ def make(
 
 
 def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Create an environment in this process; `options` may have any names. Otherwise as `make`."""
+    """Create an environment in this process, as `make` does. Options may have any names, such as ``url``."""
     env = open_env(env_id, **options)
     if isinstance(env, AsyncEnv):
         return BlockingEnv(env_id, partial(_one_slot, env), options)
@@ -89,8 +89,8 @@ def make_vec(
     Args:
         env_id: Registered id.
         num_envs: Number of copies.
-        mode: ``"native"``: all at once in NumPy, if the environment supports it; ``"sync"``: one after another in this
-            process; ``"async"``: each in its own process. None: native if supported, otherwise sync.
+        mode: ``"native"``: all copies together in NumPy, if the environment supports it. ``"sync"``: one after another
+            in this process. ``"async"``: each in a separate process. None: native if supported, otherwise sync.
         autoreset: When a finished copy restarts: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
         url: As in `make`; served environments have no native mode.
         token: As in `make`.
@@ -130,10 +130,11 @@ def make_vec(
 def _in_processes(
     copies: Sequence[Callable[[], gymnasium.Env[Any, Any]]], autoreset: AutoresetMode
 ) -> AsyncVectorEnv[Any, Any]:
-    """Run each copy in its own process.
+    """Run each copy in a separate process.
 
-    Without shared memory, which text cannot use, Gymnasium's workers forget at a reset that an episode had ended: the
-    next step starts another episode and loses the action. Therefore the copies restart themselves.
+    Text cannot use shared memory, and without shared memory Gymnasium's workers have a bug: a reset does not clear the
+    mark that an episode has ended, so the next step starts another episode and loses the action. Therefore the copies
+    restart themselves.
     """
     restarts = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
@@ -146,7 +147,7 @@ def _in_processes(
 
 
 class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A copy that plays in its own process.
+    """A copy of an environment that plays in a separate process.
 
     Args:
         env: The environment.
@@ -180,8 +181,8 @@ class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _CarriedError(Exception):
     """Carries an envkit error out of a worker process.
 
-    Gymnasium re-raises an error there as ``type(error)(error)``, but most envkit errors take other arguments. Created
-    from another `_CarriedError`, this class returns the error that it carries.
+    Gymnasium re-raises the worker's error in this process as ``type(error)(error)``, but most envkit errors take other
+    arguments. If the argument is a `_CarriedError`, this class returns the error that it carries.
     """
 
     def __new__(cls, carried: Exception) -> Any:
@@ -260,8 +261,8 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 
     Args:
         capacity: Number of concurrent episodes.
-        options: Options for creating every environment, in addition to those of its tasks; for environments that
-            accept some options only at creation.
+        options: Options with which every environment is created, in addition to those of its tasks. Needed for options
+            that an environment accepts only at creation.
     """
 
     def open_attributed(env_id: str) -> AnyEnv:
@@ -275,7 +276,8 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 def attributed(env_id: str, call: str) -> Iterator[None]:
     """Convert an exception of the block to an `EnvError` of the environment; see `env_error`.
 
-    A missing package of an envkit extra stays an `ImportError`, which is reported with the command that installs it.
+    If a package of an envkit extra is missing, the error stays an `ImportError`, whose report names the command that
+    installs the extra.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """Wrappers for text environments: each is a ``gymnasium.Wrapper`` for any text ``gymnasium.Env``.
 
-They do not repeat Gymnasium's own (``TimeLimit``, ``TransformObservation``, ``TransformReward``,
+They do not duplicate the wrappers of Gymnasium (``TimeLimit``, ``TransformObservation``, ``TransformReward``,
 ``RecordEpisodeStatistics``).
 """
 

@@ -1,4 +1,4 @@
-"""Wrappers for the format of answers: strict parsing, and a penalty."""
+"""Wrappers for the format of answers: strict parsing, and a penalty for invalid answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _THOUGHT = ["<think>", "</think>"]
 class FormatPenalty(TextWrapper):
     """Subtracts `penalty` from the reward of an invalid answer (``info["action_is_valid"]`` is false).
 
-    Adds the metric ``format_penalty`` (mean): the subtracted amount.
+    Adds the metric ``format_penalty`` (mean), which is the subtracted amount.
 
     Args:
         env: A text environment that reports ``action_is_valid``.
-        penalty: At least 0.
+        penalty: Amount to subtract, at least 0.
         ends_episode: Whether an invalid answer also terminates the episode (GEM's rule).
     """
 
@@ -40,14 +40,13 @@ class FormatPenalty(TextWrapper):
 
 
 class StrictAnswer(TextWrapper):
-    """Passes on a reply only if it is exactly ``<answer>...</answer>``; any other reply becomes empty.
+    """Passes a reply to the environment only if it is exactly ``<answer>...</answer>``. Other replies become empty.
 
-    Environments themselves are lenient: they accept an answer anywhere in a reply. Adds the metric ``format_is_valid``
-    (mean).
+    Without this wrapper, environments accept an answer anywhere in a reply. Adds the metric ``format_is_valid`` (mean).
 
     Args:
         env: A text environment.
-        think: Whether ``<think>...</think>`` must precede the answer; the environment gets the answer alone.
+        think: Whether ``<think>...</think>`` must precede the answer. The environment gets only the answer.
     """
 
     def __init__(self, env: TextEnv, *, think: bool = False) -> None:
@@ -61,14 +60,14 @@ class StrictAnswer(TextWrapper):
 
 
 def strict_answer(reply: str, *, think: bool) -> str | None:
-    """Return the ``<answer>...</answer>`` that `reply` consists of; None if it has another form.
+    """Return the ``<answer>...</answer>`` part of `reply`; None if `reply` has any other form.
 
-    Whitespace around the parts is allowed, and tags are case-insensitive. Takes one pass over the text.
+    Whitespace around the tags is allowed, and tags are case-insensitive. Reads the text only once.
     """
     tags = [(found[0].lower(), found.start(), found.end()) for found in islice(_TAGS.finditer(reply), 5)]
     if [tag for tag, _, _ in tags] != (_THOUGHT if think else []) + ["<answer>", "</answer>"]:
         return None
-    # Only whitespace is allowed outside the pairs.
+    # Only whitespace is allowed outside the pairs of tags.
     ends = [0, *(end for _, _, end in tags[1::2])]
     starts = [*(start for _, start, _ in tags[::2]), len(reply)]
     if any(reply[end:start].strip() for end, start in zip(ends, starts, strict=True)):

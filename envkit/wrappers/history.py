@@ -1,4 +1,4 @@
-"""History: observations that contain the episode so far, for policies that see one observation at a time."""
+"""History wrapper: each observation contains the episode so far, for policies that see only one observation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envkit.spaces import Utf8Text
 from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper, longest_text
 
 PARSED_ACTION = "parsed_action"
-"""Key in ``info`` for the used part of a reply, if not all of it was used (as in GEM)."""
+"""Key in ``info`` for the part of a reply that was used, if not the whole reply was used (as in GEM)."""
 
 _LONGEST = 1 << 20
 
@@ -22,8 +22,8 @@ class EpisodeHistory(NamedTuple):
 
     Attributes:
         first: The first observation, which contains the rules.
-        omitted: Number of turns between that and the first of `turns`.
-        turns: Reply and observation of each turn, oldest first.
+        omitted: Number of turns that are omitted between `first` and `turns`.
+        turns: Reply and observation of each remaining turn, oldest first.
     """
 
     first: str
@@ -49,7 +49,7 @@ class chat:  # noqa: N801 - a style like the others, which are functions
     """Style that renders a chat: observations are the user's messages, replies the assistant's.
 
     Args:
-        render: Converts messages, ``{"role": ..., "content": ...}`` each, to the prompt. For transformers' tokenizers:
+        render: Converts a list of ``{"role": ..., "content": ...}`` to the prompt. For transformers' tokenizers:
             ``functools.partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)``.
     """
 
@@ -67,18 +67,19 @@ class chat:  # noqa: N801 - a style like the others, which are functions
 class History(TextWrapper):
     """Replaces each observation by the episode so far, as `style` formats it.
 
-    It always contains the first observation, which has the rules, and the last `limit` turns, or fewer if the text
-    would exceed the observation space; a line then gives the number of omitted turns. A reply longer than a quarter of
-    the space is cut. If ``info["parsed_action"]`` gives the used part of a reply, only that is kept.
+    The new observation contains the first observation, which has the rules, and the last `limit` turns. If the text
+    would exceed the observation space, it contains fewer turns. A line gives the number of omitted turns. A reply that
+    is longer than a quarter of the space is cut. If ``info["parsed_action"]`` gives the part of a reply that was used,
+    the history contains only this part.
 
     Args:
         env: A text environment.
         style: `observations`, `transcript`, `chat`, or any function of an `EpisodeHistory`.
-        limit: Number of turns to show, at least 1; None for all.
+        limit: Maximum number of turns to show, at least 1; None for all.
 
     Raises:
-        UsageError: `limit` is below 1, or `style` is not a style; or, at a reset or step, the style returns no text, or
-            too much even for one turn.
+        UsageError: `limit` is below 1, or `style` is not a style. Raised by a reset or step if the style returns no
+            text, or a text that is too long even for one turn.
     """
 
     def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:
@@ -108,7 +109,7 @@ class History(TextWrapper):
         return self._write(), reward, terminated, truncated, info
 
     def _shortened(self, reply: str) -> str:
-        """Return a reply, cut so that it always fits beside an observation."""
+        """Return a reply, cut so that it always fits together with an observation."""
         most = self._longest // 4
         return reply if len(reply) <= most else f"{reply[:most]} [{len(reply) - most:,} more characters are cut]"
 

@@ -12,8 +12,8 @@ class EpisodeStatistics(TextWrapper):
     """Adds ``info["episode"]`` to the last step: statistics of the whole episode.
 
     It contains ``r`` (sum of the rewards), ``l`` (number of steps) and each metric of the environment, aggregated as
-    declared: mean, last or sum. The keys are those of Gymnasium's ``RecordEpisodeStatistics``, which adds the time; put
-    that one inside this one.
+    declared: mean, last or sum. Gymnasium's ``RecordEpisodeStatistics`` uses the same keys and adds the time. To use
+    both, wrap it in this wrapper.
     """
 
     def __init__(self, env: TextEnv) -> None:

@@ -1,4 +1,4 @@
-"""Tools: replies that call a calculator, a search or a sandbox instead of the environment, within a budget."""
+"""Tools wrapper: a reply can call a tool, such as a calculator, a search or a sandbox, within a budget."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ToolResult(NamedTuple):
 
     Attributes:
         output: The observation for the policy.
-        used: The used part of the reply: up to the end of the call. Text after the call was written without its result,
-            and does not belong in a history.
-        is_error: Whether it failed.
+        used: The part of the reply up to the end of the call. Text after the call was written without knowing the
+            result, and does not belong in a history.
+        is_error: Whether the call failed.
     """
 
     output: str
@@ -34,36 +34,36 @@ class Tool(Protocol):
 
     Attributes:
         name: Its name in ``info``.
-        instructions: Its instructions for the policy.
+        instructions: Text that tells the policy how to call the tool.
     """
 
     name: str
     instructions: str
 
     def run(self, reply: str) -> ToolResult | None:
-        """Run the call in `reply`; None if it has no call. The tool must set its own timeouts."""
+        """Run the call in `reply`; return None if there is no call. The tool must enforce its own timeouts."""
         ...
 
 
 class ToolUse(TextWrapper):
-    """Runs the tool that a reply calls, in a turn of its own: the observation is the tool's output.
+    """Runs the tool that a reply calls. The call takes one turn, and the observation is the tool's output.
 
-    All other replies go to the environment, as do all replies once the budget is spent; each output states the rest of
-    the budget. An exception of a tool is an observation, too. ``info`` counts ``tool_uses`` and ``tool_errors`` of the
-    episode, and ``tool_uses_NAME`` for each tool; all are metrics (last).
+    All other replies go to the environment. When the budget is spent, all replies do. Each output states how many calls
+    remain. If a tool raises, the error message is the observation. ``info`` contains the counts ``tool_uses``,
+    ``tool_errors`` and, for each tool, ``tool_uses_NAME``; all are metrics (last).
 
     Args:
         env: A text environment.
-        tools: The tools, tried in this order; the first one that the reply calls is run.
+        tools: The tools, in order; if a reply calls several, the first of them is run.
         max_uses: Budget per episode, at least 1.
         reward: Reward of a turn with a successful tool call.
         error_reward: Reward of a turn with a failed tool call.
         instructions: Whether to append the tools' instructions to the first observation.
-        max_output: Maximum characters of an output, which is cut.
+        max_output: Maximum characters of an output; longer outputs are cut.
 
     Raises:
-        UsageError: No tools, an incomplete tool, a duplicate name, or a limit below 1; or, at a step, a tool returns
-            anything but a `ToolResult` of text or None.
+        UsageError: There are no tools, a tool is incomplete, a name is duplicate, or a limit is below 1. Raised by a
+            step if a tool returns anything but None or a `ToolResult` with text.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Base of the wrappers: tracks whether an episode is running, and declares metrics."""
+"""Base class of the wrappers: tracks whether an episode is running, and declares metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     Args:
         env: The environment, or a wrapper of it.
-        metrics: Metrics that this wrapper adds to ``info``, and how each is aggregated over an episode.
+        metrics: Metrics that this wrapper adds to ``info``, with their aggregations over an episode.
         arguments: The wrapper's own arguments, so that Gymnasium can recreate it from a spec.
 
     Raises:
@@ -54,16 +54,16 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return step
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the result of `reset`, from that of the environment."""
+        """Return the result of `reset`, given the result of the environment's `reset`."""
         return observation, info
 
     def _played(self, action: str) -> TextStep:
-        """Return the result of `step`."""
+        """Return the result of `step`, given the result of the environment's `step`."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward), terminated, truncated, info
 
 
 def longest_text(env: TextEnv) -> int:
-    """Return the maximum length in characters of an observation of `env`, a text environment."""
+    """Return the maximum length of an observation of the text environment `env`, in characters."""
     assert isinstance(env.observation_space, (Utf8Text, gymnasium.spaces.Text))
     return env.observation_space.max_length

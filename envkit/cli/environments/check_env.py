@@ -1,4 +1,4 @@
-"""``envkit check-env``: check that an environment keeps the contract of training and serving."""
+"""``envkit check-env``: check that an environment obeys the contract on which training and serving rely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded episodes as text for people: a heading per episode, then its turns, small boards side by side."""
+"""Recorded episodes as text: a heading per episode, then its turns. Small boards are printed side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
-"""Widest turn, in columns, that is printed beside others."""
+"""Maximum width, in columns, of turns that are printed side by side."""
 _GAP = "   "
 _INDENT = "  "
 _ANSWER = re.compile("<answer>([^<>]*)</answer>")
@@ -27,7 +27,7 @@ _Block = Sequence[Text]
 
 
 class EpisodePage:
-    """Writes episodes to `stream`: colours and wrapped lines on a terminal, plain whole lines elsewhere.
+    """Writes episodes to `stream`, with colours and wrapped lines if it is a terminal.
 
     Args:
         stream: The output.
@@ -39,7 +39,7 @@ class EpisodePage:
         self._prompts = prompts
 
     def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
-        """Write the title, then the environments of `episodes`."""
+        """Write the title and the environments of `episodes`."""
         self._write(Text(title, style="bold"))
         for env in sorted({_env(one) for one in episodes}):
             self._write(Text(env, style="dim"))
@@ -50,7 +50,7 @@ class EpisodePage:
         self._write(Text(text, style="dim"))
 
     def episode(self, episode: EpisodeRecord, number: int) -> None:
-        """Write one episode, which has the number `number` in its file."""
+        """Write one episode; `number` is its line in the file, from 1."""
         verdict = _verdict(episode)
         task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
         self._console.print()
@@ -140,13 +140,13 @@ def _facts(episode: EpisodeRecord) -> Iterator[str]:
 
 
 def _action(turn: TurnRecord) -> str:
-    """Return the action; a valid answer loses the tags around it."""
+    """Return the action; a valid answer is shown without its tags."""
     answer = _ANSWER.fullmatch(turn.action)
     return turn.action if answer is None or turn.info.get("action_is_valid") is not True else answer[1]
 
 
 def _notes(turn: TurnRecord) -> Iterator[str]:
-    """Yield what is unusual about a turn."""
+    """Yield notes on everything that is unusual about a turn."""
     if turn.observation is None:
         yield "no answer"
     elif turn.reward != 0:
@@ -175,7 +175,7 @@ def _text(text: str, style: str = "") -> list[Text]:
 
 
 def _plain(text: str) -> list[str]:
-    """Return the lines of `text`, with control characters escaped so that they cannot control the terminal."""
+    """Return the lines of `text`, with control characters escaped, so that the text cannot control the terminal."""
     lines = text.removesuffix("\n").split("\n")
     return ["".join(map(_visible, line.expandtabs(4))) for line in lines]
 

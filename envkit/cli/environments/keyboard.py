@@ -1,4 +1,4 @@
-"""Keys of a terminal, one at a time. The terminal's mode is restored at the end of the block, on errors too."""
+"""Reads single keys from a terminal. The terminal's mode is restored at the end of the block, even after an error."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ARROWS = {"A": UP, "B": DOWN, "C": RIGHT, "D": LEFT}
 _SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~])")
 _BEGINNING = re.compile(r"\x1b(?:[\[O][0-9;]*)?")
 _SEQUENCE_S = 0.05
-"""Seconds to wait for the rest of an escape sequence; without it, the key was Escape."""
+"""Seconds to wait for the rest of an escape sequence. If nothing follows, the key was Escape."""
 
 _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EVENT_SIGNALS = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPENDED}
 
 
 class Keyboard:
-    """Keys of the terminal `terminal`; `signals` is a pipe that holds one byte per received signal."""
+    """Keys of the terminal `terminal`; `signals` is a pipe that receives one byte per signal."""
 
     def __init__(self, terminal: int, signals: int) -> None:
         self._terminal = terminal
@@ -47,7 +47,7 @@ class Keyboard:
         self._typed = ""
 
     def next(self) -> str:
-        """Wait for a key or an event; returns the key's character or one of this module's names."""
+        """Wait for a key or an event. Return the key's character, or a constant of this module such as `END`."""
         while not self._typed:
             ready, _, _ = select.select([self._terminal, self._signals], [], [])
             if self._signals in ready:
@@ -65,7 +65,7 @@ class Keyboard:
         return _ARROWS.get(found[1], UNKNOWN)
 
     def take(self) -> None:
-        """Deliver each key at once and without echo."""
+        """Set the terminal's mode: keys arrive immediately and without echo."""
         tty.setcbreak(self._terminal, termios.TCSADRAIN)
 
     def give_back(self) -> None:
@@ -73,7 +73,7 @@ class Keyboard:
         termios.tcsetattr(self._terminal, termios.TCSAFLUSH, self._before)
 
     def suspend(self) -> None:
-        """Stop the program; returns after SIGCONT."""
+        """Suspend the program, and return after SIGCONT."""
         self.give_back()
         signal.raise_signal(signal.SIGSTOP)
         self.take()
@@ -95,8 +95,8 @@ class Keyboard:
 def keyboard(terminal: int) -> Iterator[Keyboard]:
     """Take over the keys of `terminal`.
 
-    Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the block ends in order.
-    Only for the main thread.
+    Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the block can restore the
+    terminal. Works only in the main thread.
     """
     with ExitStack() as undo:
         reader, writer = os.pipe()
@@ -119,4 +119,4 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the wakeup byte of the signal is enough."""
+    """Do nothing; the byte that the signal writes into the wakeup pipe is enough."""

@@ -29,7 +29,8 @@ def play(
 ) -> None:
     """Play an environment yourself.
 
-    On a terminal you play with keys; the last line lists them. Without a terminal, each line of the input is an action.
+    On a terminal you play with keys; the last line on the screen lists them. Without a terminal, each line of the input
+    is an action.
     """
     from envkit.wiring.evaluation.interactive import open_game
 
@@ -57,7 +58,7 @@ def _is_terminal() -> bool:
 
 
 def _play_lines(game: Game, seed: int) -> None:
-    """Play one episode; each line is an action, empty lines are skipped."""
+    """Play one episode. Each line of the input is an action; empty lines are skipped."""
     scene = game.begin(seed)
     typer.echo(scene.text)
     for line in _lines():
@@ -72,7 +73,7 @@ def _play_lines(game: Game, seed: int) -> None:
 
 
 def _lines() -> Iterable[str]:
-    """Yield the lines of the input; on a terminal, print a prompt before each."""
+    """Yield the lines of the input. On a terminal, print a prompt before each line."""
     prompt = "> " if _is_terminal() else ""
     typer.echo(prompt, nl=False)
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""A game on a terminal: draws the board in place and plays by keys."""
+"""A game on a terminal: redraws the board in place, and the player uses keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOVES = {
 }
 _ARROWS = set(_MOVES.values())
 _HOW_TO_ANSWER = re.compile(r" ?[^.\n]*<answer>.*?</answer>\.?")
-"""Matches the sentence of the rules that explains the answer format to a model."""
+"""Matches the sentence in the rules that explains the answer format for models."""
 _STYLES = {SOLVED: "bold green", LOST: "bold red", OUT_OF_MOVES: "bold yellow"}
 
 
@@ -32,7 +32,7 @@ def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> N
         game: What to play.
         seed: Seed of the first level.
         console: The terminal to draw on.
-        keys: Its keys.
+        keys: The keyboard of the terminal.
     """
     scene = game.begin(seed)
     notes = scene.notes
@@ -51,7 +51,7 @@ class _Screen:
         self._game = game
         self._console = console
         self._keys = keys
-        self._message = ""  # shown until the next key
+        self._message = ""  # shown until the next key press
         self._line: str | None = None  # the answer typed so far; None when no answer is being typed
         self._has_quit = False
 
@@ -99,7 +99,7 @@ class _Screen:
             self._message = "unknown key; the last line lists the keys"
 
     def _edited(self, line: str, key: str) -> str | None:
-        """Return the typed line after `key`; None when it is sent or cancelled."""
+        """Return the typed line after the key press `key`; None if this key sent or cancelled the line."""
         if key == keyboard.ENTER:
             if line.strip():
                 self._act(line)
@@ -125,7 +125,7 @@ class _Screen:
         return f"hint: {' or '.join(moves)}" if moves else "the expert finds no solution from here"
 
     def drawn(self) -> Group:
-        """Return the picture, cut to the terminal's height; the lines below the board are cut last."""
+        """Return the picture, cut to the terminal's height. The top is cut first, the lines below the board last."""
         width, height = self._console.size
         scene = self._game.scene
         head = [Text(f"{self._game.env_id}  seed {scene.seed}", style="bold")]
@@ -152,7 +152,7 @@ class _Screen:
         return Group(*lines)
 
     def _last_line(self, width: int) -> Text:
-        """Return the answer being typed, or the list of keys."""
+        """Return the answer that is being typed, or otherwise the list of keys."""
         if self._line is not None:
             return Text.assemble(": ", self._line[-max(1, width - 4) :], ("█", "blink"))
         return Text("  ".join(self._keys_now()), style="dim")
@@ -194,5 +194,5 @@ def _wrapped(text: str, console: Console) -> list[Text]:
 
 
 def _plain(text: str) -> Text:
-    """Return text of an environment without control characters, so that it cannot control the terminal."""
+    """Remove control characters from an environment's text, so that the text cannot control the terminal."""
     return Text("".join(one if one.isprintable() or one == "\n" else " " for one in text))

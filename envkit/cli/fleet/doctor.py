@@ -1,4 +1,4 @@
-"""``envkit doctor``: report what this machine can run and enforce."""
+"""``envkit doctor``: report which sandboxes and limits work on this machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Report what this machine can run and enforce.
+    """Report which sandboxes and limits work on this machine.
 
-    Starts sandboxes of each kind and runs a program in them; for what is missing, prints the command to type. Exits
-    with 1 only if no kind of sandbox works.
+    Starts sandboxes of each kind and runs a program in them. If something is missing, prints the command that fixes
+    it. Exits with 1 only if no kind of sandbox works.
     """
     from envkit import clock
     from envkit.wiring.sandboxes.doctor import examine

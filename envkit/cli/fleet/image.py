@@ -16,7 +16,10 @@ def build(
     base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Base image.")] = None,
     offline: Annotated[
         bool,
-        typer.Option("--offline", help="Use no network: local packages on the base of docker/base-from-debootstrap."),
+        typer.Option(
+            "--offline",
+            help="Use no network: install local packages on the base image of docker/base-from-debootstrap.",
+        ),
     ] = False,
     packages: Annotated[
         list[str] | None,

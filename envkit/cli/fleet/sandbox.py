@@ -34,13 +34,13 @@ Url = Annotated[
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File that holds the server's token; by default $ENVKIT_TOKEN is used."),
+    typer.Option(metavar="FILE", help="File that contains the server's token; by default $ENVKIT_TOKEN."),
 ]
 Ca = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="PEM file with the CA certificates to trust instead of the system's."),
 ]
-SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Id that run --detach printed; see envkit sandbox ls.")]
+SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Id printed by run --detach; see envkit sandbox ls.")]
 
 ServerUrl = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 
@@ -58,13 +58,15 @@ def run(
     image: Annotated[str | None, typer.Option(metavar="NAME", help="Image with the sandbox's files.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, metavar="COUNT", help="Limit on processor cores.")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on memory.")] = None,
-    pids: Annotated[int | None, typer.Option(min=1, metavar="COUNT", help="Limit on processes.")] = None,
-    disk_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on written data.")] = None,
+    pids: Annotated[int | None, typer.Option(min=1, metavar="COUNT", help="Limit on processes and threads.")] = None,
+    disk_mib: Annotated[
+        int | None, typer.Option(min=1, metavar="MIB", help="Limit on disk space, per writable folder.")
+    ] = None,
     network: Annotated[
         str, typer.Option(metavar="none|open|HOST,...", help="Network access; hosts are reached through a proxy.")
     ] = "none",
     profile: Annotated[
-        Literal["strict", "system"], typer.Option(help="system gives root and a writable root file system.")
+        Literal["strict", "system"], typer.Option(help="system: root and a writable root file system.")
     ] = "strict",
     runtime: Annotated[str | None, typer.Option(metavar="NAME", help="Docker runtime, such as runsc.")] = None,
     untrusted: Annotated[
@@ -74,13 +76,15 @@ def run(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an environment variable; repeatable.")
     ] = None,
     upload: Annotated[
-        list[str] | None, typer.Option(metavar="PATH[:NAME]", help="Copy a file or folder in first; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PATH[:NAME]", help="Copy a file or folder in before the program starts; repeatable."),
     ] = None,
     timeout_s: TimeoutS = None,
     tty: Tty = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the sandbox running and print its id.")] = False,
     ttl_s: Annotated[
-        float | None, typer.Option(min=1, metavar="SECONDS", help="End the sandbox after this time; detached: 1 hour.")
+        float | None,
+        typer.Option(min=1, metavar="SECONDS", help="Stop the sandbox after this time; 1 hour if detached."),
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -165,7 +169,7 @@ def logs(
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Print the end of a detached sandbox's log. The log is the standard error of the sandbox's program."""
+    """Print the last lines of a detached sandbox's log. The log is the standard error of the sandbox's program."""
     server = _server(url, token_file, ca)
     from envkit import clock
 
@@ -186,7 +190,7 @@ def remove(
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """End detached sandboxes and delete their files."""
+    """Stop detached sandboxes and delete their files."""
     server = _server(url, token_file, ca)
     from envkit import clock
 
@@ -210,10 +214,10 @@ def list_sandboxes(
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """List detached sandboxes, or all of a server (--url).
+    """List detached sandboxes, or all sandboxes of a server (--url).
 
-    With --all, sandboxes of servers on this machine are listed too, each with the process id, address and ledger of its
-    server. A server ends its own sandboxes; if it was killed, they end by themselves. --json gives times in seconds.
+    With --all, sandboxes of servers on this machine are listed too, with the process id, address and ledger of their
+    server. A server stops its sandboxes; if it is killed, they stop by themselves. With --json, times are in seconds.
     """
     server = _server(url, token_file, ca)
     if server is not None and with_servers:
@@ -240,7 +244,7 @@ def list_sandboxes(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove and list what ended processes left behind. Detached sandboxes stay; see envkit sandbox rm."""
+    """Remove and list orphans of ended processes. Detached sandboxes stay; see envkit sandbox rm."""
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
 

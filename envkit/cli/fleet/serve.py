@@ -41,12 +41,15 @@ def serve(
     ] = None,
     capacity: Annotated[
         int | None,
-        typer.Option(min=1, metavar="COUNT", help="Most episodes at once.  [default: 1024]", show_default=False),
+        typer.Option(min=1, metavar="COUNT", help="Maximum concurrent episodes.  [default: 1024]", show_default=False),
     ] = None,
     ttl_s: Annotated[
         float | None,
         typer.Option(
-            min=1, metavar="SECONDS", help="End idle sessions after this time.  [default: 600]", show_default=False
+            min=1,
+            metavar="SECONDS",
+            help="Expire sessions that are idle for this time.  [default: 600]",
+            show_default=False,
         ),
     ] = None,
     socket: Annotated[
@@ -92,7 +95,7 @@ def serve(
     merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
     with StandardErrorLog():
         clock.run(partial(serve_fleet, merged, announce=_announce, on_ready=_ready), fast=True)
-    for number in (signal.SIGTERM, signal.SIGINT):  # a late signal must not change the exit code
+    for number in (signal.SIGTERM, signal.SIGINT):  # a signal that arrives after the end must not change the exit code
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -49,7 +49,7 @@ def revoke(
     token: Annotated[str, typer.Argument(metavar="ID", help="Id or name of the token; see envkit token ls.")],
     state: State = None,
 ) -> None:
-    """Revoke a token for good. Running servers reject it within a second."""
+    """Revoke a token permanently. Running servers reject it within a second."""
     from envkit.wiring.gateway.token_store import open_tokens
 
     with open_tokens(state) as tokens:

@@ -21,8 +21,8 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a training file without running it.
 
-    Prints "ok", or one line per problem, starting with its key. It uses no network, so it cannot tell whether the hub
-    has a model that is not on this machine.
+    Prints "ok", or one line per problem, starting with its key. It uses no network, so it cannot check whether a model
+    that is not on this machine exists on the hub.
     """
     from envkit import clock, config
     from envkit.wiring.training import checks

@@ -18,8 +18,8 @@ def check_template(
     """Check a model's chat template for training.
 
     Renders dialogues turn by turn, as training does, and compares the tokens with the template's rendering of the
-    whole chat. Verdicts: "same"; "new sample", the template rewrites earlier turns; "answers kept", only sampled
-    answers differ; "refused", the template accepts no system prompt; "differs", training would use wrong tokens. Exits
+    whole chat. Verdicts: "same"; "new sample": the template rewrites earlier turns; "answers kept": only sampled
+    answers differ; "refused": the template accepts no system prompt; "differs": training would use wrong tokens. Exits
     with 1 if a dialogue differs.
     """
     from envkit.wiring.training.template_check import check_template

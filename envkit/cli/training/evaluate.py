@@ -44,7 +44,7 @@ def evaluate(
         int, typer.Option(min=1, metavar="COUNT", help="Episodes per task; above 1, pass@k is reported too.")
     ] = 1,
     seed: Annotated[
-        int, typer.Option(min=0, metavar="SEED", help="Seed of the tasks; by default that of training files.")
+        int, typer.Option(min=0, metavar="SEED", help="Seed of the tasks; by default the same as in training files.")
     ] = (1_000_003),
     option: EnvOptions = None,
     split: Annotated[
@@ -54,7 +54,7 @@ def evaluate(
         str | None, typer.Option(metavar="URL", help="Play on the server (envkit serve) at this address.")
     ] = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Pick a language model's most likely tokens instead of sampling.")
+        bool, typer.Option("--greedy", help="Always take a language model's most likely token instead of sampling.")
     ] = False,
     temperature: Annotated[
         float | None,
@@ -64,15 +64,15 @@ def evaluate(
         str | None, typer.Option(metavar="TEXT", help="System prompt; by default the chat template decides.")
     ] = None,
     turn_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Most tokens per answer.  [default: 128]")
+        int | None, typer.Option(min=1, metavar="COUNT", help="Maximum tokens per answer.  [default: 128]")
     ] = None,
     max_turns: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Most turns per episode.  [default: 16]")
+        int | None, typer.Option(min=1, metavar="COUNT", help="Maximum turns per episode.  [default: 16]")
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="COUNT", help="Most tokens of prompt and answer (model, checkpoint).  [default: 2048]"
+            min=1, metavar="COUNT", help="Maximum tokens of prompt and answer (model, checkpoint).  [default: 2048]"
         ),
     ] = None,
     history: Annotated[
@@ -87,11 +87,13 @@ def evaluate(
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="COUNT", help="Episodes at once (model, checkpoint); fewer need less memory.  [default: 16]"
+            min=1,
+            metavar="COUNT",
+            help="Concurrent episodes (model, checkpoint); fewer need less memory.  [default: 16]",
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Requests at once (openai).  [default: 16]")
+        int | None, typer.Option(min=1, metavar="COUNT", help="Concurrent requests (openai).  [default: 16]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     output: Annotated[
@@ -184,7 +186,7 @@ def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
 
 @contextmanager
 def _split_hint(split: str, options: Options) -> Iterator[None]:
-    """Add the remedy to an error about levels that belong to no split; the default --split may have caused it."""
+    """Add a remedy to an error about levels without a split, because the default of --split may be the cause."""
     try:
         yield
     except OptionError as error:
@@ -221,7 +223,7 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows with the first column aligned left, the others right."""
+    """Print rows, with the first column aligned left and all other columns aligned right."""
     width = max(len(name) for name, *_ in rows)
     for name, mean, interval, *rest in rows:
         typer.echo("  ".join([f"  {name:<{width}}", f"{mean:>8}", f"{interval:>16}", *(f"{one:>9}" for one in rest)]))

@@ -37,7 +37,7 @@ def train(
     folder = Path("runs") / file.stem if output is None else output
     settings = config.load(file, overrides or ())
 
-    from envkit.wiring.training import run  # slow; only for a valid file
+    from envkit.wiring.training import run  # slow to import, so import it only if the file is valid
     from envkit.wiring.training.display import display_on
 
     with closing(display_on(sys.stdout)) as display:
@@ -68,7 +68,7 @@ def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
 
 
 def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
-    """Yield the main results as name and value."""
+    """Yield the names and values of the main results."""
     for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
         before, after = summary.get(f"{key}_before"), summary.get(f"{key}_after")
         if isinstance(before, float):

@@ -1,4 +1,4 @@
-"""Checks of the contract between environments and training or serving: `check_env`."""
+"""`check_env` checks that an environment obeys the contract on which training and serving rely."""
 
 from envkit.wiring.env_check.checking import CheckResult, check_env
 

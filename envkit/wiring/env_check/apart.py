@@ -1,4 +1,4 @@
-"""Checks in a second process: it plays the same episodes and leaves nothing behind.
+"""Checks in a second process, which must play the same episodes and leave no files or processes behind.
 
 ``python -m envkit.wiring.env_check.apart FILE`` plays the episodes from its standard input and writes FILE.
 """
@@ -34,7 +34,7 @@ from envkit.wiring.env_check.episodes import (
 
 _TIMEOUT_S = 120.0
 _ENDING_S = 2.0
-"""Seconds within which processes must end after close."""
+"""Seconds within which child processes must end after close."""
 _OWN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that Python itself keeps running until it exits."""
 _SUBREAPER = 36
@@ -114,7 +114,7 @@ def main() -> None:
     result: dict[str, JSON]
     try:
         spec, options, recorded = pickle.load(sys.stdin.buffer)
-        with suppress(ConfigError):  # importing its package has registered it
+        with suppress(ConfigError):  # the import of its package may already have registered the environment
             registry.register(spec.id, spec.entry_point, options=spec.options, expert=spec.expert)
         registry.load(spec.entry_point)
         env = EnvUnderTest(spec.id, options, [seed for seed, _ in recorded])
@@ -158,7 +158,7 @@ def _left_processes() -> dict[int, str]:
 
 def _descendants(parent: int) -> Iterator[tuple[int, str]]:
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it may end meanwhile
+        with suppress(OSError):  # the process may end at any moment
             state, above = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             if int(above) == parent and state != "Z" and not any(name in command for name in _OWN_PROCESSES):

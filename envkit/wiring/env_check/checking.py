@@ -1,4 +1,4 @@
-"""The checks in order, and their prerequisites."""
+"""The list of checks with their prerequisites, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def check_env(
 
     Args:
         env_id: Registered environment.
-        options: Options of the environment; also tried at reset.
-        episodes: Number of seeds for most checks, at least 2. A recorded episode has at most 200 steps or 5 s.
+        options: Options of the environment; they are also tried at reset.
+        episodes: Number of seeds for most checks, at least 2. A recorded episode ends after 200 steps or 5 s.
         on_check: Called with the name of each check before it starts.
 
     Returns:

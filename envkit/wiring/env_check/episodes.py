@@ -25,7 +25,7 @@ WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
 """Actions for an environment without legal moves."""
 
 RECORD_S = 5.0
-"""Seconds after which a recorded episode starts no further step."""
+"""Seconds after which no further step of a recorded episode starts."""
 
 _SHORT = 60
 
@@ -39,7 +39,7 @@ class SkippedCheckError(Exception):
 
 
 class Seen(NamedTuple):
-    """The return value of a step, or of reset, whose reward is 0."""
+    """The values that a step or reset returned; the reward of reset is 0."""
 
     observation: Any
     reward: Any
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
 
 Choose = Callable[[Seen], str | None]
-"""Chooses an action from the last return value; None ends the episode."""
+"""Chooses an action, given the values that the last step or reset returned. Returning None ends the episode."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class PlayedEpisode:
 
     Attributes:
         seed: Its seed.
-        seen: Return values of reset and of each step.
+        seen: The values that reset and each step returned.
         actions: Its actions.
     """
 
@@ -82,7 +82,7 @@ class PlayedEpisode:
 
 
 class EnvUnderTest:
-    """Creates and plays instances of one environment; their exceptions become `EnvError`s.
+    """Creates and plays instances of one environment. Exceptions of the environment become `EnvError`s.
 
     Args:
         env_id: Registered environment.
@@ -91,7 +91,7 @@ class EnvUnderTest:
 
     Attributes:
         spec: Its registration.
-        expert: Plays part of the recorded episodes; None without a registered expert.
+        expert: Plays part of the recorded episodes; None if no expert is registered.
 
     Raises:
         UnknownEnvError, OptionError: The environment is not registered, or its expert rejects an option.
@@ -106,7 +106,7 @@ class EnvUnderTest:
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
-        """Create an instance for the duration of the block; `options` replace the default ones."""
+        """Create an instance for the duration of the block; `options` replace the default options."""
         with attributed(self.env_id, "__init__"):
             env = make_here(self.env_id, self.options if options is None else options)
         with closing(env):
@@ -131,9 +131,10 @@ class EnvUnderTest:
         most: int = MAX_STEPS,
         within_s: float = math.inf,
     ) -> PlayedEpisode:
-        """Play at most `most` steps, and start none after `within_s` seconds.
+        """Play at most `most` steps; no step starts after `within_s` seconds.
 
-        Without `choose`, actions are legal moves, in every other episode mostly the expert's, or else `WORDS`.
+        Without `choose`, actions are legal moves, and in every other episode mostly the expert's moves. If the
+        environment lists no legal moves, actions come from `WORDS`.
         """
         choose = choose or self._default_choice(seed)
         with attributed(self.env_id, "reset"):
@@ -155,7 +156,7 @@ class EnvUnderTest:
         return self.play(env, recorded.seed, lambda seen: next(actions, None))
 
     def best_moves(self, seen: Seen) -> Sequence[str]:
-        """Return the expert's moves; empty without an expert."""
+        """Return the expert's moves; empty if there is no expert."""
         if self.expert is None or not isinstance(seen.observation, str):
             return ()
         with attributed(self.env_id, "moves of the expert"):
@@ -184,17 +185,17 @@ def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
 
 
 def differs(value: object, other: object) -> bool:
-    """Whether two values differ; NaN is the same as NaN."""
+    """Whether two values differ; two NaNs count as equal."""
     return value != other and repr(value) != repr(other)
 
 
 def step_name(number: int) -> str:
-    """Return ``"reset"`` for 0, otherwise the step."""
+    """Return the name of step `number`; ``"reset"`` for 0."""
     return f"step {number}" if number else "reset"
 
 
 def shown_apart(value: object, other: object) -> str:
-    """Return two values as text, cut to their first difference."""
+    """Return two values as text, cut to the part around their first difference."""
     one, two = (text if isinstance(text, str) else json.dumps(text, default=str) for text in (value, other))
     at = next((where for where, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     start = max(0, at - 20)
@@ -208,5 +209,5 @@ def shown(value: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return a JSON value for values that JSON does not support, such as NumPy's."""
+    """Convert a value that JSON does not support, such as a NumPy value, to a JSON value."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)

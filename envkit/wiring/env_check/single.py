@@ -43,7 +43,7 @@ BAD_ACTIONS = (
 """Actions without meaning: empty, odd characters, very long, incomplete answers."""
 
 MAX_BLOCK_S = 0.02
-"""Limit on the seconds that a step may block its thread, on which hundreds of other episodes wait."""
+"""Maximum seconds that a step may block its thread, because hundreds of other episodes may share the thread."""
 
 _EXPERT_STEPS = 1000
 _REPEATS = 5
@@ -172,7 +172,7 @@ def options_count_at_reset(env: EnvUnderTest) -> str:
 
 
 def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
-    """Whether the option changes episodes through reset as through make; False if only make accepts it."""
+    """Whether the option has the same effect at reset as at creation. False if only creation accepts the option."""
     others = {key: one for key, one in env.options.items() if key != name}
     try:
         by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)
@@ -199,7 +199,7 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
 
 
 def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
-    """Return the episodes of one instance: with `at_reset`, if given, then without."""
+    """Play episodes in one instance: with the reset options `at_reset`, if given, and then without options."""
     with env.opened(options) as instance:
         return [
             repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
@@ -208,7 +208,7 @@ def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | No
 
 
 def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
-    """Yield options and values to try: the caller's, else all with a number or bool as default."""
+    """Yield options and values to try: the caller's, or otherwise all options whose default is a number or bool."""
     if env.options:
         yield from ((name, [value]) for name, value in env.options.items())
         return
@@ -268,7 +268,7 @@ def steps_do_not_block(env: EnvUnderTest) -> str:
 
 
 async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
-    """Return the longest time that a step blocks the event loop, seconds; each step counts its fastest repeat."""
+    """Return the longest time, in seconds, that a step blocks the event loop; of repeated steps, the fastest counts."""
     instance = open_env(env.env_id, **env.options)
     task = Task(env.env_id, played.seed, env.options)
     episode = AsyncEpisode(instance, task) if isinstance(instance, AsyncEnv) else GymEpisode(instance, task)
@@ -292,7 +292,7 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
                     break
                 await episode.reset()
                 for number, action in enumerate(actions):
-                    await anyio.lowlevel.checkpoint()  # lets `watch` measure the time before
+                    await anyio.lowlevel.checkpoint()  # yields, so that `watch` can measure the time until here
                     blocked_s = 0.0
                     step = await episode.step(action)
                     await anyio.lowlevel.checkpoint()

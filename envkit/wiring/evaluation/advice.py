@@ -1,4 +1,4 @@
-"""Warnings for evaluations whose success rate says little about a language model's skill."""
+"""Warnings about evaluations whose success rate does not measure a language model's skill."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FEW_VALID = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a language model's episodes, for messages.
+    """Limits on the episodes of a language model, used in warnings.
 
     Attributes:
-        turn_tokens: Most tokens of one answer.
-        max_turns: Most turns of an episode.
-        max_tokens: Most tokens of an episode; None if only the model's context limits them.
+        turn_tokens: Maximum tokens of one answer.
+        max_turns: Maximum turns of an episode.
+        max_tokens: Maximum tokens of an episode; None if only the model's context limits it.
     """
 
     turn_tokens: int
@@ -29,7 +29,7 @@ class Limits:
 
 
 def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[str]:
-    """Return warnings about answers that were cut off or invalid, each with what to try."""
+    """Return warnings about answers that were cut off or invalid. Each one suggests a remedy."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)
     stops = {
@@ -51,10 +51,10 @@ def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[st
         lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
     forms = [one.metrics[VALID] for one in valid if VALID in one.metrics]
     if forms and (share_valid := math.fsum(forms) / len(forms)) < _FEW_VALID:
-        few = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
+        valid_answers = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
         lines.append(
-            f"{few} valid: the model does not use the answer format of the environment, so success says little about "
-            "its skill; read its answers (--output DIR, then envkit show DIR), then try --system with an example of "
-            "the format, or a model that follows instructions"
+            f"{valid_answers} valid: the model does not use the answer format of the environment, so the success rate "
+            "does not measure its skill; read the answers (--output DIR, then envkit show DIR), then try --system with "
+            "an example of the format, or a model that follows instructions"
         )
     return lines

@@ -1,8 +1,8 @@
 """A player behind an OpenAI-compatible endpoint: `POST URL/chat/completions` for each turn (vLLM, llama.cpp...).
 
 Requests that fail temporarily (connection, timeout, 408, 429, 5xx, a malformed completion) are retried with exponential
-backoff, or as ``Retry-After`` asks. After the last try the episode is void. Permanent failures (401, 404, a rejected
-parameter) end the evaluation with the server's message.
+backoff, or after the time in ``Retry-After``. If the last try fails, the episode is void. Permanent failures (401, 404,
+a rejected parameter) end the evaluation with the server's message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TOO_LONG = re.compile(r"context[ _](length|size|window)|too many tokens|prompt 
 class _MessageReply(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the name in vLLM and OpenRouter
+    reasoning: str | None = None  # vLLM and OpenRouter use this name
 
 
 class _Choice(msgspec.Struct):
@@ -78,7 +78,7 @@ class Address:
         """Read ``MODEL@URL``; a URL without a path gets ``/v1``.
 
         Raises:
-            UsageError: `text` has another form, or its URL holds a password.
+            UsageError: `text` has another form, or its URL contains a password.
         """
         found = re.fullmatch(r"(?P<model>.+?)@(?P<url>https?://.+)", text)
         try:
@@ -95,15 +95,15 @@ class Address:
 
 @dataclass(slots=True)
 class Endpoint:
-    """Plays with a model behind an endpoint; satisfies `envkit.protocols.Player`.
+    """A player that asks a model behind an endpoint; see `envkit.protocols.Player`.
 
     Attributes:
-        client: Holds the connections and the API key.
+        client: HTTP client with the connections and the API key.
         address: The model and its server.
         playing: System prompt, limits and sampling.
-        tries: Requests for one completion before its episode is void.
+        tries: Maximum number of requests for one completion; if all fail, the episode is void.
         delay_s: Seconds before the first retry; doubles with each retry, up to `_MAX_DELAY_S`.
-        give_up_after: Void episodes in a row after which the endpoint counts as lost.
+        give_up_after: Number of consecutive void episodes after which the endpoint counts as lost.
     """
 
     client: httpx.AsyncClient
@@ -124,8 +124,8 @@ class Endpoint:
         Raises:
             NoCompletionError: All tries failed.
             PromptTooLongError: The chat does not fit into the model's context.
-            UsageError: The server rejects the request; a retry cannot help.
-            EnvkitError: The server is not reachable, or no longer.
+            UsageError: The server rejects the request permanently.
+            EnvkitError: The server is not reachable, or stopped answering.
         """
         temperature = 1.0 if self.playing.temperature is None else self.playing.temperature
         body = {
@@ -166,7 +166,7 @@ class Endpoint:
         raise NoCompletionError(lost)
 
     def _read(self, response: httpx.Response) -> _CompletionReply | str:
-        """Return the completion, or the reason of a temporary failure."""
+        """Return the completion, or the reason for a temporary failure."""
         if response.is_success:
             completion = _COMPLETION.decode(response.content)
             return completion if completion.choices else "the response has no choices"

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from envkit.wiring.evaluation.local_models import LocalModel
 
 SLOTS = 256
-"""Episodes at once in this process."""
+"""Concurrent episodes in this process."""
 MAX_STRATA = 12
-"""Most rows of success by difficulty in a table or plot."""
+"""Maximum number of rows in a table or plot of success by difficulty."""
 _DEFAULTS = Playing()
 
 
@@ -50,7 +50,7 @@ class _EvaluatedPolicy:
     """A policy that was found but not opened yet.
 
     Attributes:
-        opened: Opens the policy for episodes with these options; yields the function that plays.
+        opened: Opens the policy for episodes with the given options; yields the function that plays.
         options: Options of the environment that the policy was trained with.
         identity: Fingerprint of the policy's files; empty if unknown.
         limits: Limits of a language model; None for other players.
@@ -70,16 +70,16 @@ class Evaluation:
 
     Attributes:
         attempts: Episodes of each task.
-        episodes: Finished episodes; all attributes below but those of void episodes describe these.
+        episodes: Finished episodes. All other attributes describe only these, except where void episodes are named.
         void: Episodes that were lost with their environment or sandbox; they do not count.
-        void_by_agent: Void episodes whose sandbox was ended by a program in it, see `envkit.types.Cause.by_agent`.
-        metrics: ``"success"`` (if the environment reports it), with several attempts ``"pass@k"`` (chance that k
-            attempts solve a task at least once, over tasks with at least k finished attempts), ``"return"`` (sum of an
-            episode's rewards), ``"turns"``, then the environment's own metrics, folded over each episode. See
-            `statistics.estimate` for the intervals.
-        levels: For each task whose shortest solution is known: its number of moves, and whether each episode
+        void_by_agent: Void episodes whose sandbox was ended by a program inside it; see `envkit.types.Cause.by_agent`.
+        metrics: ``"success"``, if the environment reports it. ``"pass@k"``, if there are several attempts: the
+            probability that at least one of k attempts solves a task, over tasks with at least k finished attempts.
+            ``"return"``, the sum of an episode's rewards. ``"turns"``. The environment's own metrics, folded over each
+            episode. See `statistics.estimate` for the intervals.
+        levels: One entry per task whose shortest solution is known: its number of moves, and whether each episode
             succeeded. Empty if the environment does not report success.
-        seconds: Duration, without the earlier parts of a resumed evaluation.
+        seconds: Duration; earlier parts of a resumed evaluation do not count.
         error: Why the first void episode was lost, or None.
         resumed: Episodes taken from an earlier part of the evaluation.
         usage: Tokens of a language model, in all parts; zeros for other players.
@@ -168,16 +168,16 @@ async def evaluate(
         url: Address of an `envkit serve`; None plays in this process.
         greedy: Whether a language model picks the most likely token instead of sampling.
         playing: Settings of a language model.
-        kept: Called with the arguments before anything is played; returns the episodes that an earlier part of this
+        kept: Called with the arguments before the first episode; returns the episodes that an earlier part of this
             evaluation finished.
-        on_episode: Called with every episode as it ends, void ones included, in no particular order. A void
+        on_episode: Called with every episode when it ends, including void episodes, in no particular order. A void
             episode is played again and then reported again.
 
     Raises:
         UnknownEnvError: No such environment.
         OptionError: The environment rejects an option.
         UsageError: No such policy, or it cannot play this environment with these arguments.
-        UnreachableError: The server does not answer, or no longer.
+        UnreachableError: The server does not answer, or stopped answering.
         EnvkitError: No episode finished, or an endpoint was lost.
     """
     kind, name = kind_of(policy)
@@ -232,7 +232,7 @@ async def evaluate(
     errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]
     count = sum(map(len, outcomes)) - len(errors)
     if count == 0:
-        raise EnvkitError(f"none of {episodes * attempts} episodes of {env_id} finished; the first failed: {errors[0]}")
+        raise EnvkitError(f"0 of {episodes * attempts} episodes of {env_id} finished; the first error: {errors[0]}")
     notes = [] if found.limits is None else advice(outcomes, found.limits)
     for line in notes:
         display.announce(line)
@@ -258,7 +258,7 @@ async def evaluate(
 def evaluation_tasks(
     env_id: str, options: Options, split: str, seed: int, count: int, splits: Sequence[str]
 ) -> Iterator[Task]:
-    """Yield `count` tasks whose seeds follow from `seed` and `split`; the environment has `splits`."""
+    """Yield `count` tasks; `seed` and `split` determine their seeds. `splits` are those of the environment."""
     chosen = with_split(options, split, splits)
     for number in range(count):
         yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
@@ -273,7 +273,7 @@ def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Se
 
 
 def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
-    """Find a policy; all quick checks run here, before anything is loaded or played."""
+    """Find a policy. All quick checks run here, before models are loaded and episodes are played."""
     if kind in ("random", "expert"):
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":

@@ -33,7 +33,8 @@ class Scene:
         seed: Seed of the level.
         text: The observation.
         drawing: The environment's own rendering, with ANSI colours.
-        notes: Text of the observation that the drawing lacks: rules at first, notices later; empty without a drawing.
+        notes: Lines of the observation that are not in the drawing: the rules at first, later notices. Empty if there
+            is no drawing.
         legal_moves: Names of the legal moves; empty if they cannot be listed.
         turns: Actions so far.
         total: Sum of the rewards so far.
@@ -134,13 +135,13 @@ class Game:
         return move if self._expert is None else self._expert.answer(move)
 
     def hint(self) -> Sequence[str]:
-        """Return the best moves by the expert; empty if it has none, or if there is no expert."""
+        """Return the expert's best moves; empty if the expert finds no move, or if there is no expert."""
         if self._expert is None:
             return ()
         return self._expert.moves(Observation(self.scene.text, self.scene.legal_moves))
 
     def _drawn(self, text: str) -> tuple[str | None, str]:
-        """Return the environment's rendering, and the part of the observation that is not in it."""
+        """Return the environment's rendering, and the part of the observation that is not in the rendering."""
         with attributed(self.env_id, "render"):
             drawing = None if self._env.render_mode is None else self._env.render()
         if not isinstance(drawing, str) or not drawing.strip():
@@ -160,7 +161,7 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
 
     Raises:
         UnknownEnvError: No such environment.
-        OptionError: The environment or its expert rejects an option; a server does so when a level begins.
+        OptionError: The environment or its expert rejects an option. A server reports this only when a level begins.
         EnvError: The environment raised.
         UsageError: The environment has no such split.
         UnreachableError: The server does not answer.

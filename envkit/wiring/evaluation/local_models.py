@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from envkit.wiring.training.policy import Policy
 
 BATCH = 16
-"""Episodes at once of a pretrained model."""
+"""Concurrent episodes of a pretrained model."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".json", ".jinja")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that was found but not loaded yet.
+    """A model that has been found but is not loaded yet.
 
     Attributes:
         path: Model folder, file, or name on the hub.
-        run: Settings of the play.
-        greedy: Whether the model picks the most likely tokens.
+        run: Settings with which the model plays.
+        greedy: Whether the model always chooses the most likely token.
     """
 
     path: str
@@ -49,10 +49,10 @@ class LocalModel:
 
     @classmethod
     def of_checkpoint(cls, folder: Path, playing: Playing, *, seed: int) -> LocalModel:
-        """Find a checkpoint; `folder` is the folder of a run (its newest checkpoint) or of a checkpoint.
+        """Find a checkpoint. `folder` is a checkpoint, or the folder of a run, whose newest checkpoint is used.
 
         Raises:
-            UsageError: There is no checkpoint, or its run has another format.
+            UsageError: There is no checkpoint, or the run was written in another format.
         """
         found = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
         if not (found / "policy" / "config.json").is_file():
@@ -65,7 +65,7 @@ class LocalModel:
 
     @classmethod
     def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
-        """Find a model by its folder, file or name; settings are the defaults of training files.
+        """Find a model by its folder, file or name. It plays with the default settings of training files.
 
         Raises:
             UsageError: There is no such model on this machine.
@@ -81,7 +81,7 @@ class LocalModel:
 
     @property
     def identity(self) -> str:
-        """Fingerprint of the model's files; empty for a name on the hub."""
+        """Fingerprint of the model's files; empty if the model is on the hub."""
         path = Path(self.path)
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         found = [(one.name, one.stat()) for one in files if one.suffix in _WEIGHTS and one.is_file()]
@@ -94,11 +94,11 @@ class LocalModel:
         return Limits(limits.turn_tokens, limits.max_turns, limits.max_tokens)
 
     def options_for(self, env_id: str) -> Options:
-        """Return the options that the model was trained with; empty for another environment."""
+        """Return the options that the model was trained with; empty if it was trained on another environment."""
         return self.run.env.options if env_id == self.run.env.id else {}
 
     def mismatch(self, env_id: str) -> str:
-        """Return one line if the policy was trained on another environment, otherwise an empty one."""
+        """Return a warning if the policy was trained on another environment, otherwise an empty string."""
         saved, limits = SavedPolicy.read(Path(self.path)), limits_of(self.run)
         trained_on = self.run.env.id if saved is None else saved.env_id
         if env_id == trained_on:
@@ -130,7 +130,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayer:
-    """Plays with a model in this process; the turns of parallel episodes form batches."""
+    """Plays with a model in this process. The turns of parallel episodes are computed in batches."""
 
     policy: Policy
     run: RunConfig
@@ -145,7 +145,7 @@ class LocalPlayer:
         on_episode: OnEpisode,
         skip: Container[tuple[int, int]],
     ) -> None:
-        """Play every task `attempts` times, as `players.play` does; void episodes are played again."""
+        """Play every task `attempts` times, as `players.play` does, and repeat void episodes."""
         run = self.run
         renderer = self.policy.renderer
         numbers = {id(task): number for number, task in enumerate(tasks)}

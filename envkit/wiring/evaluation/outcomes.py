@@ -24,8 +24,8 @@ class TokenUsage:
 
     Attributes:
         completions: Number of completions.
-        cut: Completions that reached their token limit, if the limit is above one token.
-        prompt_tokens: Tokens of the prompts, without those that an engine in this process reads from its cache.
+        cut: Completions that reached their token limit. Not counted if the limit is one token.
+        prompt_tokens: Tokens of the prompts, except those that an engine in this process reads from its cache.
         completion_tokens: Tokens of the completions.
         seconds: Sum of the durations of the completions, which may overlap.
     """
@@ -99,7 +99,7 @@ def shortest_of(info: Info) -> int | None:
 
 
 class OutcomeTally:
-    """Collects outcomes and shows their number and mean success.
+    """Collects the outcomes of an evaluation, and shows their number and mean success.
 
     Args:
         tasks: Number of tasks.
@@ -131,7 +131,7 @@ class OutcomeTally:
 
     @property
     def by_task(self) -> list[list[EpisodeOutcome]]:
-        """For each task, in order, the outcomes of its attempts so far."""
+        """The outcomes of the attempts so far, by task, in order."""
         return [[outcome for _, outcome in sorted(attempts.items())] for attempts in self._outcomes]
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
@@ -145,7 +145,7 @@ class OutcomeTally:
         return self._count - before
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Add an episode; it replaces an earlier void one of the same task and attempt."""
+        """Add an episode. It replaces a void episode of the same task and attempt."""
         before = self._count
         self._put(episode)
         if self._on_episode is not None:
@@ -153,7 +153,7 @@ class OutcomeTally:
         self._show(self._count - before)
 
     def so_far(self) -> str:
-        """Return one line about an interrupted evaluation; empty if no episode finished."""
+        """Return a one-line summary of an interrupted evaluation; empty if no episode finished."""
         if self._count == 0:
             return ""
         found = _share([task for task in self.by_task if task])
@@ -175,10 +175,10 @@ class OutcomeTally:
 
 
 def measure(tasks: Sequence[Sequence[EpisodeOutcome]], attempts: int) -> dict[str, Estimate]:
-    """Return the estimates of an evaluation: success, with several attempts pass@k, then all other metrics.
+    """Return the estimates of an evaluation: success, pass@k if there are several attempts, then all other metrics.
 
     Args:
-        tasks: For each task the outcomes of its attempts; void ones are ignored.
+        tasks: The outcomes of the attempts, by task; void episodes are ignored.
         attempts: Requested episodes of each task.
     """
     valid = [[one for one in task if one.error is None] for task in tasks]

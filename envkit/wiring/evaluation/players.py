@@ -31,9 +31,9 @@ from envkit.types import (
 from envkit.wiring.environments import find, open_expert, registered
 
 MAX_SESSIONS = 256
-"""Most episodes at once on a server; its capacity may be lower."""
+"""Maximum number of concurrent episodes on a server; the server's capacity may be lower."""
 MAX_TURNS = 10_000
-"""Turns after which an episode is cut off, for environments without a limit of their own."""
+"""Turns after which an episode is cut off if the environment sets no limit."""
 
 ANY_SPLIT = "any"
 """Selects the levels of all splits."""
@@ -45,19 +45,19 @@ OnEpisode = Callable[[EpisodeRecord], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
-    """Settings of a language model's play. None is the default of the policy.
+    """Settings for a language model that plays. None means the default of the policy.
 
     Attributes:
         system: System prompt.
-        turn_tokens: Most tokens of one answer.
+        turn_tokens: Maximum tokens of one answer.
         max_turns: Turns after which an episode is cut off.
-        max_tokens: Most tokens of a prompt and its answer; an episode whose next prompt does not fit is cut off.
+        max_tokens: Maximum tokens of a prompt and its answer. If the next prompt does not fit, the episode is cut off.
         temperature: Sampling temperature; 0 is greedy.
         history: Turns to keep in the prompt.
         thinking: Whether thoughts of earlier turns stay in the prompt.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        batch: Episodes at once of a model in this process.
-        concurrency: Requests at once to an endpoint.
+        batch: Concurrent episodes of a model in this process.
+        concurrency: Concurrent requests to an endpoint.
     """
 
     system: str | None = None
@@ -72,15 +72,15 @@ class Playing:
     concurrency: int | None = None
 
     def arguments(self) -> dict[str, JSON]:
-        """Return the set values that a resumed evaluation must repeat."""
+        """Return the settings that are not None and must stay the same when an evaluation is resumed."""
         names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "thinking")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self, kind: str) -> None:
-        """Check that policies of this kind have all options that are set.
+        """Check that every option that is set applies to policies of this kind.
 
         Raises:
-            UsageError: An option is set that this kind does not have.
+            UsageError: An option is set that does not apply to this kind.
         """
         for name, kinds in _KINDS.items():
             if getattr(self, name) is not None and kind not in kinds:
@@ -95,20 +95,20 @@ _KINDS = {
     "concurrency": ("openai",),
     **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),
 }
-"""Kinds of policies that have an option."""
+"""For each option, the kinds of policies that it applies to."""
 
 
 class NoCompletionError(Exception):
-    """A model's endpoint returned no completion; the episode is void."""
+    """A model's endpoint returned no completion, so the episode is void."""
 
 
 class PromptTooLongError(Exception):
-    """The next prompt does not fit into the model's context; the episode is cut off."""
+    """The next prompt does not fit into the model's context, so the episode is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomPlayer:
-    """Plays legal moves, each equally likely; satisfies `envkit.protocols.Player`.
+    """A player that chooses each legal move with equal probability; see `envkit.protocols.Player`.
 
     Attributes:
         env_id: The environment, for messages.
@@ -138,7 +138,7 @@ class RandomPlayer:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlayer:
-    """Plays the expert's best move, or a random one where the expert has no move."""
+    """A player that chooses the expert's best move, or a random move if the expert finds none."""
 
     expert: Expert
     otherwise: RandomPlayer
@@ -153,7 +153,7 @@ class ExpertPlayer:
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """An episode whose actions follow from the observation alone."""
+    """One episode of a player that chooses each action from the last observation alone."""
 
     choose: Callable[[Observation], str]
 
@@ -175,7 +175,7 @@ def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
 
 
 def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
-    """Return `options` restricted to levels of `split`; unchanged for ``"any"`` or if `splits` is empty.
+    """Return `options` restricted to levels of `split`. They stay unchanged for ``"any"`` or if `splits` is empty.
 
     Raises:
         UsageError: The environment has no such split.
@@ -243,9 +243,9 @@ async def play(
         tasks: Tasks to play.
         seed: Seed of the player's sampling, together with the index in `tasks` and the attempt.
         attempts: Episodes of each task.
-        on_episode: Called with each episode as it ends, void ones included.
+        on_episode: Called with each episode when it ends, including void episodes.
         skip: Episodes to skip, as (index in `tasks`, attempt).
-        at_once: Most parallel episodes.
+        at_once: Maximum number of parallel episodes.
         max_turns: Turns after which an episode is cut off.
     """
     waiting = (
@@ -271,7 +271,7 @@ async def play(
 async def _episode(
     player: Player, host: EnvHost, task: Task, rng: random.Random, *, index: int, member: int, max_turns: int
 ) -> EpisodeRecord:
-    """Play one episode; `index` and `member` are the numbers of the task and of the attempt at it."""
+    """Play one episode: attempt number `member` at task number `index`."""
     start: Reset | None = None
     turns: list[TurnRecord] = []
     infos: list[Info] = []

@@ -14,12 +14,12 @@ from envkit.wiring.evaluation.statistics import Stratum
 
 _MAX_LABELLED_BARS = 16
 _TITLE_WIDTH = 75
-"""Characters."""
+"""Characters in a line of the title."""
 _NOTE = "#6e7781"
 
 
 def draw(found: Evaluation, path: Path) -> None:
-    """Plot success over the moves of the shortest solution, with 95 % intervals, and below the number of episodes.
+    """Plot success by the length of the shortest solution, with 95 % intervals; a lower plot counts the episodes.
 
     Args:
         found: An evaluation with levels of known difficulty.

@@ -11,15 +11,15 @@ from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refu
 from envkit.types import EpisodeRecord
 
 _MAX_LISTED = 12
-"""Most numbers that an error lists."""
+"""Maximum number of numbers that an error lists."""
 
 
 def open_recording(source: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
-    """Return the file of `source` and its episodes, at least one, in order.
+    """Return the file with the recorded episodes of `source`, and the episodes (at least one) in order.
 
     Args:
         source: Folder of a run, folder of `envkit eval --output`, or a ``.jsonl`` file of either.
-        step: Train step of a run; None is the last recorded one.
+        step: Train step of a run; None means the last recorded step.
 
     Raises:
         UsageError: No episodes, no such train step, a run of another format, or a damaged file.
@@ -51,7 +51,7 @@ def _find(source: Path, step: int | None) -> Path:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return numbers for a message; of many, only the first and last ones."""
+    """Return the numbers as text for a message; a long list shows only its first and last numbers."""
     if len(numbers) <= _MAX_LISTED:
         return ", ".join(map(str, numbers))
     half = _MAX_LISTED // 2

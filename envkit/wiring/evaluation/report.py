@@ -1,7 +1,7 @@
 """The folder of an evaluation.
 
 arguments.json              the arguments; the same command resumes the evaluation
-episodes.jsonl              one object per episode, in order of their ends; at the end sorted by task and attempt
+episodes.jsonl              one line per finished episode; sorted by task and attempt at the end
 evaluation.json             the results, written last
 success_by_difficulty.png   a plot, if the environment reports the difficulty of its levels
 """
@@ -29,14 +29,14 @@ PLOT = "success_by_difficulty.png"
 
 
 class EvaluationFolder:
-    """Saves the episodes of an evaluation as they end, and restores them when it is resumed.
+    """Saves each episode of an evaluation when it ends, and restores the episodes when the evaluation is resumed.
 
     Args:
         path: The folder; created when the first episode ends.
-        force: Whether to replace an existing evaluation, once the first episode ends.
+        force: Whether to replace an existing evaluation. It is replaced when the first new episode ends.
 
     Raises:
-        UsageError: The folder holds a complete evaluation and `force` is false, or it is not writable.
+        UsageError: The folder contains a complete evaluation and `force` is false, or the folder is not writable.
     """
 
     def __init__(self, path: Path, *, force: bool) -> None:
@@ -57,10 +57,10 @@ class EvaluationFolder:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def begin(self, arguments: Mapping[str, JSON]) -> list[EpisodeRecord]:
-        """Return the episodes of an earlier part of the same evaluation; an incomplete last line is removed.
+        """Return the episodes of an earlier part of the same evaluation, and remove an incomplete last line.
 
         Raises:
-            UsageError: The folder holds an evaluation with other arguments, or its episodes are damaged.
+            UsageError: The folder contains an evaluation with other arguments, or its episodes are damaged.
         """
         self._arguments = arguments
         if self._force or not (self.path / ARGUMENTS).exists():
@@ -77,7 +77,7 @@ class EvaluationFolder:
         return kept
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Append an episode to the file at once, so that it survives a crash of this process.
+        """Append an episode to the file immediately, so that it survives a crash of this process.
 
         Raises:
             UsageError: The folder is not writable.
@@ -158,7 +158,7 @@ def _plain(value: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _last_of_each(lines: list[bytes]) -> list[bytes]:
-    """Return the last line of each task and attempt, in order; a void episode may have been played again."""
+    """Return the last line of each task and attempt, in order. Void episodes that were repeated have several lines."""
     last: dict[tuple[int, int], bytes] = {}
     for line in lines:
         row = orjson.loads(line)

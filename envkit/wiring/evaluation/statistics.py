@@ -1,7 +1,7 @@
 """Means and 95 % intervals over episodes, where several episodes may belong to the same task.
 
-Functions take a sequence of tasks, each as the values of its episodes. All tasks have the same weight, whatever their
-number of episodes.
+The functions take a sequence of tasks; each task is a sequence with one value per episode. All tasks have the same
+weight, even if their numbers of episodes differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Estimate(NamedTuple):
 
 
 class Stratum(NamedTuple):
-    """Success on the levels whose shortest solutions have between `shortest` and `longest` moves.
+    """Success on the levels with a shortest solution of `shortest` to `longest` moves.
 
     Attributes:
         mean: Mean length of the shortest solution, over the tasks.
@@ -40,7 +40,7 @@ class Stratum(NamedTuple):
 
 
 def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estimate]:
-    """Return the mean of every metric over the episodes that have it, with its interval."""
+    """Return the mean and interval of every metric, over the episodes that report it."""
     names = dict.fromkeys(["success", *_AMOUNTS])
     names.update(dict.fromkeys(name for task in tasks for metrics in task for name in metrics))
     found = {}
@@ -52,14 +52,15 @@ def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estim
 
 
 def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
-    """Return the mean over the tasks of each task's mean, and its 95 % interval.
+    """Return the mean of the tasks' means, and its 95 % interval.
 
-    Episodes of one task are correlated; an interval that treats them as independent would be too narrow. If all values
-    are 0 or 1, the interval is Wilson's, which is accurate near 0 and 1, with an effective number of episodes: the
-    number of independent episodes whose mean has the variance of the task means (Kish's design effect), clipped to
-    [tasks, episodes]. If all episodes ended alike, the variance is unknown and the number of tasks is used. Otherwise
-    the interval is the normal one over the task means; its width is zero if these are equal. With one episode per task,
-    both are the usual intervals.
+    Episodes of one task are correlated, so an interval that treats them as independent would be too narrow.
+
+    If all values are 0 or 1, this is Wilson's interval, which is accurate near 0 and 1, with an effective number of
+    episodes: as many independent episodes as would give the variance of the task means (Kish's design effect), clipped
+    to [tasks, episodes]. If all episodes ended alike, the variance is unknown and the number of tasks is used.
+
+    For other values, it is the normal interval over the task means; its width is zero if all task means are equal.
     """
     count = len(tasks)
     means = [math.fsum(values) / len(values) for values in tasks]
@@ -75,7 +76,7 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
 
 
 def share(values: Sequence[float]) -> Estimate:
-    """Return the mean of one share in [0, 1] per task, and its 95 % interval.
+    """Return the mean of shares in [0, 1], one per task, and its 95 % interval.
 
     The interval is Wilson's if every share is 0 or 1, otherwise the normal one, clipped to [0, 1].
     """
@@ -99,8 +100,8 @@ def strata(tasks: Iterable[tuple[int, Sequence[bool]]], *, most: int | None = No
 
     Args:
         tasks: For each task the moves of its shortest solution, and whether each of its one or more episodes succeeded.
-        most: Limit on the number of strata; above it, neighbouring lengths are merged so that the strata have about
-            equal numbers of tasks. None makes one stratum per length.
+        most: Maximum number of strata. If there are more lengths, neighbouring lengths are merged into strata with
+            about equal numbers of tasks. None makes one stratum per length.
     """
     by_length: dict[int, list[Sequence[bool]]] = {}
     for length, solved in tasks:

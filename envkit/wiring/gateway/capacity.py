@@ -1,7 +1,7 @@
 """Default capacity of this machine for sandboxes, derived from its memory and process limits.
 
-The limits of sandboxes are counted, not their usage, so that the machine survives when every sandbox reaches its
-limits. A share is left to the server and other processes.
+Sandboxes count with their limits, not with what they use, so the machine has enough even if all of them reach their
+limits. The rest of the machine is left to the server and other processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
 BUFFER_SHARE = 1 / 16
-"""Share of the memory for request and response bodies; up to three copies of a body exist while it is forwarded."""
+"""Share of the memory for request and response bodies. While a body is forwarded, up to three copies of it exist."""
 ENVS_SHARE = 0.5
 """Default share of a node's capacity for the sandboxes that serve environments."""
 
@@ -38,7 +38,8 @@ class MachineCapacity:
 
 
 def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> MachineCapacity:
-    """Return the resources of this process and its children: the machine's, or the limits of its control group.
+    """Return the resources that this process and its children may use.
+    These are the resources of the machine, or the limits of this process's control group if they are lower.
 
     Args:
         groups: Mount point of the control groups.
@@ -51,7 +52,7 @@ def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("
 
 
 def with_defaults(limits: Capacity, machine: MachineCapacity) -> Capacity:
-    """Return `limits` with unset memory and processes set to a share of the machine's."""
+    """Return `limits`; if memory or processes are not set, they become a share of the machine's."""
     memory_mib, pids = limits.memory_mib, limits.pids
     if memory_mib is None and machine.memory_mib is not None:
         memory_mib = int(machine.memory_mib * MEMORY_SHARE)
@@ -78,7 +79,9 @@ def describe(limits: Capacity) -> str:
 
 
 def env_sandbox_count(node: Node, request: ResourceRequest, processors: int) -> int:
-    """Return the default number of sandboxes that serve environments: one per processor, in half of the node.
+    """Return the default number of sandboxes that serve environments.
+
+    It is one per processor, but no more than fit into half of the node.
 
     Args:
         node: An empty node.
@@ -105,7 +108,7 @@ def _limits(groups: Path, own_group: Path, controller: str, names: Iterable[str]
 
 
 def _numbers(files: Iterable[Path]) -> Iterator[int]:
-    """Yield the numbers in those files that exist and contain one."""
+    """Yield the number in each file; skip files that do not exist or contain no number."""
     for file in files:
         try:
             yield int(file.read_text())

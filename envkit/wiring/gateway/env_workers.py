@@ -27,21 +27,21 @@ from envkit.wiring.sandboxes import env_sandboxes
 _ENV_SANDBOX = ":envs-"
 """Prefix of the names of sandboxes that serve environments; names given by callers contain no colon."""
 _NO_SANDBOX_TIMEOUT_S = 45.0
-"""Seconds that episodes wait while no sandbox is up: below a client's timeout of 60 s."""
+"""Seconds that episodes wait while no sandbox is running; must be below the client's timeout of 60 s."""
 _BOOT_CALL_S = 5.0
 _BOOT_RETRY_S = 0.02
 
 
 def dedicated_env_ids() -> set[str]:
-    """Return the environments whose episodes run in a dedicated sandbox each."""
+    """Return the ids of the environments that need a separate sandbox for each episode."""
     return {spec.id for spec in environments.registered() if not spec.is_shareable}
 
 
 def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
-    """Return the numbers of shared and of dedicated sandboxes that serve environments.
+    """Return how many shared and how many dedicated sandboxes serve environments.
 
     Raises:
-        UsageError: They exceed the capacity of the node.
+        UsageError: The shared sandboxes exceed the capacity of the node.
     """
     processors = len(os.sched_getaffinity(0))
     own = config.envs.max_dedicated_sandboxes if dedicated_env_ids() else 0
@@ -61,7 +61,7 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
 
 
 class EnvSandboxStarter:
-    """Leases sandboxes that serve environments from a pool, first those left by an earlier server process."""
+    """Leases sandboxes that serve environments from a pool. Re-adopts those of an earlier server process first."""
 
     def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, max_count: int) -> None:
         self._pool = pool
@@ -96,7 +96,7 @@ class EnvSandboxStarter:
 def env_host(
     config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, spec: SandboxSpec, kind: str, *, count: int
 ) -> FleetHost:
-    """Return the host that plays in sandboxes of one kind; an ``"own"`` sandbox plays a single episode."""
+    """Return a host for one kind of sandbox: ``"shared"``, or ``"own"``, which is used for a single episode."""
     liveness, longest_s = config.liveness, config.limits.step_timeout_s
     return FleetHost(
         EnvSandboxStarter(pool, spec, kind, count).start,
@@ -116,7 +116,7 @@ def env_host(
 
 
 async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> None:
-    """Remove sessions from the ledger whose sandboxes did not survive the restart of the server."""
+    """Remove sessions from the ledger if their sandboxes did not survive the restart of the server."""
     if ledger is None:
         return
     alive = {key for host in hosts for key in host.resumable_keys()}

@@ -64,7 +64,7 @@ class Fleet:
         host: Plays episodes.
         pool: Leases sandboxes; None without sandboxes.
         disks: Returns free and required MiB by disk; None if unknown.
-        hosts: The parts of `host` that play in sandboxes.
+        hosts: The hosts inside `host` that play in sandboxes.
         scale: Called with the number of sandboxes to add capacity for; None without autoscaling.
         isolates: Whether sandboxes are isolated from this process.
     """
@@ -80,14 +80,14 @@ class Fleet:
 async def serve_fleet(
     config: ServeConfig, *, announce: Callable[[str], None], on_ready: Callable[[str], None] | None = None
 ) -> None:
-    """Serve a fleet until SIGTERM, SIGINT or cancellation; then finish running calls and stop every sandbox.
+    """Serve a fleet until SIGTERM, SIGINT or cancellation, then finish running calls and stop every sandbox.
 
-    The first signal counts, even during the start; later ones are ignored, since a server killed during shutdown leaves
-    sandboxes behind.
+    The first signal starts the shutdown, even while the server is starting. Later signals are ignored, because a
+    server that is killed during shutdown leaves sandboxes behind.
 
     Args:
         config: The configuration.
-        announce: Called with each start message, a line.
+        announce: Called with each start message, one line.
         on_ready: Called once with the address, when the server accepts requests.
 
     Raises:
@@ -152,7 +152,7 @@ class _ShutdownSignals:
 
     @contextmanager
     def cancel_on_signal(self) -> Iterator[None]:
-        """Cancel the block on a signal, without an error; outside of such a block signals are ignored."""
+        """Cancel the block on a signal, without an error. Signals outside such a block are ignored."""
         with anyio.CancelScope() as self._scope:
             try:
                 yield
@@ -247,7 +247,7 @@ def _lacks_envkit(cause: Cause) -> bool:
     """Whether a sandbox failed to start because its image cannot serve environments."""
     if cause.kind is CauseKind.IMAGE_UNUSABLE:
         return True
-    return "No module named 'envkit" in cause.detail  # library's message: CPython
+    return "No module named 'envkit" in cause.detail  # an error message of CPython
 
 
 def _warm_spec(section: WarmSection) -> WarmSpec:
@@ -268,7 +268,7 @@ def _memory_budget(limits: LimitsSection) -> MemoryBudget:
 
 
 def _tokens(config: ServeConfig) -> TokenStore:
-    """Open the tokens. Without any token, all callers are let in, but only from this machine.
+    """Open the tokens. If there are no tokens, the server accepts every caller, but only from this machine.
 
     Raises:
         UsageError: Other machines can reach the server, and there are no tokens.
@@ -284,7 +284,7 @@ def _tokens(config: ServeConfig) -> TokenStore:
 
 
 def _state(config: ServeConfig) -> AbstractContextManager[object]:
-    """Lock the state folder if it is configured or holds the ledger.
+    """Lock the state folder if it is configured or contains the ledger.
 
     Raises:
         UsageError: Another server holds the lock.
@@ -293,8 +293,10 @@ def _state(config: ServeConfig) -> AbstractContextManager[object]:
 
 
 def _access_log(config: ServeConfig) -> AccessLog | None:
-    """Raises:
-    UsageError: The file cannot be written.
+    """Open the access log; return None if it is off.
+
+    Raises:
+        UsageError: The file cannot be written.
     """
     if config.access_log is None:
         return None

@@ -27,8 +27,15 @@ _HERE = "here"
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """The nodes of a gateway at start, their description, whether environments need an image, whether sandboxes are
-    isolated from this process, the ledger of leases, and a function that returns free and required MiB by disk.
+    """The nodes of a gateway at start.
+
+    Attributes:
+        nodes: The nodes; empty for Ray, which adds them later.
+        what: Description of the nodes, for messages.
+        in_image: Whether environments run in an image.
+        isolates: Whether sandboxes are isolated from this process.
+        ledger: The ledger of leases; None if leases are not persisted.
+        disks: Returns free and required MiB by disk; None if unknown.
     """
 
     nodes: Sequence[Node]
@@ -41,7 +48,7 @@ class FleetNodes:
 
 @asynccontextmanager
 async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
-    """Open the ledger and, unless the backend is Ray, the backend of this machine."""
+    """Open the ledger and the backend of this machine. With Ray, open only the ledger."""
     if config.backend == "ray":
         async with _ledger(config) as ledger:
             what = f"{config.ray.kind} on the nodes of a Ray cluster"
@@ -51,7 +58,7 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
     backend, what, why = await env_sandboxes.choose(config.backend)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(capacity.this_machine)
-        if isinstance(backend, DockerBackend):  # its daemon may run on another machine
+        if isinstance(backend, DockerBackend):  # the Docker daemon may run on another machine
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
@@ -86,14 +93,14 @@ def image_lacks(image: str, cause: Cause) -> str:
 
 
 def keeps_ledger(config: ServeConfig) -> bool:
-    """Whether leases are persisted, given detachable sandboxes: the next server must find the file by its address."""
+    """Whether leases of detachable sandboxes are persisted. The next server finds the ledger by its address."""
     listen = config.listen
     return config.backend != "none" and os.geteuid() == 0 and (listen.socket is not None or listen.port != 0)
 
 
 @asynccontextmanager
 async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[Ledger | None]:
-    """Open the ledger, one file per address; None if leases are not persisted."""
+    """Open the ledger of this server's address; yield None if leases are not persisted."""
     listen = config.listen
     if not keeps_ledger(config) or not can_detach:
         yield None

@@ -12,10 +12,10 @@ from envkit.formats import require_format, write_format
 from envkit.http.auth.tokens import TokenStore
 
 STATE_FORMAT = 1
-"""Format of the folder; increased when another version would misread its files."""
+"""Format number of the folder. Increase it when older versions would misread the files."""
 
 LEDGER = "fleet-{}.sqlite"
-"""File name of the ledger of the server at an address."""
+"""File name of a server's ledger; the placeholder is the server's address."""
 
 _FILE = "tokens.sqlite"
 _LOCK = "server.lock"
@@ -34,7 +34,7 @@ def open_tokens(state: Path | str | None = None) -> TokenStore:
     """Open the tokens in a state folder, creating both if missing.
 
     Raises:
-        UsageError: They cannot be stored there, or the folder has another format; the message says why.
+        UsageError: The folder has another format or cannot be written; the message says why.
     """
     return TokenStore(_open_folder(state) / _FILE)
 
@@ -68,10 +68,10 @@ def lock_state(state: Path | str | None = None) -> IO[bytes]:
 
 
 def _open_folder(state: Path | str | None) -> Path:
-    """Return the state folder; a new one is created with its format number.
+    """Return the state folder; create it with its format number if it does not exist.
 
     Raises:
-        UsageError: It has another format, or cannot be written.
+        UsageError: The folder has another format, or cannot be written.
     """
     folder = state_folder(state)
     is_used = (folder / _FILE).exists() or any(folder.glob(LEDGER.format("*")))

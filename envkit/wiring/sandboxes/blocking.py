@@ -47,14 +47,14 @@ _INTERNAL_FIELDS = ("ledger",)
 
 
 async def choose(kind: BackendKind = "auto") -> Backend:
-    """Return a backend that is not open yet.
+    """Choose a backend by its kind; return it without opening it.
 
     Args:
         kind: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
             isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
 
     Raises:
-        UsageError: There is no such kind, or it does not work on this machine; names the remedy.
+        UsageError: There is no such kind, or it does not work on this machine; the message names the remedy.
     """
     if kind not in KINDS:
         raise UsageError(f"backend: must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
@@ -81,7 +81,7 @@ async def choose(kind: BackendKind = "auto") -> Backend:
 
 
 def kind_of(sandbox_id: str) -> BackendKind:
-    """Return the kind of backend of an id.
+    """Return the kind of backend that created the sandbox with this id.
 
     Raises:
         SandboxNotFoundError: No backend of this machine creates such ids.
@@ -93,7 +93,7 @@ def kind_of(sandbox_id: str) -> BackendKind:
 
 
 def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
-    """Return the spec with these fields.
+    """Return the `SandboxSpec` with these fields.
 
     Raises:
         UsageError: There is no such field, or its value is invalid.
@@ -107,7 +107,7 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     try:
         return TypeAdapter(SandboxSpec).validate_python(options)
     except ValidationError as error:
-        from envkit.config.wording import value_problem  # loads the whole config package
+        from envkit.config.wording import value_problem  # imported late, because it loads the whole config package
 
         wrong = {str(problem["loc"][0]): value_problem(problem) for problem in error.errors()}
         raise UsageError("; ".join(f"{name}: {why}" for name, why in wrong.items())) from None
@@ -115,13 +115,13 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
 
 @asynccontextmanager
 async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
-    """Open a backend during the block; raises the errors of `choose`."""
+    """Open a backend for the duration of the block. Raises the same errors as `choose`."""
     async with await choose(kind) as backend:
         yield backend
 
 
 class Starter(Protocol):
-    """Starts sandboxes, here or on a server; see `envkit.protocols.SandboxBackend`."""
+    """Starts sandboxes on this machine or on a server; see `envkit.protocols.SandboxBackend`."""
 
     async def start(self, spec: SandboxSpec) -> AnySandbox: ...
 
@@ -130,7 +130,7 @@ class Starter(Protocol):
 
 @asynccontextmanager
 async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnySandbox]:
-    """Start a sandbox during the block; raises the errors of `SandboxBackend.start` and `restore`."""
+    """Run a sandbox for the duration of the block. Raises the same errors as `SandboxBackend.start` and `restore`."""
     sandbox = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
     try:
         yield sandbox
@@ -157,7 +157,8 @@ def open_sandbox(
         options: The fields of `envkit.types.SandboxSpec`, such as ``image``, ``memory_mib`` and ``network``.
 
     Raises:
-        UsageError: There is no such backend or option, or it does not work on this machine; names the remedy.
+        UsageError: There is no such backend or option, or it does not work on this machine; the message names the
+            remedy.
         SandboxRefusedError: The backend does not support the options.
         SandboxStartError: The sandbox did not become ready.
         UnreachableError: No server answers at `url`.
@@ -188,7 +189,7 @@ def open_sandbox(
 async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> AsyncIterator[Sandbox]:
     """Start a sandbox on this machine during the block, for code in an event loop, such as an `AsyncEnv`.
 
-    One task may enter the block and another exit it, as with an ``AsyncExitStack`` in reset and close.
+    One task may enter the block and another task exit it, such as reset and close, which share an ``AsyncExitStack``.
 
     Args:
         backend: As in `open_sandbox`.
@@ -216,7 +217,7 @@ class BlockingSandbox:
         self._spec = spec
         self._sandbox = sandbox
         self._portal = portal
-        # Also runs at interpreter exit, before the loop thread ends.
+        # The finalizer also runs at interpreter exit, before the thread of the event loop ends.
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
 
@@ -231,12 +232,12 @@ class BlockingSandbox:
 
     @property
     def grader_home(self) -> str:
-        """The folder that only graders can read; see `envkit.protocols.Sandbox.grader_home`."""
+        """Path of the folder that only graders can read; see `envkit.protocols.Sandbox.grader_home`."""
         return self._sandbox.grader_home
 
     @property
     def unenforced(self) -> Sequence[str]:
-        """Limits that other sandboxes of this kind enforce and this one does not.
+        """Limits that this sandbox does not enforce, although other sandboxes of this kind do.
 
         Raises:
             UnsupportedError: The sandbox is on a server, which does not report them.
@@ -261,7 +262,7 @@ class BlockingSandbox:
         return self.wait_for(partial(run, max_output_bytes=max_output_bytes))
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BlockingShell:
-        """Return the shell `name`; it starts with its first command."""
+        """Return the shell `name`. It starts when it runs its first command."""
         return BlockingShell(self._sandbox.shell(name, user=user), self.wait_for)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
@@ -295,7 +296,9 @@ class BlockingSandbox:
         return self.wait_for(self._sandbox.snapshot)
 
     def restore(self, snapshot: str) -> BlockingSandbox:
-        """Start another sandbox with this one's options and a snapshot's files; it stops with this one at the latest.
+        """Start another sandbox with the same options and the files of a snapshot.
+
+        The new sandbox stops when this sandbox stops, if not earlier.
 
         Raises:
             SandboxRefusedError: There is no such snapshot.
@@ -360,9 +363,9 @@ class BlockingShell:
 
 
 def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
-    """Enter `context` in the loop of `portal`, and exit it when `resources` close; Ctrl-C ends the wait.
+    """Enter `context` in the event loop of `portal`, and exit it when `resources` closes. Ctrl-C ends the wait.
 
-    One task enters and exits it, since `context` may hold a task group.
+    The same task enters and exits `context`, because `context` may contain a task group.
     """
     entered: Future[T] = Future()
     closing = portal.call(anyio.Event)
@@ -388,7 +391,7 @@ def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncC
     except BaseException:
         if entered.cancel():
             task.cancel()
-        elif entered.exception() is None:  # interrupted after `context` was entered
+        elif entered.exception() is None:  # the wait was interrupted just after `context` was entered
             close()
         raise
     resources.callback(close)

@@ -1,4 +1,4 @@
-"""Report of what this machine can run and enforce, by experiment."""
+"""Report on the sandboxes that this machine can run and the limits that it enforces, found by experiment."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class BackendFound:
         capabilities: What it enforces; empty if it does not work.
         start_ms: Median time of five starts until a program can run, in milliseconds.
         exec_ms: Median time of five runs of ``true``, in milliseconds.
-        remedies: Commands that fix what is missing, if `problem` does not name them.
-        shared: Kernel limits that all sandboxes of this kind share, so that one can exhaust them for the others.
-        unenforced: Limits beside `capabilities` that its sandboxes do not enforce, such as ``"memory_reserve"``.
+        remedies: Commands that install or enable missing parts, if `problem` does not name them.
+        shared: Kernel limits that all sandboxes of this kind share; one sandbox can exhaust them for all.
+        unenforced: Further limits that its sandboxes do not enforce, such as ``"memory_reserve"``.
     """
 
     name: str
@@ -132,14 +132,14 @@ async def _docker(image: str | None) -> BackendFound:
 
 
 def _docker_remedy() -> str:
-    """Return the command that makes the daemon answer."""
+    """Return the command that installs or starts the Docker daemon, or gives access to its socket."""
     if _DOCKER_SOCKET.exists() and not os.access(_DOCKER_SOCKET, os.W_OK):
         return _INSTALL["docker socket"]
     return _INSTALL["docker" if shutil.which("dockerd") is None else "docker daemon"]
 
 
 async def _docker_daemon() -> tuple[str, Sequence[str]]:
-    """Return the daemon's version, and the kernel limits that its sandboxes share."""
+    """Return the version of the Docker daemon, and the kernel limits that its sandboxes share."""
     try:
         daemon = await Daemon.connect()
     except (DaemonError, UsageError):

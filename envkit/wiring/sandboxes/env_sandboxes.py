@@ -1,4 +1,4 @@
-"""Episode hosts for training and evaluation: sandboxes with an env server each, or this process."""
+"""Episode hosts for training and evaluation: each sandbox runs an env server, or episodes run in this process."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ async def sandbox_host(
         kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
             process; ``"auto"`` is bubblewrap if it works, otherwise a plain child process.
         sandboxes: Number of sandboxes.
-        slots_per_sandbox: Episodes at once in each sandbox.
+        slots_per_sandbox: Concurrent episodes in each sandbox.
         health: When a sandbox counts as lost.
         restarts: How often lost sandboxes are replaced.
-        call_timeout_s: Seconds until a reset or step without an answer raises a `DeadlineError`.
-        announce: Called with one line about the chosen kind, and the reason if it is a fallback.
+        call_timeout_s: Seconds after which a reset or step without a reply raises a `DeadlineError`.
+        announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
 
     Raises:
-        UsageError: This kind does not work on this machine; names the remedy.
-        SandboxStartError: No sandbox started; gives the reason.
+        UsageError: This kind does not work on this machine; the message names the remedy.
+        SandboxStartError: No sandbox started; the message gives the reason.
     """
     announce = announce or _ignore
     if kind == "none":
@@ -95,7 +95,7 @@ async def sandbox_host(
 
 
 async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
-    """Return a backend that is not open yet, its name, and why it is a fallback (may be empty).
+    """Choose a backend; return it (not opened), its name, and why it is a fallback (empty if it is not).
 
     Raises:
         UsageError: This kind does not work on this machine; names the remedy.
@@ -118,12 +118,12 @@ def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None)
     """Return the spec of a sandbox with an env server.
 
     Args:
-        capacity: Episodes at once.
-        in_image: Whether the sandbox's image contains envkit, as with Docker; otherwise the sandbox uses the Python and
-            import path of this process.
-        image: The image; None is the backend's own.
+        capacity: Concurrent episodes.
+        in_image: Whether the sandbox runs in an image that contains envkit, as with Docker. Otherwise the sandbox uses
+            the Python and import path of this process.
+        image: The image; None means the backend's default.
     """
-    # Environments compute little; thread pools in many sandboxes would compete for the same cores.
+    # One thread each: environments compute little, and thread pools in many sandboxes would compete for the cores.
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if in_image:
         return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
@@ -138,7 +138,7 @@ async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[W
     """Open a client of the env server in a sandbox.
 
     Args:
-        call_timeout_s: Seconds until a call without an answer raises a `DeadlineError`.
+        call_timeout_s: Seconds after which a call without a reply raises a `DeadlineError`.
         sandbox: The sandbox.
     """
     connect = partial(sandbox.connect, _SOCKET)
@@ -147,7 +147,7 @@ async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[W
 
 
 class _SandboxedEnvClient:
-    """Client of the env server in a sandbox; adds a hint to errors about environments that only this process knows."""
+    """Client of an env server. Adds a hint to errors about environments that only this process has registered."""
 
     def __init__(self, client: EnvClient, sandbox: EnvSandbox) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""``envkit sandbox`` on this machine: programs in sandboxes with our standard input, output and terminal."""
+"""``envkit sandbox`` on this machine: runs programs in sandboxes, with the input and terminal of this process."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class DetachedSandbox:
 
     Attributes:
         id: Its id.
-        stats: As in `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
-        problem: Why it does not answer, in one line.
-        owner: The server that started it: process, address and ledger; empty if a person started it.
+        stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
+        problem: Why the sandbox does not answer, in one line; empty if it answers.
+        owner: Process, address and ledger of the server that started the sandbox; empty if a person started it.
     """
 
     id: str
@@ -66,7 +66,7 @@ async def run(
     timeout_s: float | None,
     tty: bool,
 ) -> int:
-    """Run a program, or a shell if `program` is empty, in a new sandbox; return the exit code of the command."""
+    """Run a program (a shell if `program` is empty) in a new sandbox; return the exit code to exit with."""
     spec = spec_of(options)
 
     async def run() -> int:
@@ -101,7 +101,7 @@ async def detach(
 
 
 async def exec_in(sandbox_id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
-    """Run a program, or a shell if `program` is empty, in a detached sandbox; return the exit code of the command."""
+    """Run a program (a shell if `program` is empty) in a detached sandbox; return the exit code to exit with."""
 
     async def run() -> int:
         async with _attached(sandbox_id) as sandbox:
@@ -111,13 +111,13 @@ async def exec_in(sandbox_id: str, program: Sequence[str], timeout_s: float | No
 
 
 async def log_of(sandbox_id: str) -> str:
-    """Return the end of the standard error of a detached sandbox's program."""
+    """Return the last standard error output of a detached sandbox's program."""
     async with _attached(sandbox_id) as sandbox:
         return await sandbox.log()
 
 
 async def remove(sandbox_ids: Sequence[str]) -> None:
-    """End detached sandboxes; a failure does not affect the others.
+    """Stop detached sandboxes. If one fails, the others are still stopped.
 
     Raises:
         ExceptionGroup: The failures.
@@ -134,7 +134,7 @@ async def remove(sandbox_ids: Sequence[str]) -> None:
 
 
 def print_result(result: ExecResult, timeout_s: float) -> int:
-    """Write the remaining output of a program with the limit `timeout_s`; return the exit code of the command."""
+    """Print the rest of a program's output; return the exit code to exit with. `timeout_s`: the program's timeout."""
     _write(_OUT, result.stdout_bytes)
     _write(_ERR, result.stderr_bytes)
     if result.timed_out:
@@ -147,7 +147,7 @@ async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], N
 
     Args:
         with_servers: Whether to include the sandboxes of servers.
-        warn: Called with a line about a backend that was left out.
+        warn: Called with one line about each backend that is skipped.
     """
     found: list[DetachedSandbox] = []
     if bubblewrap.why_unavailable() is None:
@@ -185,7 +185,7 @@ async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
-    """Return the result of `run`, or the exit code for a lost sandbox, or for a signal that ended `run` in order."""
+    """Return the result of `run`, or the exit code for a lost sandbox or for a signal that stopped `run`."""
     caught: list[int] = []
 
     async def listen() -> None:
@@ -212,14 +212,14 @@ async def _attached(sandbox_id: str) -> AsyncIterator[AgentSandbox]:
 
 @asynccontextmanager
 async def _backend_of(sandbox_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
-    """Open the backend that creates such ids."""
+    """Open the backend that created the sandbox with this id."""
     async with opened(kind_of(sandbox_id)) as backend:
         assert isinstance(backend, (LocalBackend, DockerBackend))
         yield backend
 
 
 async def _run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
-    """Run a program with our standard input, output and terminal."""
+    """Run a program with the standard input, output and terminal of this process."""
     on_terminal = os.isatty(_IN) and os.isatty(_OUT)
     if tty and not on_terminal:
         raise UsageError("--tty: standard input and output are not a terminal; leave out --tty")
@@ -227,7 +227,7 @@ async def _run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: 
         tty = tty or on_terminal
         program = _SHELL if tty else _PLAIN_SHELL
     timeout_s = _FOR_EVER_S if timeout_s is None else timeout_s
-    if not isinstance(sandbox, AgentSandbox):  # an image without Python: output arrives when the program ends
+    if not isinstance(sandbox, AgentSandbox):  # the image has no Python, so output arrives only when the program ends
         return print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
     async with sandbox.program(program, timeout_s=timeout_s, env=env, terminal=_size() if tty else None) as process:
@@ -243,7 +243,7 @@ async def _run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: 
 
 @asynccontextmanager
 async def _background(tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> AsyncIterator[None]:
-    """Run `tasks` during the block; an error of the block is raised alone, not in a group."""
+    """Run `tasks` during the block. An error of the block is raised directly, not in an exception group."""
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
         for task in tasks:
@@ -258,7 +258,7 @@ async def _background(tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) 
 
 
 async def _feed(program: Program) -> None:
-    """Send our standard input."""
+    """Send the standard input of this process to the program."""
     while True:
         try:
             await anyio.wait_readable(_IN)
@@ -288,7 +288,7 @@ def _raw_terminal() -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(_IN)
-    tty.setraw(_IN, termios.TCSADRAIN)  # keeps keys that were typed before
+    tty.setraw(_IN, termios.TCSADRAIN)  # does not discard keys that were typed before
     try:
         yield
     finally:

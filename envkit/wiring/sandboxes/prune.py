@@ -20,7 +20,7 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
 
     Args:
         dry_run: Only list the orphans.
-        warn: Called with a line about a backend that was left out.
+        warn: Called with one line about each backend that is skipped.
     """
     done = await clock.to_thread(_prune_here, dry_run)
     unused_notes = [note for note in running_servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]

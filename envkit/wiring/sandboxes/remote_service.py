@@ -27,7 +27,7 @@ class RemoteServer:
 
     Attributes:
         url: Its address.
-        token_file: File that holds a token; None uses the variable ``ENVKIT_TOKEN``, if it is set.
+        token_file: File that contains a token; None uses the variable ``ENVKIT_TOKEN``, if it is set.
         ca: PEM file with the CA certificates to trust; None uses the system's.
     """
 
@@ -37,7 +37,7 @@ class RemoteServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
-        """Open a client during the block."""
+        """Open a client for the duration of the block."""
         async with SandboxClient(self.url, self._token(), ca=self.ca, folder_transport=tar_stream) as client:
             yield client
 
@@ -60,7 +60,7 @@ async def run(
     uploads: Sequence[tuple[Path, str]],
     timeout_s: float | None,
 ) -> int:
-    """Run a program without input in a new sandbox of a server; return the exit code of the command."""
+    """Run a program without input in a new sandbox of a server; return the exit code to exit with."""
     _require(program)
     spec = spec_of(options)
     limit_s = timeout_s or MAX_TIMEOUT_S
@@ -83,7 +83,7 @@ async def detach(
 ) -> None:
     """Start a sandbox on a server that runs `program`, and report its id.
 
-    The sandbox ends after its time to live, or after an hour without use.
+    The server stops the sandbox after its time to live, or after an hour without use.
     """
     if uploads and program:
         raise UsageError(UPLOADS_AFTER_START)
@@ -100,13 +100,13 @@ async def detach(
 
 
 async def exec_in(server: RemoteServer, id: str, program: Sequence[str], timeout_s: float | None) -> int:
-    """Run a program without input in a sandbox of a server; return the exit code of the command."""
+    """Run a program without input in a sandbox of a server; return the exit code to exit with."""
     _require(program)
     limit_s = timeout_s or MAX_TIMEOUT_S
 
     async def run() -> int:
         async with server.client() as client:
-            await client.view(id)  # raises for an unknown id; a sandbox that has ended raises SandboxLostError later
+            await client.view(id)  # raises if the id is unknown; an ended sandbox raises SandboxLostError in exec
             _announce()
             return print_result(await client.get(id).exec(program, timeout_s=limit_s), limit_s)
 
@@ -114,14 +114,14 @@ async def exec_in(server: RemoteServer, id: str, program: Sequence[str], timeout
 
 
 async def log_of(server: RemoteServer, id: str) -> str:
-    """Return the end of the standard error of a sandbox's command."""
+    """Return the last standard error output of a sandbox's command."""
     async with server.client() as client:
         await client.view(id)
         return await client.get(id).log()
 
 
 async def remove(server: RemoteServer, ids: Sequence[str]) -> None:
-    """End sandboxes of a server; a failure does not affect the others.
+    """Stop sandboxes of a server. If one fails, the others are still stopped.
 
     Raises:
         ExceptionGroup: The failures.

@@ -1,7 +1,7 @@
-"""Notes about running servers with detached sandboxes: one file per ledger, in a folder for all processes of root.
+"""Notes about running servers with detached sandboxes: one file per ledger, in a folder that root's processes share.
 
-A server removes its note when it ends in order. The note of a killed server stays, so that users can see the owner of
-its sandboxes until the next server re-adopts them, or they end.
+A server removes its note when it shuts down. If a server is killed, its note stays, so that users can see who owns the
+sandboxes until the next server re-adopts them or they end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ServerNote:
         ledger: Path of its ledger.
         address: Its address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``.
         pid: Its process id.
-        process: Name of its process that no later process with the same pid gets.
+        process: Unique name of its process; a later process with the same pid has another name.
     """
 
     ledger_id: str
@@ -44,7 +44,7 @@ class ServerNote:
 
 @contextmanager
 def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> Iterator[None]:
-    """Keep a note of this process in the folder `notes` during the block; write errors are ignored."""
+    """Store a note about this process in the folder `notes` during the block; write errors are ignored."""
     pid = os.getpid()
     note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, run_dirs.owner_name(pid))
     path = notes / ledger_id

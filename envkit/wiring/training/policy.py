@@ -1,4 +1,4 @@
-"""The policy of a run: an engine that plays and a trainer that learns, with the same weights."""
+"""The policy of a run: an engine that plays and a trainer that updates the same weights."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import is_tiny, limits_of, task_of, trainer_defaults
 
 _VOCABULARY_EPISODES = 64
-"""Episodes of random play that supply the tiny policy's vocabulary."""
+"""Number of randomly played episodes from which the vocabulary of a tiny policy is built."""
 
 _DEFAULT_RENDERER = RendererSection()
 
 _HUB_TIMEOUT_S = 10.0
-"""Seconds to wait for the hub's answer about a model."""
+"""Seconds to wait until the hub answers whether it has a model."""
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class Policy:
 
     Attributes:
         model: The trained weights.
-        engine: Plays with a copy of the weights.
+        engine: Generates answers with a copy of the weights.
         renderer: Turns text into tokens and back.
         tokenizer: Tokenizer of the renderer; saved with every checkpoint.
-        description: One line for people.
-        learning_threads: Torch threads of the trainer; 0 keeps torch's setting.
+        description: One line that describes the model.
+        learning_threads: Number of torch threads for training; 0 keeps torch's setting.
     """
 
     model: Any
@@ -82,7 +82,7 @@ class Policy:
         share_weights(path.parent)
 
     def begin_training(self, algorithm: Algorithm, run: RunConfig) -> None:
-        """Create the trainer from the current weights, with a critic and a reference if the algorithm needs them.
+        """Create the trainer from the current weights. Add a critic and a reference model if the algorithm needs them.
 
         The engine copies the trained weights within this process.
         """
@@ -117,10 +117,11 @@ class Policy:
 
 
 def open_policy(run: RunConfig) -> Policy:
-    """Load the model of the file, or create a tiny one; the same file gives the same policy.
+    """Load the model that the training file names, or create a tiny one. The same file always gives the same policy.
 
     Raises:
-        UsageError: No such model, no disk space for a tiny one, or rollout.max_tokens is too small for a turn.
+        UsageError: There is no such model, no disk space for a tiny model, or rollout.max_tokens is too small for a
+            turn.
     """
     silence_transformers()
     section = run.engine
@@ -162,10 +163,10 @@ def open_policy(run: RunConfig) -> Policy:
 
 
 def playing_threads(run: RunConfig) -> int:
-    """Return the number of torch threads for play; 0 keeps torch's setting.
+    """Return the number of torch threads that generate answers; 0 keeps torch's setting.
 
-    The matrices of a tiny policy are too small for several threads: a second thread gains nothing on idle cores, and on
-    busy cores every pass waits for it.
+    The matrices of a tiny policy are too small for several threads: on idle cores a second thread gains nothing, and on
+    busy cores every forward pass waits for the second thread.
     """
     return run.trainer.threads or (1 if is_tiny(run) else 0)
 
@@ -181,12 +182,13 @@ def load_policy(
     is_large: bool = False,
     is_trained: bool = True,
 ) -> Policy:
-    """Load a model folder or a hub model: once in `dtype` to play, and once more in float32 if it is trained.
+    """Load a model folder or a hub model. The engine's copy has `dtype`; if trained, a second copy has float32.
 
-    `threads` is the number of torch threads for play; 0 keeps torch's setting. `is_large`: see `TransformersEngine`.
+    `threads` is the number of torch threads for the engine; 0 keeps torch's setting. `is_large`: see
+    `TransformersEngine`.
 
     Raises:
-        UsageError: No such model, no tokenizer, or its chat template rejects the settings of `renderer`.
+        UsageError: There is no such model or no tokenizer, or the chat template rejects the settings of `renderer`.
     """
     silence_transformers()
     is_folder = Path(path).is_dir()
@@ -225,7 +227,7 @@ def device_of(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts of an environment.
+    """Texts of an environment, collected by random play.
 
     Attributes:
         openings: The first observation of each episode.
@@ -267,7 +269,7 @@ def _collect_texts(run: RunConfig) -> _Texts:
 
 
 def _hub_has(name: str) -> bool:
-    """Whether the hub answers and has the model. transformers alone would retry for most of a minute."""
+    """Whether the hub answers and has the model. Without this check, transformers would retry for most of a minute."""
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
     # Any error: the classes depend on the version of huggingface_hub, and the model may be in the cache.

@@ -29,15 +29,15 @@ def open_tokenizer(path: str) -> Any:
 
 
 def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Renderer:
-    """Return the renderer of a model: its chat template, or tags if it has no template.
+    """Return the renderer of a model. It uses the model's chat template, or tags if there is no template.
 
     Args:
         tokenizer: The model's tokenizer.
-        path: Model folder, or the name of a hub model in the cache; its generation config names stop tokens.
+        path: Model folder, or name of a hub model in the cache. Stop tokens are read from its generation config.
         section: The settings of the run.
 
     Raises:
-        UsageError: The template rejects the settings, or they need a template and there is no template.
+        UsageError: The template rejects the settings, or the settings need a template and the model has none.
     """
     history = None if section.history == "all" else section.history
     if tokenizer.chat_template:
@@ -56,7 +56,7 @@ def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Render
 
 
 def _eos_ids(tokenizer: Any, path: str) -> tuple[int, ...]:
-    """Return the stop tokens of a model's generation config, if it has that file, and of its tokenizer."""
+    """Return the stop tokens of a model's tokenizer and of its generation config, if that file exists."""
     try:
         eos = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
     except OSError:

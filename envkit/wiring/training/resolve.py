@@ -1,4 +1,4 @@
-"""Values that follow from a training file: dependent defaults, the algorithm, the limits, the tasks."""
+"""Values derived from a training file: defaults that depend on other keys, the algorithm, the limits, the tasks."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 
 
 def resolve(run: RunConfig) -> RunConfig:
-    """Fill in defaults that depend on other keys: a tiny policy reads compact observations and answers in one token.
+    """Set the defaults that depend on other keys. For example, a tiny policy answers in one token.
 
-    If `engine.model` is the folder of a policy that envkit saved, and the environment is the same, then the environment
-    options, renderer and turn tokens of its training are the defaults.
+    If `engine.model` is the folder of a policy that envkit saved for the same environment, then the defaults are the
+    environment options, renderer and turn tokens with which the policy was trained.
 
     Raises:
         ConfigError: The policy file in the folder of `engine.model` is damaged or has another format.
@@ -78,7 +78,7 @@ def resolve(run: RunConfig) -> RunConfig:
 
 
 def is_tiny(run: RunConfig) -> bool:
-    """Whether the policy is tiny: a new one, or one that envkit saved in the folder of `engine.model`.
+    """Whether the policy is tiny: either a new policy, or a tiny policy that envkit saved in the folder `engine.model`.
 
     Raises:
         ConfigError: The policy file in the folder is damaged or has another format.
@@ -101,7 +101,7 @@ def _saved_policy(run: RunConfig) -> SavedPolicy | None:
 
 
 def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
-    """Return the section with defaults for the keys that depend on the kind of policy."""
+    """Return the `warmup` section, with defaults for the keys that depend on the kind of policy."""
     section = run.warmup
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
     usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
@@ -116,7 +116,7 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
 
 
 def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
-    """Fill in the keys of the trainer that depend on the kind of policy."""
+    """Return the trainer's settings, with defaults for the keys that depend on the kind of policy."""
     defaults: dict[str, object] = {
         "learning_rate": 5e-4 if is_tiny else 1e-6,
         "critic_learning_rate": 1e-3 if is_tiny else 1e-5,
@@ -147,7 +147,7 @@ def limits_of(run: RunConfig) -> RolloutLimits:
 
 
 def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
-    """Return task `number` of a split; it is the same in every process."""
+    """Return task `number` of a split. Every process computes the same task."""
     options = {**run.env.options}
     if split in spec.splits:
         options["split"] = split

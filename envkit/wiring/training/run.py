@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
     """Train with the settings `run` and write all results into `folder`.
 
-    The first SIGINT or SIGTERM saves a checkpoint of the last finished train step or warm-up update and ends the run;
-    a signal more than `signals.ONE_S` later ends the process at once.
+    At the first SIGINT or SIGTERM, the run saves a checkpoint of the last finished train step or warm-up update, and
+    ends. A signal more than `signals.ONE_S` later ends the process immediately.
 
     Returns:
         The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
 
     Raises:
         ConfigError: `check` found problems.
-        UsageError: The folder, model or checkpoint cannot be used.
+        UsageError: The folder, the model or the checkpoint cannot be used.
     """
     problems = [*check(run), *await check_docker(run)]
     if problems:
@@ -70,7 +70,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
 
 
 class _Run:
-    """One call of `train`."""
+    """The state of one call of `train`."""
 
     def __init__(
         self, run: RunConfig, folder: Path, display: Display, state: RunState, newest: Path | None, *, force: bool
@@ -108,7 +108,7 @@ class _Run:
         self._stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
-        """Run all phases. Everything that can fail early runs before an existing run in the folder is replaced."""
+        """Run all phases. Steps that often fail run first, before an existing run in the folder is replaced."""
         from envkit.wiring.training.policy import open_policy
 
         if self._newest is not None:
@@ -131,7 +131,7 @@ class _Run:
                     await loop.save()
 
     def _learning_threads(self) -> int:
-        """Return the number of trainer threads: the file's, or the one chosen when the run began."""
+        """Return the number of threads for training: the value in the file, or the number chosen when the run began."""
         from envkit.trainer_bridge.threads import learning_threads
 
         chosen = self._run.trainer.threads or self._state.facts.get("threads")
@@ -152,7 +152,7 @@ class _Run:
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
         """Run the warm-up before reinforcement learning, or restore it from a checkpoint.
 
-        Checkpoints are saved before it, at intervals during it, and after it.
+        Checkpoints are saved before the warm-up, at intervals during it, and after it.
         """
         from envkit.trainer_bridge.warmup import warmup
         from envkit.wiring.training.warmup import warm_up
@@ -279,7 +279,7 @@ class _Run:
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of envkit's own in a group, else the group's first leaf."""
+    """Return the first envkit error in an exception group, or otherwise the first error."""
     leaves = list(_leaves(group))
     return next((leaf for leaf in leaves if isinstance(leaf, EnvkitError)), leaves[0])
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as one request to stop."""
+"""SIGINT and SIGTERM handlers that request a graceful stop once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from envkit import clock
 
 ONE_S = 2.0
-"""Seconds after the first signal in which further signals are ignored: `timeout` and batch systems signal a process
-and then its process group."""
+"""Seconds after the first signal during which further signals are ignored, because `timeout` and batch systems signal a
+process and then also its process group."""
 
 
 @contextmanager
 def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] = clock.stopwatch) -> Iterator[None]:
     """Call `request` in the running event loop at the first SIGINT or SIGTERM of the block.
 
-    A signal more than `ONE_S` later ends the process at once. After a stop the handlers stay installed, so that a late
-    signal of the same stop does not end the process while it prints its summary; a later signal then goes to the
-    previous handler. Only for the main thread. `now` is a monotonic clock, in seconds.
+    A signal more than `ONE_S` later ends the process immediately. After a stop the handlers stay installed, so a late
+    signal of the same stop does not end the process while it prints its summary. Signals after `ONE_S` then go to the
+    previous handler. Works only in the main thread. `now` is a monotonic clock, in seconds.
     """
     loop = asyncio.get_running_loop()
     first_s: float | None = None

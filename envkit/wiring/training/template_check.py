@@ -1,4 +1,4 @@
-"""Check of a chat template: compare turn-by-turn rendering, as in a rollout, with rendering of the whole chat."""
+"""Check of a chat template: compares rendering turn by turn, as in a rollout, with rendering of the whole chat."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Dialogue:
     """A dialogue to render.
 
     Attributes:
-        name: For people.
+        name: Name in the report.
         observations: User messages, one more than `answers`.
         answers: Messages of the policy.
         system: The system prompt; None renders no system prompt.
@@ -48,10 +48,11 @@ class DialogueResult:
 
     Attributes:
         name: Name of the dialogue.
-        outcome: ``same``: tokens equal the template's. ``new sample``: the template rewrites earlier turns, so a turn
-            starts a new sample, whose prompt equals the template's. ``answers kept``: only the answers differ, which
-            stay as sampled. ``refused``: the template accepts no system prompt. ``differs``: an error.
-        seen: The first different token, or the template's reason to refuse; may be empty.
+        outcome: ``same``: the tokens equal the template's. ``new sample``: the template rewrites earlier turns, so a
+            turn starts a new sample, whose prompt equals the template's. ``answers kept``: only the answers differ,
+            because they keep the sampled tokens. ``refused``: the template accepts no system prompt.
+            ``differs``: an error.
+        seen: The first token that differs, or why the template refused the dialogue; may be empty.
     """
 
     name: str
@@ -123,7 +124,7 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
 
 
 class _Comparison:
-    """Renders a dialogue turn by turn and compares the tokens with those of the whole chat at each turn."""
+    """Renders a dialogue turn by turn, and at each turn compares the tokens with a rendering of the whole chat."""
 
     def __init__(self, tokenizer: Any, renderer: Renderer, special: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -163,7 +164,7 @@ class _Comparison:
         return verdict
 
     def _is_same(self, ids: Sequence[int], whole: Sequence[int], chat: Chat) -> bool:
-        """Compare tokens, or, if texts contain special tokens that the template would not escape, text and frames."""
+        """Compare tokens; if messages contain special tokens, which the template does not escape, compare the text."""
         plain: Chat = [{**one, "content": self._special.sub("x", one["content"])} for one in chat]
         if plain == chat:
             return list(ids) == list(whole)
@@ -173,7 +174,7 @@ class _Comparison:
         return counts == expected and self._renderer.text(ids) == self._renderer.text(whole)
 
     def _whole(self, chat: Chat) -> list[int]:
-        """Return the template's own tokens."""
+        """Return the tokens that the template renders for the whole chat."""
         return list(self._tokenizer.encode(self._text(chat), add_special_tokens=False))
 
     def _text(self, chat: Chat) -> str:
@@ -187,7 +188,7 @@ class _Comparison:
             for position, one in enumerate(chat)
         ]
         first, *others = self._text(marked).split(_ANSWER_MARK)
-        return [first, *(frame.lstrip() for frame in others)]  # an answer includes the end of its turn
+        return [first, *(frame.lstrip() for frame in others)]  # the end of a turn belongs to its answer
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
         first = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
@@ -201,5 +202,5 @@ class _Comparison:
 
 
 def _before_answer(frame: str) -> str:
-    """Return a frame without trailing whitespace and an empty thought, which may belong to the next answer."""
+    """Return a frame without its last whitespace and empty thought, which may belong to the next answer."""
     return _EMPTY_THOUGHT.sub("", frame).rstrip()

@@ -107,7 +107,7 @@ def test_training_reports_file_and_line_of_an_error_in_a_sandboxed_environment(k
         ),
         (
             ["eval", "NoModule-v0", "--policy", "random", "--episodes", "4"],
-            "none of 4 episodes of NoModule-v0 finished; the first failed: {none}",
+            "0 of 4 episodes of NoModule-v0 finished; the first error: {none}",
         ),
         (["check-env", "NoModule-v0"], "{none}"),
     ],
