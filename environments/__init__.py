@@ -2,6 +2,6 @@
 
 if not __name__.startswith("envkit."):
     raise ImportError(
-        "import this package as envkit.environments: two copies of a module are worse than an error"
+        "import this package as envkit.environments: imported as a top-level package, its modules would exist twice"
         " (a folder of your own with this name needs an __init__.py)"
     )

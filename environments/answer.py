@@ -1,12 +1,12 @@
 r"""Answer parsing: find the moves, or a number, in the text of a language model.
 
-``<answer>up</answer>`` may stand anywhere, in upper or lower case, with white space around the move. Of several closed
-pairs the first counts; of several opening tags before one closing tag the last counts. If the pair holds no move, the
-answer is unreadable. A text without a pair may give its move as ``\boxed{up}``; the last ``\boxed`` counts, since
-mathematical answers come at the end. A text without either must be the bare move, ``up``, so that a language model can
-answer in one token.
+The pair of tags ``<answer>up</answer>`` may appear anywhere, in upper or lower case, with white space around the move.
+If a text has several pairs, the first one counts. If several opening tags precede a closing tag, the last of them
+counts. A pair without a move makes the answer unreadable. A text without tags may write its move as ``\boxed{up}``; the
+last ``\boxed`` counts, since mathematical answers come at the end. Any other text must be the bare move, ``up``, so
+that a language model can answer in one token.
 
-The number of passes over the text is fixed, whatever the text contains.
+Parsing takes a fixed number of passes over the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection
 from decimal import Decimal
 
 SEPARATOR = "||"
-"""Separates the moves of an answer with several moves (as in RAGEN)."""
+"""Separator between the moves of one answer (as in RAGEN)."""
 
 _OPEN = "<answer>"
 _CLOSE = "</answer>"
@@ -36,29 +36,30 @@ def parse_answer(text: str, moves: Collection[str]) -> str | None:
 
 
 def parse_answers(text: str, moves: Collection[str], most: int) -> tuple[str, ...]:
-    """Return the moves in `text`, in order; empty if there are no moves, or if the answer contains anything else.
+    """Return the moves in `text`, in order. The result is empty unless the answer consists of moves only.
 
     Args:
         text: Any output of a model.
         moves: Names of the moves, in lower case.
-        most: Maximum number of moves to return. Later words are dropped, but they must be valid moves, too.
+        most: Maximum number of moves to return. Later moves are dropped, but must be valid.
     """
     words = [word.strip() for word in _answer(text.lower()).split(SEPARATOR)]
     return tuple(words[:most]) if all(word in moves for word in words) else ()
 
 
 def parse_number(text: str) -> Decimal | None:
-    r"""Return the last number in the answer tags or ``\boxed``, or in the whole `text` without them; None without one.
+    r"""Return the last number inside the answer tags or ``\boxed``; None if there is no number.
 
-    A number is an optional minus sign (``-`` or ``−``), digits, which commas may group in threes, and an optional
-    decimal part. A minus sign right after a digit is a subtraction.
+    In a text without tags and ``\boxed``, the last number anywhere counts. A number is an optional minus sign (``-`` or
+    ``−``), digits, which commas may group in threes, and an optional decimal part. A minus sign directly after a digit
+    is read as a subtraction, not as a sign.
     """
     numbers = _NUMBER.findall(_answer(text.lower()))
     return Decimal(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None
 
 
 def _answer(text: str) -> str:
-    r"""Return the content of the answer tags or of ``\boxed``; the whole text without them. `text` is in lower case."""
+    r"""Return what the answer tags or ``\boxed`` enclose, else the whole text. `text` must be in lower case."""
     start = text.find(_OPEN)
     end = text.find(_CLOSE, start) if start >= 0 else -1
     if end >= 0:

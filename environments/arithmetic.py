@@ -1,14 +1,14 @@
 r"""Arithmetic: one question, one number as the answer.
 
-Observation  ``What is 23+41? Answer with a number.``; after the answer the solution, ``23+41 = 64``
-Actions      any text. The answer is the last number in ``<answer>64</answer>`` or ``\boxed{64}``, without them the last
-             number in the text; see `parse_number`
+Observation  the question, ``What is 23+41? Answer with a number.``; after the answer, the solution: ``23+41 = 64``
+Actions      any text. The last number in ``<answer>64</answer>`` or ``\boxed{64}`` is the answer; if the text has
+             neither, its last number is; see `parse_number`
 Reward       1.0 for the right number, otherwise 0.0
 Ends         terminated after one answer
 Problems     operands and operators are drawn uniformly; problems with an inexact division are rejected
 Options      see `ArithmeticOptions`
-Info         ``action_is_valid`` (the answer holds a number), ``success``; at reset ``level``:
-             ``{"digits": digits of the longest operand, "operations": number of operators}``
+Info         ``action_is_valid`` (the answer contains a number), ``success``; at reset ``level``: ``{"digits": digits of
+             the longest operand, "operations": number of operators}``
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_OPERAND = 10**9
 _MAX_TERMS = 8
 _MAX_ANSWER = 1 << 20
 _DRAWS = 20_000
-"""Maximum number of problems to draw until one fits the options."""
+"""Maximum number of problems to draw before giving up, if none of them fits the options."""
 
 _QUESTION = "What is {}?"
 _HOW_TO_ANSWER = " Answer with a number."
@@ -56,7 +56,7 @@ class ArithmeticOptions:
         operands: Smallest and largest operand, from 0 to 1,000,000,000; [10, 99] gives two-digit numbers.
         split: Draw only problems of this split ("train", "validation" or "eval"); None draws any. Problems that differ
             only in the order of a sum or product, such as 23+41 and 41+23, are in the same split.
-        held_out: Share of the problems in each of validation and eval, 0.001 to 0.45.
+        held_out: Share of all problems in the validation split, and also in the eval split, 0.001 to 0.45.
         instructions: Whether the question includes the answer format.
     """
 
@@ -87,7 +87,7 @@ class ArithmeticProblem(NamedTuple):
 
     Attributes:
         text: The expression, such as ``23+41``.
-        answer: Its value.
+        answer: The value of the expression.
         digits: Number of digits of the longest operand.
     """
 
@@ -103,7 +103,7 @@ def draw_problem(
     """Return the problem of `seed`, the same in every process. See `ArithmeticOptions` for the arguments.
 
     Raises:
-        OptionError: A bounded search found no such problem.
+        OptionError: A limited number of draws gave no problem that fits the arguments.
     """
     operators = "".join(one for one in _OPERATORS if one in operations)
     low, high = operands
@@ -127,7 +127,7 @@ class Arithmetic(gymnasium.Env[str, str]):
     """An environment with one arithmetic problem per episode.
 
     Args:
-        options: See `ArithmeticOptions`; ``reset(options=...)`` overrides them for one episode.
+        options: See `ArithmeticOptions`; ``reset(options=...)`` overrides single options for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -148,7 +148,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         self._problem: ArithmeticProblem | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Ask the question of `seed`; without a seed, ask the next question of the sequence."""
+        """Start an episode with the question of `seed`; without a seed, with the next question of the sequence."""
         self._problem = None
         chosen = override(self._defaults, options)
         super().reset(seed=seed)
@@ -180,12 +180,12 @@ class Arithmetic(gymnasium.Env[str, str]):
 
 
 class ArithmeticExpert:
-    """An expert that computes the answer to the question it reads; it works with all options."""
+    """An expert that reads the question from the observation and computes the answer. It supports all options."""
 
     def __init__(self, **options: JSON) -> None: ...
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the right number; empty if there is no question or a division is inexact."""
+        """Return the right number. The result is empty if there is no question, or if a division is inexact."""
         found = _ASKED.search(observation.text)
         value = None if found is None else _value(_products(found[1]))
         return () if value is None else (str(value),)
@@ -198,7 +198,7 @@ class ArithmeticExpert:
 
 
 def _products(text: str) -> list[_Product]:
-    """Return the products that `text` adds up."""
+    """Split the expression `text` into its summands, each of which is a product."""
     products: list[_Product] = []
     for operator, digits in _PARTS.findall(text):
         if operator in ("*", "/"):
@@ -209,7 +209,7 @@ def _products(text: str) -> list[_Product]:
 
 
 def _value(products: Sequence[_Product]) -> int | None:
-    """Return the sum of the products; None if a division, from left to right, is inexact."""
+    """Return the sum of the products, evaluated from left to right; None if a division is inexact."""
     total = 0
     for sign, factors in products:
         value = 1
@@ -225,5 +225,5 @@ def _value(products: Sequence[_Product]) -> int | None:
 
 
 def _canonical(products: Sequence[_Product]) -> str:
-    """Return a normal form: the same text for problems that differ only in the order of sums and products."""
+    """Return a normal form, which is equal for problems that differ only in the order of a sum or product."""
     return str(sorted((sign, sorted(factors)) for sign, factors in products))

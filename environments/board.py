@@ -1,7 +1,7 @@
-"""Boards: square maps as text, one character per cell, lines joined by line ends.
+"""Boards: square maps as text, with one character per cell and a line end between rows.
 
-A cell is identified by its index in that text: its neighbours are 1 and `size` + 1 characters away, and drawing
-replaces characters.
+A cell is identified by the index of its character in the text. On a board with `size` rows, the neighbours of a cell
+are 1 (left, right) and `size` + 1 (up, down) characters away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNREADABLE_TURN = (
 
 
 def steps_of(width: int) -> dict[str, int]:
-    """Return the change of the cell index per move, for lines of `width` characters including their line ends."""
+    """Return by how much each move changes the cell index, if a line has `width` characters including its line end."""
     return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
@@ -28,9 +28,9 @@ def spread_out(board: str) -> str:
 
 
 def find_board(text: str, *, spaced: bool = False) -> str:
-    """Return the board at the end of an observation, without spaces; empty if the observation does not end in a square.
+    """Return the board at the end of an observation, without spaces; an empty string if the text ends in no square.
 
-    Rules or a notice may stand above it; the length of the last line gives the number of lines of the board.
+    Rules or a notice may precede the board. A board has as many lines as its last line has cells.
 
     Args:
         text: The observation.

@@ -1,9 +1,9 @@
-"""Counter-based random numbers: each follows from a seed and a count, for single values and for arrays alike.
+"""Counter-based random numbers: a pure function of a seed and a count, for single values and for arrays.
 
 Number 7 of a seed is the same in every process, in any order of calls, for one board or a thousand. SplitMix64 spreads
 seeds over 64 bits (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). The numbers
-have 32 bits, since every step draws one: each seed's counter has its own start and odd stride, mixed by "lowbias32" of
-Wellons' hash prospector (github.com/skeeto/hash-prospector).
+have 32 bits to be fast, since every step draws one. The seed determines the start and the odd stride of a counter. The
+hash "lowbias32" of Wellons' hash prospector (github.com/skeeto/hash-prospector) mixes the counter's value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECOND_32 = 0x846CA68B
 _BITS = (1 << 64) - 1
 _BITS_32 = (1 << 32) - 1
 _UNIT = 2.0**-32
-# NumPy is faster with a one-element array than with a scalar.
+# These are one-element arrays because NumPy is faster with them than with scalars.
 _FIRST_1, _SECOND_1, _15_1, _16_1 = (np.array([constant], np.uint32) for constant in (_FIRST_32, _SECOND_32, 15, 16))
 
 
@@ -32,7 +32,7 @@ def spread(seed: int) -> int:
 
 
 def spread_B(seed_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`spread` for arrays."""
+    """Return `spread` of each seed in an array."""
     z_B = seed_B + np.uint64(_GOLDEN)
     z_B ^= z_B >> np.uint64(30)
     z_B *= np.uint64(_FIRST)
@@ -48,7 +48,7 @@ def episode_seed(first: int, episode: int) -> int:
 
 
 def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`episode_seed` for arrays; episode numbers are above 0, and `first_B` holds spread seeds (see `spread`)."""
+    """Return `episode_seed` of each pair; `first_B` contains seeds after `spread`, and episode numbers are above 0."""
     z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
     z_B >>= np.uint64(33)
     return z_B
@@ -64,14 +64,14 @@ def chance(seed: int, count: int) -> float:
 
 
 def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the starts and strides of the counters of spread seeds."""
+    """Return the start and the stride of the counter of each seed; `spread_B` contains seeds after `spread`."""
     return (spread_B >> np.uint64(32)).astype(np.uint32), (spread_B | np.uint64(1)).astype(np.uint32)
 
 
 def chance_B(
     first_B: NDArray[np.uint32], stride_B: NDArray[np.uint32], count_B: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """`chance` for arrays, times 2**32; see `chances_of_B`."""
+    """Return `chance` of each seed and count, times 2**32. `chances_of_B` returns the first two arguments."""
     z_B = count_B * stride_B
     z_B += first_B
     z_B ^= z_B >> _16_1

@@ -1,7 +1,7 @@
-"""Options of an environment: overrides, and the checks of their values.
+"""Options of an environment: overriding them, and checking their values.
 
-An environment keeps its options in a frozen dataclass. Its ``__post_init__`` calls the checks below, so an invalid
-value is refused whether it comes from a constructor, ``reset(options=...)`` or a task file.
+An environment keeps its options in a frozen dataclass. Its ``__post_init__`` calls the checks below, so constructors,
+``reset(options=...)`` and task files all reject invalid values.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def override(options: OptionsT, changes: Mapping[str, object] | None) -> OptionsT:
-    """Return `options` with `changes`.
+    """Return a copy of `options` in which `changes` override the values.
 
     Raises:
-        OptionError: A name is unknown (the message suggests the nearest one), or a value is invalid.
+        OptionError: A name is unknown (the message suggests the most similar one), or a value is invalid.
     """
     if not changes:
         return options
@@ -53,13 +53,13 @@ def check_boolean(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise `OptionError` unless `value` is one of `known`; the message suggests the nearest one."""
+    """Raise `OptionError` unless `value` is in `known`; the message suggests the most similar name."""
     if not isinstance(value, str) or value not in known:
         raise OptionError(name, f"{value!r} is not one of them{did_you_mean(str(value), known)}")
 
 
 def check_path(name: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is a path as a string; JSON has no other form of a path."""
+    """Raise `OptionError` unless `value` is a path given as a string, since JSON cannot represent a `Path`."""
     if not isinstance(value, str) or not value.strip():
         hint = f"; use {str(value)!r}" if isinstance(value, PathLike) else ""
         raise OptionError(name, f"must be the path of a file or folder, as a string, got {value!r}{hint}")
@@ -82,7 +82,7 @@ def check_symbols(name: str, value: object, *, instead_of: str) -> None:
 
 
 def check_range(name: str, value: object, *, low: int, high: int) -> None:
-    """Raise `OptionError` unless `value` is two ascending integers from `low` to `high`; they may be equal."""
+    """Raise `OptionError` unless `value` is two integers from `low` to `high`, the first not above the second."""
     if (
         not isinstance(value, (list, tuple))
         or [type(one) for one in value] != [int, int]

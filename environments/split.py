@@ -1,7 +1,7 @@
 """Splits of the levels: train, validation and eval.
 
-A hash of its content assigns each level to a split: 80% train, 10% validation, 10% eval. The splits therefore share no
-level, whatever the seeds, and a level that two seeds draw is in the same split for both.
+A hash of the level's content assigns it to a split: 80% train, 10% validation, 10% eval. A level that two seeds draw is
+thus in the same split for both, and two splits never share a level.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "eval")
 
 
 def split_of(level: str) -> Split:
-    """Return the split of the level that starts with the board `level`."""
+    """Return the split of a level, given the board at its start."""
     tenth = stable_hash("split", level) % 10
     if tenth < 8:
         return "train"
@@ -24,7 +24,7 @@ def split_of(level: str) -> Split:
 
 
 def split_by_share(level: str, held_out: float) -> Split:
-    """Return the split of `level`; validation and eval each hold the share `held_out`, in (0, 0.5), of all levels.
+    """Return the split of `level`, if validation and eval each have the share `held_out`, in (0, 0.5), of all levels.
 
     The assignment differs from that of `split_of`.
     """

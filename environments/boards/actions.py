@@ -17,11 +17,11 @@ from ..board import MOVES
 from .physics import STAY
 
 _SHORT = 64
-"""Maximum length in characters of a cached answer: short answers, without thoughts, recur often."""
+"""Maximum length in characters of a cached answer. Only short answers, without reasoning, are likely to recur."""
 
 
 def read_answer(answer: Any, most: int) -> tuple[str, ...]:
-    """Return at most `most` moves from a text; empty if it holds no moves.
+    """Return the moves in a text, `most` at most; empty if there are none.
 
     Raises:
         UsageError: The answer is not a string.
@@ -38,7 +38,7 @@ def read_index(number: Any) -> tuple[str, ...]:
         UsageError: The number is not an integer.
     """
     try:
-        action = index(number)  # accepts an array without axes, too
+        action = index(number)  # also accepts a zero-dimensional array
     except TypeError:
         raise UsageError(
             f"an action must be an integer, got {number!r}; make(..., action='text') takes answers"
@@ -47,13 +47,13 @@ def read_index(number: Any) -> tuple[str, ...]:
 
 
 def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the numbers of the moves in texts [N, T], padded with -1, and which texts are readable [N].
+    """Return the indices of the moves in the texts [N, T], padded with -1, and whether each text is readable [N].
 
     An unreadable answer counts as one move that does nothing.
 
     Args:
         answers: One text per board.
-        most_N: Maximum moves of an answer; a single number applies to all.
+        most_N: Maximum moves per answer, of shape [N], or [1] if the same for all boards.
 
     Raises:
         UsageError: An answer is not a string.
@@ -75,7 +75,7 @@ def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDA
 
 
 def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the numbers of the moves [N, 1], and which are in range [N].
+    """Return the indices of the moves [N, 1], and whether each is in range [N].
 
     Raises:
         UsageError: The actions are not N integers.
@@ -87,7 +87,7 @@ def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
         raise UsageError(f"actions must be integers, one for each copy, got {index_N.dtype} {index_N.shape}")
     action_N = index_N.astype(np.int64)
-    valid_N = action_N.view(np.uint64) < _STAY_1  # as unsigned integers, negative numbers are the largest
+    valid_N = action_N.view(np.uint64) < _STAY_1  # read as unsigned, a negative number is too large
     if np.count_nonzero(valid_N) < len(valid_N):
         action_N[~valid_N] = STAY
     return action_N[:, None], valid_N

@@ -12,7 +12,8 @@ from .level_cache import Drawn
 from .physics import CODES, Physics
 
 _WAYS = 8
-"""Number of actions in an index: a power of two, so that a shift joins cell and action."""
+"""Factor in an index ``cell * 8 + action``: at least the number of actions, and a power of two for speed.
+"""
 # NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
@@ -24,7 +25,7 @@ class PlayedMoves(NamedTuple):
     Attributes:
         moved_N: Whether the board changed.
         gain_N: Decrease of the number of wanted cells.
-        won_N: Whether no wanted cells are left.
+        won_N: Whether the board has no wanted cells left.
         over_N: Whether the game is won or lost.
     """
 
@@ -35,12 +36,12 @@ class PlayedMoves(NamedTuple):
 
 
 class BoardBatch(ABC):
-    """N boards that move together.
+    """N boards of a game that make their moves together. A cell that the player must still complete is called wanted.
 
     Attributes:
-        side: Cells along one side.
-        here_N: The players' cells.
-        left_N: Remaining wanted cells.
+        side: Cells along one side of a board.
+        here_N: Index of the player's cell on each board.
+        left_N: Number of wanted cells left on each board.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -57,21 +58,21 @@ class BoardBatch(ABC):
         """Play one action on every board; `STAY` does nothing."""
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
-        """Put new levels, one per board or the same for all, on the boards `rows_R`."""
+        """Put new levels on the boards `rows_R`: one level per board, or a single level for all of them."""
         self._cells_NS[rows_R] = levels.cells_RS
         self.here_N[rows_R] = levels.here_R
         self.left_N[rows_R] = levels.wanted_R
 
     def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """Return a copy of the boards [R, S]; None for all."""
+        """Return a copy of the cell codes of the boards `rows_R` [R, S]; if None, of all boards."""
         return self._cells_NS.copy() if rows_R is None else self._cells_NS[rows_R]
 
     def grids(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """Return a copy of the boards [R, side, side]; None for all."""
+        """Return a copy of the cell codes of the boards `rows_R` [R, side, side]; if None, of all boards."""
         return self.codes(rows_R).reshape(-1, self.side, self.side)
 
     def texts(self, symbols: str, rows_R: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the boards [R] as text, code by code in `symbols`; None for all."""
+        """Return the boards `rows_R` as text; if None, all boards. A cell with code c is shown as ``symbols[c]``."""
         return self._writing.write(self.codes(rows_R), symbols)
 
 
@@ -100,7 +101,7 @@ class Pushing(BoardBatch):
         left_N = moved_N.view(np.uint8) * _CODES_1
         left_N += cells.take(here_N)
         arrived_N = tables.ahead_K.take(key_N)
-        # Unmoved cells are written with their old value; a board never writes to another board's cells.
+        # On boards without a move, this writes the old values again.
         cells[here_N] = tables.left_S.take(left_N)
         cells[at_N] = arrived_N
         cells[past_N] = tables.beyond_K.take(key_N)
@@ -113,7 +114,9 @@ class Pushing(BoardBatch):
 
 
 class Walking(BoardBatch):
-    """Boards on which a move changes only the player's position: only the edge stops it, and one wanted cell wins.
+    """Boards on which a move changes only the player's position.
+
+    Only the edge of the board blocks a move, and reaching one wanted cell wins.
 
     The cells are stored without the player.
     """
@@ -123,7 +126,7 @@ class Walking(BoardBatch):
         self._ahead, _ = _neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
-        # The player's symbol on arrival, by the code of the cell; these rules do not depend on the cell beyond.
+        # Code of the player on arrival, by the code of the cell. The cell beyond has no effect on it.
         self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
@@ -182,7 +185,7 @@ class Walking(BoardBatch):
 
 
 class _Map(NamedTuple):
-    """Lookup tables for a level that all boards share, by the player's cell."""
+    """Lookup tables for a level that all boards share, indexed by the player's cell."""
 
     level: Drawn
     wins_S: NDArray[np.bool_]
@@ -218,9 +221,10 @@ class _Writing:
 
 
 def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the cells ahead and beyond, by ``cell * 8 + action``; a move off the board stays on its cell.
+    """Return tables of the cell ahead and of the cell beyond, indexed by ``cell * 8 + action``.
 
-    If the cell beyond is off the board, the table holds the cell ahead: a wall, in every game that reads it.
+    If the cell ahead is off the board, the table contains the player's cell. If the cell beyond is off the board, the
+    table contains the cell ahead, which is a wall in every game that reads the cell beyond.
     """
     ahead = np.zeros((side * side, _WAYS), np.int64)
     beyond = np.zeros((side * side, _WAYS), np.int64)

@@ -29,7 +29,7 @@ RENDER_MODES = ("text", "ansi", "rgb_array")
 
 METRICS = {"action_is_valid": "mean", "action_is_effective": "mean", "success": "last"}
 MAX_ANSWER = 1 << 20
-"""Maximum length in characters of an answer in the action space; longer answers are played, too."""
+"""Maximum length in characters of an answer in the action space. Longer answers are played nevertheless."""
 
 
 def spaces_of(
@@ -38,7 +38,7 @@ def spaces_of(
     """Return the observation space and the action space of one copy of `game`.
 
     Raises:
-        OptionError: The kind of observation or action is unknown.
+        OptionError: The value of `observation` or `action` is unknown.
     """
     check_choice("observation", observation, OBSERVATIONS)
     check_choice("action", action, ACTIONS)
@@ -48,7 +48,7 @@ def spaces_of(
 
 
 def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-    """Return the default options of the episodes of one environment.
+    """Return the options of an environment: the defaults of `game`, overridden by `options`.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -57,7 +57,7 @@ def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
 
 
 def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
-    """Return the options of an episode: the defaults with the changes passed to `reset`.
+    """Return the options of an episode: `defaults`, overridden by the options passed to `reset`.
 
     Raises:
         OptionError: An option is unknown, its value is invalid, or `reset` cannot change it.
@@ -84,10 +84,10 @@ class BoardEnv(gymnasium.Env[Any, Any]):
     """A board game, one episode at a time.
 
     Args:
-        observation: ``"text"``, the board with rules and notices, or ``"grid"``, codes of the cells [size, size].
-        action: ``"text"``, an answer such as ``<answer>up</answer>``, or ``"index"``, the index of the move in `MOVES`.
+        observation: ``"text"`` for the board with rules and notices, or ``"grid"`` for the cell codes [size, size].
+        action: ``"text"`` for answers such as ``<answer>up</answer>``, or ``"index"`` for indices into `MOVES`.
         render_mode: ``"text"`` or ``"ansi"`` (with colours) renders the board as text, ``"rgb_array"`` as a picture.
-        options: The game's options, which ``reset(options=...)`` overrides for one episode.
+        options: The game's options; ``reset(options=...)`` overrides single options for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -120,8 +120,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         """Start an episode with the level of `seed`; without a seed, with the next level of the sequence.
 
-        `options` override those of `make` for this episode. Returns the observation, and an info with ``success``,
-        ``legal_moves`` and, for random levels, ``level``.
+        `options` override the options given to `make` for this episode. The method returns the observation and an info
+        dict with ``success``, ``legal_moves`` and, for random levels, ``level``.
         """
         self._running = False
         chosen = change(self._defaults, options)
@@ -151,11 +151,11 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(rules), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Play an answer such as ``"<answer>up</answer>"`` (or the number of a move, with ``action="index"``).
+        """Play an answer such as ``"<answer>up</answer>"``, or the index of a move with ``action="index"``.
 
-        An unreadable answer is a move that does nothing. Returns the observation, the reward, whether the game is won
-        or lost (terminated), whether the moves ran out (truncated), and an info with ``action_is_valid``,
-        ``action_is_effective``, ``success`` and ``legal_moves``.
+        An unreadable answer counts as a move that does nothing. The method returns the observation, the reward, whether
+        the game is won or lost (terminated), whether the moves ran out (truncated), and an info dict with
+        ``action_is_valid``, ``action_is_effective``, ``success`` and ``legal_moves``.
         """
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
@@ -197,7 +197,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(notice), total, won or lost, late, info
 
     def render(self) -> Any:
-        """Return the current board; None before the first reset, or without a render mode."""
+        """Return the current board in the render mode; None before the first reset, or without a render mode."""
         if not self._cells or self.render_mode is None:
             return None
         return show("".join(self._cells), self.game, self._options, self.render_mode)
@@ -217,7 +217,7 @@ def unreadable(turn: int) -> str:
 
 
 def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: str) -> str | NDArray[np.uint8]:
-    """Return `board` as text or picture, by `render_mode`."""
+    """Return `board` as text or as a picture, depending on `render_mode`."""
     if render_mode == "rgb_array":
         return paint(encode(board, game).reshape(options.side, options.side), game.tiles())
     if options.spaced:

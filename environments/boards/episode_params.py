@@ -1,4 +1,4 @@
-"""Numeric parameters of an episode, and their arrays for many episodes. Axes: N boards."""
+"""Numeric parameters of one episode, and the same parameters as arrays for many episodes. Axes: N boards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class BatchParams(NamedTuple):
     Attributes:
         limit: Moves until the episode is truncated.
         slip: Chance that a move goes to one of its two sides instead.
-        penalty: Amount subtracted from the reward of a turn with an unreadable answer.
+        penalty: Amount subtracted from the reward for an unreadable answer.
         move: Reward of every move.
-        progress: Reward of every wanted cell that becomes done, and cost of each that becomes wanted again.
+        progress: Reward for each wanted cell that becomes done, and its negative for each that becomes wanted again.
         won: Reward of winning.
-        unfinished: Reward when the moves run out, multiplied by the share of done cells among wanted and done ones.
-        turn: Maximum moves of an answer.
+        unfinished: Reward when the moves run out, multiplied by the share of goals that are done.
+        turn: Maximum moves per answer.
         notices: Whether an unreadable answer causes a notice above the board.
     """
 
@@ -35,7 +35,7 @@ class BatchParams(NamedTuple):
 
 
 class EpisodeParams(NamedTuple):
-    """The parameters of `BatchParams` as arrays: of shape [1], or [N] if the boards differ."""
+    """The parameters of `BatchParams` as arrays, of shape [1], or [N] if the boards have different parameters."""
 
     limit: NDArray[Any]
     slip: NDArray[Any]
@@ -49,7 +49,7 @@ class EpisodeParams(NamedTuple):
 
 
 class Rewards(NamedTuple):
-    """The rewards among the parameters; see `BatchParams`."""
+    """The parameters of `BatchParams` that are rewards."""
 
     move: float = 0.0
     progress: float = 0.0
@@ -58,7 +58,10 @@ class Rewards(NamedTuple):
 
 
 class Matters(NamedTuple):
-    """Parameters with an effect on any board; `rewards` is false if winning pays 1 and nothing else pays per move."""
+    """Flags of the parameters that affect at least one board; effects without a flag need not be computed.
+
+    `rewards` is false if winning is rewarded with 1, and moves and progress with nothing.
+    """
 
     rewards: bool
     slip: bool
@@ -78,11 +81,14 @@ def as_arrays(params: BatchParams) -> EpisodeParams:
 
 
 SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
-"""The two sides of a move: the first for the lowest random numbers, the second for the highest, as in Gymnasium."""
+"""The two sides of a move. As in Gymnasium, low random numbers select the first side and high ones the second."""
 
 
 def slipped(move: str, slip: float, chance: float) -> str:
-    """Return the actual move: the first side below ``slip / 2``, the second from ``1 - slip / 2``, else `move`."""
+    """Return the move that slipping on the ice makes of `move`.
+
+    It is the first side if `chance` is below ``slip / 2``, the second from ``1 - slip / 2``, otherwise `move`.
+    """
     if chance < slip / 2:
         return SIDES[move][0]
     return SIDES[move][1] if chance >= 1 - slip / 2 else move

@@ -24,21 +24,22 @@ class BoardOptions(ABC):
     """Options of every board game.
 
     Attributes:
-        max_moves: Moves until the episode is truncated, 1 to 10,000; None means the game's default for its size.
+        max_moves: Moves until the episode is truncated, 1 to 10,000; None means the game's default for the size.
         split: Draw only levels of this split ("train", "validation" or "eval"); None draws any.
         num_levels: Size of the fixed set of levels to draw from, 1 to 100,000; None draws a new level for every seed.
-            Among hundreds of small levels some are equal.
+            Small levels may occur more than once in a large set.
         instructions: Whether observations include rules and notices, or only the board.
-        symbols: The characters to show for the cells, in the order of the game's own symbols; None keeps those.
-        spaced: Whether to put a space between the symbols of a line: a BPE tokenizer merges ``____`` into one token.
-        actions_per_turn: Maximum moves of an answer, joined by ``||``, 1 to 100.
+        symbols: The characters to show instead of the game's own symbols, in their order; None shows the game's own.
+        spaced: Whether to put spaces between the symbols of a line; a BPE tokenizer would merge ``____`` into one
+            token.
+        actions_per_turn: Maximum moves per answer, 1 to 100; the moves are joined by ``||``.
         format_penalty: Amount subtracted from the reward for an unreadable answer, 0 to 100.
     """
 
     canonical: ClassVar[str]
     """The game's own symbols."""
     for_make: ClassVar[frozenset[str]] = frozenset()
-    """Options that only `make` takes: a client of a served environment must not choose them."""
+    """Options that only `make` accepts, because a client of a served environment must not choose them."""
 
     max_moves: int | None = None
     split: Split | None = None
@@ -75,12 +76,12 @@ class BoardOptions(ABC):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The character to show, by the game's own symbol."""
+        """The character to show for each of the game's own symbols."""
         return dict(zip(self.canonical, self.symbols or self.canonical, strict=True))
 
     @property
     def how_to_answer(self) -> str:
-        """The end of the rules."""
+        """The sentence at the end of the rules that explains the answer format."""
         count = self.actions_per_turn
         return f"Answer with {ONE_MOVE if count == 1 else MANY_MOVES.format(count=count)}"
 
@@ -93,7 +94,7 @@ class Level(NamedTuple):
 
     Attributes:
         board: The board, in the game's own symbols.
-        facts: Known facts about the level, such as ``shortest``, the moves of a shortest solution; may be empty.
+        facts: Facts about the level, such as ``shortest`` (moves of a shortest solution); may be empty.
     """
 
     board: str
@@ -125,7 +126,7 @@ class BoardGame(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def rewards(self, options: OptionsT) -> Rewards:
-        """Return the rewards of moves, progress and winning."""
+        """Return the rewards for moves, progress and winning."""
 
     @abstractmethod
     def tiles(self) -> NDArray[np.uint8]:
@@ -134,14 +135,14 @@ class BoardGame(ABC, Generic[OptionsT]):
     @property
     @abstractmethod
     def styles(self) -> Mapping[str, str]:
-        """Terminal colours, by symbol."""
+        """The terminal colours of each symbol."""
 
     def slip(self, options: OptionsT) -> float:
-        """Return the chance that a move goes to one of its sides."""
+        """Return the chance that a move goes to one of its two sides instead."""
         return 0.0
 
     def num_levels(self, options: OptionsT) -> int | None:
-        """Return the number of levels, which `draw` then takes by index; None if every seed has its own level."""
+        """Return the size of the fixed set of levels, whose indices are the seeds for `draw`; None without a set."""
         return options.num_levels
 
     def params(self, options: OptionsT) -> BatchParams:

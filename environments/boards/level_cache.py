@@ -16,10 +16,10 @@ class Drawn(NamedTuple):
 
     Attributes:
         cells_RS: Codes of the cells.
-        here_R: The players' cells.
+        here_R: Index of the player's cell.
         wanted_R: Number of wanted cells.
         goals_R: Number of wanted and done cells together.
-        facts: See `Level`; [R] each.
+        facts: The facts of `Level`, each as an array [R].
     """
 
     cells_RS: NDArray[np.uint8]
@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
 
 
 class LevelCache:
-    """Draws the levels of one set of options. If their number is bounded, each level is drawn only once."""
+    """Draws the levels for one set of options. If the options fix a set of levels, each level is drawn only once."""
 
     def __init__(self, game: BoardGame[Any], options: Any) -> None:
         self._game = game
@@ -45,7 +45,9 @@ class LevelCache:
         return self._count == 1
 
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of `seeds`; a single row if there is only one level. `spread_R` holds the spread seeds."""
+        """Return the levels of `seeds`, which `spread_R` contains after `counter_rng.spread`; one row for a single
+        level.
+        """
         if self._count is None:
             return self._encode([self._game.draw(seed, self._options) for seed in seeds])
         if self.is_single:

@@ -1,4 +1,4 @@
-"""The physics of a board game: one definition for a single board as text and for batches of boards as arrays.
+"""The rules of moves in a board game, defined once for single boards as text and for batches of boards as arrays.
 
 A move changes at most three cells in a row: the player's cell, the one ahead and the one beyond. The constructor
 evaluates the rule for every pair of symbols ahead and beyond; after that, a move is a table lookup.
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from ..board import MOVES, steps_of
 
 STAY = len(MOVES)
-"""Number of the action that does nothing, after the moves."""
+"""Index of the action that does nothing; it follows the indices of the moves."""
 EDGE = "\n"
 """The symbol beyond the last cell of a row."""
 CODES = 8
-"""Number of symbol codes in an index: a power of two, so that a shift joins two codes."""
+"""Factor in an index of two codes, ``ahead * 8 + beyond``: above the largest code, and a power of two for speed."""
 
 Rule = Callable[[str, str], "tuple[str, str] | None"]
 
@@ -38,7 +38,7 @@ class Tables(NamedTuple):
         beyond_K: New code of the cell beyond.
         moves_K: Whether the player moves.
         gain_K: Decrease of the number of wanted cells.
-        left_S: New code of the player's old cell; index ``8 + S`` if the player moves, ``S`` if not.
+        left_S: New code of the player's old cell, at index ``8 + S`` if the player moves, else ``S``.
         is_fatal_S: Whether the game is lost when the player's cell has this code.
     """
 
@@ -56,10 +56,10 @@ class Physics:
     Args:
         symbols: The symbols of the cells, at most 7; the code of a symbol is its index.
         players: The player's symbols, each with the symbol that the player leaves behind.
-        rule: Maps the symbols ahead and beyond (`EDGE` off the board) to their new symbols; None if the player cannot
-            move. It is never called with a player ahead.
+        rule: Function from the symbols ahead and beyond (`EDGE` if off the board) to their new symbols; it returns None
+            if the player cannot move. It is never called with a player ahead.
         wanted: The game is won when no cell has this symbol.
-        done: The symbol of a cell that was wanted and is done.
+        done: The symbol of a wanted cell after the player has completed it.
         fatal: The game is lost when the player has this symbol; empty if it cannot be lost.
         reach: 2 if a move can change the cell beyond, otherwise 1.
     """
@@ -100,7 +100,7 @@ class Physics:
         """Move the player in `cells` from `here` by `step` cells.
 
         Returns:
-            The decrease of the number of wanted cells; None if the move is blocked and nothing changed.
+            By how much the number of wanted cells decreased; None if the move was blocked and changed nothing.
         """
         at = here + step
         past = at + step
@@ -124,7 +124,7 @@ class Physics:
         return board if gain is None else "".join(cells)
 
     def tables(self) -> Tables:
-        """Return the same rules for arrays."""
+        """Return these rules as arrays."""
         codes = {symbol: code for code, symbol in enumerate(self.symbols)}
         edge = CODES - 1
         ahead_K = (np.arange(CODES * CODES) // CODES).astype(np.uint8)

@@ -1,8 +1,8 @@
 """Pictures of boards: tiles, frames made of tiles, and coloured text for a terminal.
 
-A tile is drawn from masks; a mask marks the part of the tile that a shape covers. Lengths are in pixels of the finished
-tile, may be fractions, and count from the top left corner: x to the right, y down. Masks have a higher resolution than
-the tile; `Canvas.pixels` averages them, which smooths the edges.
+A tile is drawn with masks. A mask marks the part of the tile that a shape covers. Coordinates and lengths are in pixels
+of the finished tile, and may be fractions. The origin is the top left corner; x points to the right and y down. Masks
+have a higher resolution than the tile. `Canvas.pixels` averages their samples, which smooths the edges.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
     """
     *batch, rows, columns = codes.shape
     count, pixels = tiles.shape[:2]
-    # Copy one line of pixels of each tile at a time, directly to its destination.
+    # Copy the tiles line by line: each line of pixels goes directly to its place in the picture.
     lines = np.ascontiguousarray(tiles.transpose(1, 0, 2, 3)).reshape(pixels * count, pixels * 3)
     if codes.size and codes.max() >= count:
         raise IndexError(f"a cell has code {codes.max()}, but there are only {count} tiles")
@@ -55,13 +55,13 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
 def colour(board: str, styles: Mapping[str, str], shown: Mapping[str, str]) -> str:
     """Return a board as coloured text for a terminal.
 
-    Without the escape sequences, the text is the same as without colours. Every line ends in the terminal's default
-    colours.
+    The text differs from the plain text only by escape sequences. Every line ends in the terminal's default colours.
 
     Args:
         board: The board, in the game's own symbols.
-        styles: Style by symbol, as parameters of an SGR sequence (ECMA-48) such as ``1;33``; other symbols are plain.
-        shown: The character to show for each of the game's symbols; other symbols are shown unchanged.
+        styles: The style of a symbol, as parameters of an SGR sequence (ECMA-48) such as ``1;33``. Symbols without a
+            style are plain.
+        shown: The character to show for a symbol. Symbols without an entry are shown unchanged.
     """
     return "\n".join([_colour_line(line, styles, shown) for line in board.split("\n")])
 
@@ -70,14 +70,14 @@ def _colour_line(line: str, styles: Mapping[str, str], shown: Mapping[str, str])
     parts: list[str] = []
     style = ""
     for style, run in groupby(line, lambda symbol: styles.get(symbol, "")):
-        # Each run starts with a reset, since a style need not override everything that the previous style set.
+        # Reset before each style, since it may not override everything that the previous style set.
         parts.append(f"\x1b[0;{style}m" if style else _RESET if parts else "")
         parts.extend([shown.get(symbol, symbol) for symbol in run])
     return "".join(parts) + (_RESET if style else "")
 
 
 class Canvas:
-    """A drawing surface for one tile; it starts with a single colour."""
+    """A drawing surface for one tile, filled with the colour `ground` at the start."""
 
     def __init__(self, ground: str) -> None:
         self._samples = np.empty((_SIDE, _SIDE, 3), np.float32)
@@ -101,7 +101,7 @@ class Canvas:
 def rectangle(left: float, top: float, right: float, bottom: float, *, radius: float = 0.0) -> Mask:
     """Return a rectangle with corners rounded by `radius`."""
     x, y = _grid()
-    # Distance to the rectangle without its border of width `radius`.
+    # Distance to the inner rectangle, which is smaller by `radius` on each side.
     beside = np.maximum(np.maximum(left + radius - x, x - right + radius), 0)
     above = np.maximum(np.maximum(top + radius - y, y - bottom + radius), 0)
     inside: Mask = (left <= x) & (x < right) & (top <= y) & (y < bottom)
@@ -164,7 +164,7 @@ def stacked(canvases: Sequence[Canvas]) -> NDArray[np.uint8]:
 
 @cache
 def _grid() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the x [1, samples] and y [samples, 1] of the sample centres."""
+    """Return the coordinates of the sample centres: x [1, samples] and y [samples, 1]."""
     centres = ((np.arange(_SIDE) + 0.5) / _FINE).astype(np.float32)
     return centres[None, :], centres[:, None]
 
@@ -190,9 +190,9 @@ def draw_person(
         x: Centre of the face.
         y: Centre of the face; the feet are 15 pixels lower.
         coat: Colour of the clothes.
-        cap: Shape of the cap; only its outline is drawn, the caller fills it.
-        hands: Positions of the two hands, the left one in the picture first.
-        is_well: Whether the player smiles; otherwise the eyes are crosses.
+        cap: Shape of the cap. Only its outline is drawn here; the caller fills it.
+        hands: Positions (x, y) of the two hands; the hand further left in the picture comes first.
+        is_well: Whether the player smiles. If false, the eyes are drawn as crosses.
     """
     head = disc(x, y, 6.8, height=6.4)
     body = rectangle(x - 5, y + 4, x + 5, y + 12.5, radius=2.5)

@@ -1,4 +1,7 @@
-"""Slip noise for many boards: turns some moves sideways. Axes: N boards, R selected boards, K moves ahead."""
+"""Slip noise for many boards: turns some moves sideways at random.
+
+Axes: N boards, R selected boards, K moves whose random numbers are drawn in advance.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from ..counter_rng import chance_B, chances_of_B
 from .episode_params import SIDES, EpisodeParams
 
 _AHEAD = 32
-"""Moves to draw in one batch: drawing them one at a time would cost as much as the rest of a step."""
+"""Number of moves to draw random numbers for in one batch. One at a time would cost as much as the rest of a step."""
 
 
 class SlipNoise:
-    """Applies `episode_params.slipped` to the moves of N boards, with the random numbers of each board's seed.
+    """Applies `episode_params.slipped` to the moves of N boards; each board has the random numbers of its own seed.
 
     Args:
         num_boards: N.
@@ -30,20 +33,20 @@ class SlipNoise:
         self._turns_left = 0
 
     def seed(self, rows_R: NDArray[np.int64], spread_R: NDArray[np.uint64]) -> None:
-        """Set new seeds, already spread, for some boards."""
+        """Set new seeds for some boards. `spread_R` contains the seeds after `counter_rng.spread`."""
         self._first_N[rows_R], self._stride_N[rows_R] = chances_of_B(spread_R)
         self.forget()
 
     def forget(self) -> None:
-        """Discard the numbers drawn ahead, since seeds, move counts or parameters have changed."""
+        """Discard the random numbers drawn in advance, because seeds, move counts or parameters have changed."""
         self._turns_left = 0
 
     def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], params: EpisodeParams) -> NDArray[np.int64]:
-        """Return the actual moves.
+        """Return the moves after slipping.
 
         Args:
             action_N: Numbers of the intended moves.
-            moves_N: Moves of each board since its seed was set; at most one more than in the previous call.
+            moves_N: Number of moves on each board since its seed was set; at most one more than in the previous call.
             params: Parameters of the episodes.
         """
         if self._turns_left == 0:
@@ -64,7 +67,7 @@ class SlipNoise:
 
 
 def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint32]:
-    """Return the smallest 32-bit random number that is not below the share; with 64 bits if it does not fit into 32."""
+    """Return the smallest 32-bit random number that is not below the share; 64-bit if it does not fit into 32 bits."""
     bound_N: NDArray[np.float64] = np.ceil(share_N * 2.0**32)
     return bound_N.astype(np.uint64) if bound_N.max() >= 2.0**32 else bound_N.astype(np.uint32)
 

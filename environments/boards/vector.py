@@ -1,7 +1,7 @@
 """Many board games as one ``gymnasium.vector.VectorEnv``, stepped in NumPy.
 
-It returns the same observations, rewards, ends and infos as Gymnasium's ``SyncVectorEnv`` over single boards, for the
-same seeds and actions, in all three autoreset modes.
+With the same seeds and actions, it returns the same observations, rewards, termination and truncation flags and infos
+as Gymnasium's ``SyncVectorEnv`` with single boards, in all three autoreset modes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         num_envs: Number of copies, at least 1.
         autoreset: When to reset a finished copy.
-        options: As for `BoardEnv`. All copies have the same `size`, `symbols` and `spaced`.
+        options: Options of the game, as for `BoardEnv`. All copies have the same `size`, `symbols` and `spaced`.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -80,11 +80,11 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._default_params = self._params = as_arrays(self.game.params(self._defaults))
         self._matters = matters_of(self._params)
         self._slip_noise = SlipNoise(num_envs)
-        self._firsts: list[Any] = [None] * num_envs  # seed of each row's last reset with a seed; None before
-        self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
+        self._firsts: list[Any] = [None] * num_envs  # seed of each board's last reset with a seed, else None
+        self._first_N = np.zeros(num_envs, np.uint64)  # `_firsts` after `counter_rng.spread`
         self._episode_N = np.full(num_envs, -1)
-        self._ticks_N = np.zeros(num_envs, np.int64)  # moves since then
-        self._deadline_N = np.zeros(num_envs, np.int64)  # tick at which the episode is truncated
+        self._ticks_N = np.zeros(num_envs, np.int64)  # moves since that reset
+        self._deadline_N = np.zeros(num_envs, np.int64)  # value of `_ticks_N` at which the episode is truncated
         self._goals_N = np.ones(num_envs, np.int64)
         self._was_reset = False
         self._is_over_N = np.zeros(num_envs, np.bool_)
@@ -100,7 +100,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        self._was_reset = False  # after a refused reset, step must fail
+        self._was_reset = False  # if this reset raises an error, step must fail
         changes = dict(options or {})
         mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
         chosen = change(self._defaults, changes)
@@ -145,7 +145,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             restart_R = restart_N.nonzero()[0]
             if self._autoreset is AutoresetMode.DISABLED:
                 raise StepOrderError(f"copies {restart_R.tolist()[:8]} have ended: reset them with reset_mask")
-            # Finished copies restart first and then stay in place, so that one pass observes all boards.
+            # Restart finished copies now and let them stay in place in this step, so that one pass observes all boards.
             restarted = self._restart(restart_N, restart_R)
             action_NT[restart_R, 0] = STAY
             if action_NT.shape[1] > 1:
@@ -177,7 +177,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def _play(
         self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]
     ) -> _StepArrays:
-        """Play a turn of one or more moves in the rows `played_N`."""
+        """Play a turn of one or more moves on the boards where `played_N` is true."""
         params = self._params
         turn = self._move(action_NT[:, 0], played_N)
         for action_N in action_NT.T[1:] if action_NT.shape[1] > 1 else ():
@@ -197,7 +197,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return turn
 
     def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _StepArrays:
-        """Play one move; other rows stay in place, without a reward."""
+        """Play one move on the boards where `playing_N` is true. The other boards do not change and have reward 0."""
         params = self._params
         if self._matters.slip:
             action_N = self._slip_noise.turn(action_N, self._ticks_N, params)
@@ -215,13 +215,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return _StepArrays(reward_N, over_N, truncated_N, moved_N, won_N)
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the numbers of the moves of every turn [N, T], padded with -1, and which actions are readable [N]."""
+        """Return the move indices of each turn [N, T], padded with -1, and whether each action is readable [N]."""
         if isinstance(actions, str) or not hasattr(actions, "__len__") or len(actions) != self.num_envs:
             raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
         return read_answers(actions, self._params.turn) if self._is_text else read_indices(actions)
 
     def _next(self, row: int, seed: int | None) -> tuple[int, int]:
-        """Return the first seed of a row's sequence of episodes, and the number of its next episode."""
+        """Return the seed that started the board's sequence of episodes, and the number of its next episode."""
         if seed is None and self._firsts[row] is None:
             seed = int(self.np_random.integers(1 << 31))
         return (self._firsts[row], int(self._episode_N[row]) + 1) if seed is None else (int(seed), 0)
@@ -244,7 +244,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._goals_N[rows_R] = drawn.goals_R
 
     def _restart(self, restart_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
-        """Start the next episode in each row; return its infos."""
+        """Start the next episode on the boards `rows_R`; return its infos."""
         self._episode_N += restart_N
         self._set_params(rows_R, self._default_params)
         if self._level_cache.is_single:
@@ -256,7 +256,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return self._level_infos(restart_N, rows_R, drawn.facts)
 
     def _end_and_restart(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
-        """Start the next episode in the rows that have just ended; its infos replace those of the last step."""
+        """Start the next episode on the boards that have just ended. Its infos replace those of the last step."""
         rows_R = ended_N.nonzero()[0]
         goes_on_N = ~ended_N
         final_N = np.full(self.num_envs, None, dtype=object)
@@ -313,7 +313,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return legal_N
 
     def _set_params(self, rows_R: NDArray[np.int64], params: EpisodeParams) -> None:
-        """Set the parameters of the rows. They grow to one per row when they first differ from the defaults."""
+        """Set the parameters of the boards `rows_R`; store one value per board once these differ from the defaults."""
         if self._params is self._default_params:
             if params is self._default_params:
                 return
@@ -328,12 +328,12 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._texts[row] = above + text
 
     def _boards(self, rows_R: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the boards as observed; None for all."""
+        """Return the text of the boards `rows_R`, as observed; if None, of all boards."""
         texts = self._batch.texts(self._symbols, rows_R)
         return [spread_out(text) for text in texts] if self._defaults.spaced else texts
 
     def _add_texts_above(self, unread_N: NDArray[np.bool_], restart_R: NDArray[np.int64]) -> None:
-        """Add notices above the boards, and rules where an episode starts."""
+        """Add a notice above boards with an unreadable answer, and the rules above boards that start an episode."""
         if unread_N.any():
             turn_N = np.broadcast_to(self._params.turn, self.num_envs)
             for row in (self._params.notices & unread_N).nonzero()[0].tolist():
@@ -357,7 +357,7 @@ class _StepArrays(NamedTuple):
 
 
 def _above(game: BoardGame[Any], options: BoardOptions) -> str:
-    """Return the text above the first board."""
+    """Return the rules and the empty line above the first board; empty without `instructions`."""
     return f"{game.rules(options)}\n\n" if options.instructions else ""
 
 

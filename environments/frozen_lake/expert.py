@@ -13,16 +13,16 @@ from .slippery import best_moves
 
 
 class FrozenLakeExpert:
-    """Plays shortest paths over the lake it sees; on slippery ice it plays a plan that accounts for slips.
+    """Plays a shortest path on the lake that it observes; on slippery ice, a plan that accounts for slips.
 
     Args:
-        symbols: This and the other arguments are options of the episodes to play; see `LakeOptions`.
+        symbols: Like the other arguments, an option of the episodes to play; see `LakeOptions`.
         spaced: See `symbols`.
-        slip: Above 0, the expert plays the plan of `best_moves`.
-        size: Determines, with `map` and `max_moves`, the move limit of that plan.
+        slip: If above 0, the expert plays the plan of `best_moves`.
+        size: Together with `map` and `max_moves`, it determines the move limit of that plan.
         map: See `size`.
         max_moves: See `size`.
-        options: Options without an effect on the expert.
+        options: Other options, which have no effect on the expert.
 
     Raises:
         OptionError: An option is invalid.
@@ -47,9 +47,9 @@ class FrozenLakeExpert:
         self._move_limit = chosen.move_limit
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the first moves of all shortest paths; on slippery ice those of `best_moves`.
+        """Return the first moves of all shortest paths; on slippery ice, the moves that `best_moves` returns.
 
-        Empty after the end, and if there is no path.
+        The result is empty after the end of the episode, and if no path leads to the goal.
         """
         board = self._read(observation)
         layers = layers_of(board)

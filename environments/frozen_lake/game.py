@@ -37,11 +37,11 @@ class LakeOptions(BoardOptions):
     Attributes:
         size: Cells along one side, 2 to 32; None means 4, or the size of `map`.
         frozen: Chance in [0, 1] that a cell other than start and goal is ice.
-        slip: Chance in [0, 1] that a move goes to one of its two sides instead, each side equally likely.
-        map: A fixed map instead of random ones: "4x4" or "8x8" for Gymnasium's own maps, or rows in Gymnasium's
-            letters, such as ["SF", "HG"]; a map has no splits.
-        max_moves: None means 10 up to size 4, and 5/8 of the number of cells for larger sizes; with a map 100 up to
-            size 4, and 200 for larger ones, as in Gymnasium.
+        slip: Chance in [0, 1] that a move goes to one of its two sides instead, either side equally likely.
+        map: A fixed map instead of random ones: "4x4" or "8x8" for Gymnasium's own maps, or a list of rows in
+            Gymnasium's letters, such as ["SF", "HG"]. A fixed map has no splits.
+        max_moves: None means 10 up to size 4, and 5/8 of the number of cells above. With `map`, None means 100 up to
+            size 4 and 200 above, as in Gymnasium.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -67,7 +67,7 @@ class LakeOptions(BoardOptions):
 
     @property
     def own_lake(self) -> Lake | None:
-        """The lake of `map`."""
+        """The lake on the fixed `map`."""
         if self.map is None:
             return None
         if isinstance(self.map, str):
@@ -137,6 +137,6 @@ class FrozenLake(BoardEnv):
 
 
 class FrozenLakeVector(BoardVectorEnv):
-    """Many frozen lakes that step together, in NumPy."""
+    """Many frozen lakes as one vector environment, stepped in NumPy."""
 
     game = FrozenLake.game

@@ -1,4 +1,4 @@
-"""Levels of the frozen lake: random maps with a path to the goal, Gymnasium's maps, or maps of the caller."""
+"""Levels of the frozen lake: random maps with a path to the goal, Gymnasium's maps, or the caller's own map."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from envkit.types import stable_hash
 from ..split import Split, split_of
 
 SYMBOLS = "_OGPX√"
-"""Ice, hole, goal, player, player in a hole, player on the goal; the index of a symbol is its code in grids."""
+"""Symbols of ice, hole, goal, player, player in a hole, player on the goal. The index of a symbol is its code in grids.
+"""
 
 MAPS = {
     "4x4": ("SFFF", "FHFH", "FFFH", "HFFG"),
     "8x8": ("SFFFFFFF", "FFFFFFFF", "FFFHFFFF", "FFFFFHFF", "FFFHFFFF", "FHHFFFHF", "FHFFHFHF", "FFFHFFFG"),
 }
-"""The maps of Gymnasium's FrozenLake-v1, by their names there."""
+"""The maps of Gymnasium's FrozenLake-v1, by their names in Gymnasium."""
 
 _DRAWS = 20_000
 _CELLS = 2_000_000
-"""Bounds on the search for a lake: number of maps drawn, and of their cells."""
+"""Limits on the search for a lake: the number of maps drawn, and the number of their cells in total."""
 _OURS = str.maketrans("SFHG", "P_OG")
 _FREE = str.maketrans({"_": "1", "G": "1", "P": "1", "O": "0", "\n": "0"})
 
@@ -48,11 +49,11 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
         seed: Any integer.
         size: Cells along one side.
         frozen: Chance that a cell other than start and goal is ice.
-        move_limit: Maximum moves of its shortest path.
-        split: Split of the lake; None takes any.
+        move_limit: Maximum moves on the shortest path from start to goal.
+        split: Split that the lake must belong to; None accepts any.
 
     Raises:
-        OptionError: A bounded search found no such lake.
+        OptionError: A search within the limits found no such lake.
     """
     rng = Random(stable_hash("FrozenLake", seed, size, frozen))
     chance = rng.random  # the only method that returns the same sequence in every Python version
@@ -75,10 +76,11 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
 
 @lru_cache(maxsize=64)
 def read_map(rows: tuple[str, ...]) -> Lake:
-    """Return the lake of `rows` in Gymnasium's letters: S start, F frozen, H hole, G goal.
+    """Return the lake on the map `rows`, which has Gymnasium's letters: S start, F frozen, H hole, G goal.
 
     Raises:
-        OptionError: `rows` is not a square of 2 to 32 rows with only these letters, one S, one G and a path between.
+        OptionError: `rows` is not a square of 2 to 32 rows, has other letters, or lacks one S, one G or a path between
+            them.
     """
     size = len(rows)
     if not 2 <= size <= 32 or any(len(row) != size for row in rows):
@@ -97,10 +99,11 @@ def read_map(rows: tuple[str, ...]) -> Lake:
 
 
 def layers_of(board: str) -> Sequence[int]:
-    """Return the cells at distance 0, 1, ... from the goal, up to the player's neighbours; empty without a path.
+    """Return the sets of cells at distance 0, 1, ... from the goal. The last set contains neighbours of the player.
 
-    A set of cells is an integer whose lowest bit is the board's last character. The bits of line ends are never free,
-    so that shifts cannot wrap around an edge.
+    The result is empty if no path leads to the goal. A set of cells is an integer with one bit per character of the
+    board, and the lowest bit is the last character. Line ends never belong to a set, so a shift cannot wrap from one
+    row to the next.
     """
     here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
     if here < 0 or goal < 0:

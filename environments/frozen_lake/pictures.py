@@ -17,7 +17,7 @@ STYLES = {
     "X": "1;38;5;231;48;5;124",
     "√": "1;38;5;231;48;5;29",
 }
-"""Terminal colours by symbol, with a background each; the 256-colour palette is the same in every theme."""
+"""Terminal colours of each symbol and its background, from the 256-colour palette, which no terminal theme changes."""
 
 _ICE, _EDGE, _CRACK = "#d8eef8", "#c0deec", "#b3d6e7"
 _SNOW, _WATER, _DEEP, _RIPPLE = "#ffffff", "#123c5c", "#0a2740", "#4f8fb8"

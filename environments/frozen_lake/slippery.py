@@ -1,8 +1,8 @@
 """The best moves on slippery ice, by value iteration (Bellman, "Dynamic Programming", 1957).
 
-The player does not see how many moves are left. So the plan assumes an episode that may end after every move, with a
-chance of 1 in twice the move limit. Without that, plans would wait in safe places until the moves run out. Of the
-multiples of the limit that were tried, twice comes closest to the best play with a known move count.
+The player does not see how many moves are left. The plan therefore assumes that the episode ends after each move with
+chance 1 / (2 * move limit). Without this assumption, plans would wait in safe places until the moves run out. Among the
+factors tried, 2 comes closest to the best play of a player who knows the number of moves left.
 
 Axes: A moves in the order of `MOVES`, S cells row by row.
 """
@@ -20,13 +20,16 @@ from ..boards.episode_params import SIDES
 
 _CHANGE = 1e-12
 _SAME = 1e-9
-"""Relative growth of a value at which planning ends, and relative difference below which two values count as equal.
-Relative, since values shrink with every step of a long narrow path."""
+"""Relative tolerance: planning ends when no value grows by more, and two values that differ by less count as equal. An
+absolute tolerance would not do, since values shrink with every step of a long narrow path.
+"""
 
 
 @lru_cache(maxsize=256)
 def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[str]]:
-    """Return all best moves of each cell, row by row; none in holes, on the goal and without a path to the goal.
+    """Return all best moves for each cell, row by row.
+
+    A cell has no moves if it is a hole or the goal, or if no path leads from it to the goal.
 
     Args:
         board: A lake in its own symbols; the position of the player does not matter.
@@ -52,7 +55,7 @@ def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[st
 
 
 def _ahead(side: int) -> NDArray[np.int64]:
-    """Return the cell that each move leads to from each cell, of shape [A, S]; the edge blocks moves."""
+    """Return the cell to which each move leads from each cell, of shape [A, S]. The edge of the map blocks moves."""
     row_S, column_S = np.divmod(np.arange(side * side), side)
     step = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     return np.array(

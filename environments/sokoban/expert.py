@@ -15,15 +15,16 @@ from .solver import MAX_STATES, first_steps
 
 
 class SokobanExpert:
-    """Plays shortest solutions.
+    """Plays a shortest solution of the observed room.
 
-    For a room with few states, it tabulates all solvable states; in other rooms it solves the current position.
+    In a room with few states, it tabulates all solvable states. In other rooms, it solves each observed position.
 
     Args:
-        symbols: This and `spaced` are options of the episodes to play; `options` have no effect.
+        symbols: Like `spaced`, an option of the episodes to play; see `SokobanOptions`. Other `options` have no effect.
         spaced: See `symbols`.
-        max_table: Approximate limit on the states of a tabulated room.
-        max_states: Approximate limit on the states to search in other rooms; beyond it, `moves` is empty.
+        max_table: Approximate limit on the number of states of a room to tabulate.
+        max_states: Approximate limit on the number of states to search in other rooms; above it, `moves` returns no
+            move.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class SokobanExpert:
         self._max_states = max_states
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the first moves of all shortest solutions; empty if solved, unsolvable or beyond the search limit."""
+        """Return the first moves of all shortest solutions.
+
+        The result is empty if the room is solved or unsolvable, or if the search reaches its limit.
+        """
         position = self._read(observation)
         if position is None:
             return ()
@@ -61,7 +65,7 @@ class SokobanExpert:
     def is_hazardous(self, observation: Observation) -> bool:
         """Return whether some push makes a solvable level unsolvable.
 
-        In rooms with many states, only pushes onto a dead cell count: one from which a box can reach no target.
+        In rooms with many states, only pushes onto a dead cell count: a cell from which a box cannot reach any target.
         """
         position = self._read(observation)
         if position is None:
@@ -76,7 +80,7 @@ class SokobanExpert:
         return f"<answer>{move}</answer>"
 
     def _read(self, observation: Observation) -> Position | None:
-        """Return the observed position; None if it is not playable."""
+        """Return the observed position; None if the board is not a playable room."""
         board = find_board(observation.text, spaced=self._spaced)
         if self._to_ours is not None:
             board = board.translate(self._to_ours)
@@ -85,7 +89,7 @@ class SokobanExpert:
 
 @lru_cache(maxsize=256)
 def _depths(room: PushGraph, max_states: int) -> Mapping[int, int] | None:
-    """Return the length of a shortest solution of every solvable state; None if there are too many states."""
+    """Return the length of the shortest solution for every solvable state; None for more than `max_states` states."""
     depths: dict[int, int] = {}
     for depth, layer in enumerate(search_back(room)):
         depths.update(dict.fromkeys(layer, depth))

@@ -1,7 +1,8 @@
 """Level files: rooms as text, in the format of DeepMind's Boxoban levels.
 
-A level is a square of ``#`` wall, space floor, ``.`` target, ``$`` box, ``@`` player, and as in other collections ``*``
-box on a target and ``+`` player on a target. Empty lines and lines that start with ``;`` separate levels.
+A level is a square of characters: ``#`` wall, space floor, ``.`` target, ``$`` box, ``@`` player. As in other
+collections, ``*`` is a box on a target and ``+`` is the player on a target. Empty lines and lines that start with ``;``
+separate levels.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from .rules import SYMBOLS
 _THEIRS = "# .*$@+"
 _OURS = str.maketrans(_THEIRS, SYMBOLS)
 _LEAST, _MOST = 5, 32
-"""Cells along one side; in a smaller room every box is in a corner."""
+"""Minimum and maximum number of cells along one side. In a smaller room every box would be in a corner."""
 _MAX_BYTES = 128 << 20
-"""Limit on all files of a folder together. The largest folder of Boxoban has 105 MB."""
+"""Limit on the total size of the files in a folder. The largest folder of Boxoban has 105 MB."""
 
 
 @lru_cache(maxsize=8)
 def read_levels(path: str) -> tuple[str, ...]:
-    """Return the boards in the file `path`, or in all ``*.txt`` of the folder `path` in the order of their names.
+    """Return the boards in the file `path`, or in all ``*.txt`` files of the folder `path` in the order of their names.
 
-    The boards have our own symbols, and all have one size. Results are cached: later changes of the files are ignored.
+    The boards are converted to our own symbols and have the same size. Results are cached, so later changes to the
+    files have no effect.
 
     Raises:
         OptionError: There are no levels, the files are too large, or a level is invalid. The message names the line.
@@ -56,7 +58,7 @@ def read_levels(path: str) -> tuple[str, ...]:
 
 
 def _squares(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of each level, with the number of its first line, from 1."""
+    """Yield each level as the number of its first line, counted from 1, and its lines."""
     rows: list[str] = []
     for number, line in enumerate([*text.split("\n"), ""], start=1):
         if line and line[0] != ";" and not line.isspace():

@@ -37,17 +37,20 @@ class SokobanOptions(BoardOptions):
     """Options of Sokoban.
 
     Attributes:
-        size: Cells along one side, walls included, 5 to 15; None means 6, or the size of the rooms in `level_file`.
-        boxes: Number of boxes and of targets, 1 to 4; None means 1, or the number in the rooms of `level_file`.
-        moves: Fewest and most moves of a level's shortest solution, such as [8, 12]; None means 2 to 10 for 6x6 with
-            one box, and a maximum in proportion to size and boxes (`size` * `boxes` * 5 / 3).
-        pushes: Fewest and most pushes of the shortest solution (the one with the fewest pushes counts); None takes any.
-        level_file: Text file, or folder of them, with rooms in the format of Boxoban, to play instead of drawn ones.
-            Only `make` and `register` take it, since clients of a served environment must not read its files.
-        reward: "dense" rewards as in gym-sokoban; "sparse" pays 1 for the solution and, when the moves run out, the
-            share of boxes on targets.
-        max_moves: None means 15 for 6x6 with one box, in proportion to size and boxes (`size` * `boxes` * 5 / 2), and
-            at least 1.5 times the maximum of `moves`; 120 in rooms from a file.
+        size: Cells along one side, including the walls, 5 to 15; None means 6, or the size of the rooms in
+            `level_file`.
+        boxes: Number of boxes, and of targets, 1 to 4; None means 1, or the number in the rooms of `level_file`.
+        moves: Minimum and maximum moves of a level's shortest solution, such as [8, 12]. None means 2 to 10 for 6x6
+            with one box; the maximum is proportional to size and boxes (`size` * `boxes` * 5 / 3).
+        pushes: Minimum and maximum pushes of the shortest solution; of several, the one with the fewest pushes counts.
+            None accepts any number.
+        level_file: Text file, or folder of text files, with rooms in the format of Boxoban, to play instead of random
+            rooms. Only `make` and `register` accept it, since a client must not read the files of an environment's
+            server.
+        reward: "dense" gives the rewards of gym-sokoban. "sparse" gives 1 for the solution, or the share of boxes on
+            targets when the moves run out.
+        max_moves: None means 15 for 6x6 with one box, proportional to size and boxes (`size` * `boxes` * 5 / 2), but at
+            least 1.5 times the maximum of `moves`. In rooms from a file, None means 120.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -106,7 +109,7 @@ class SokobanOptions(BoardOptions):
 
     @property
     def box_count(self) -> int:
-        """Boxes of a drawn level."""
+        """Number of boxes in a random level."""
         return 1 if self.boxes is None else self.boxes
 
     @property
@@ -120,7 +123,7 @@ class SokobanOptions(BoardOptions):
 
     @property
     def solution(self) -> tuple[int, int]:
-        """Fewest and most moves of a drawn level's shortest solution."""
+        """Minimum and maximum moves of a random level's shortest solution."""
         if self.moves is not None:
             return self.moves[0], self.moves[1]
         most = min(self.move_limit, self.side * self.box_count * 5 // 3)
@@ -168,6 +171,6 @@ class Sokoban(BoardEnv):
 
 
 class SokobanVector(BoardVectorEnv):
-    """Many rooms that step together, in NumPy."""
+    """Many Sokoban rooms as one vector environment, stepped in NumPy."""
 
     game = Sokoban.game

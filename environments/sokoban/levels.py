@@ -1,8 +1,8 @@
 """Random Sokoban levels of a requested difficulty.
 
 Two numbers measure the difficulty of a level: the moves of a shortest solution, and the fewest pushes among the
-shortest solutions. Moves count first: a longer solution may have fewer pushes. A search backwards from every solution
-finds both, so every level is solvable.
+shortest solutions. A longer solution may need fewer pushes, but does not count. A search backwards from every solution
+finds both numbers, so every level is solvable.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .search import PLAYER, SHIFT, PushGraph, search_back
 
 _ROOMS = 4_000
 _STATES = 600_000
-"""Bounds on the search for a level: number of rooms tried, and of their states."""
+"""Limits on the search for a level: the number of rooms to try, and the number of their states in total."""
 _STATES_PER_ROOM = 8_000
 _ROOMS_PER_CONCESSION = 5
-"""Rooms to try before one more box may start on a target."""
+"""Number of rooms to try before one more box may start on a target."""
 _ROOMS_PER_CELL = 10
-"""Rooms to try before the rooms become one cell larger."""
+"""Number of rooms to try before rooms get one more floor cell."""
 
 _Start: TypeAlias = tuple[int, int, int]  # state, moves and pushes
 _ItemT = TypeVar("_ItemT")
@@ -56,19 +56,19 @@ def draw_level(
 ) -> Puzzle:
     """Return the level of `seed`, the same in every process.
 
-    With one box, all starts of a room in the requested range are equally likely. With more boxes, the number of moves
-    is drawn first, so that hard levels are about as frequent as easy ones, and the search ends at that depth.
+    With one box, all starts in the room that fit the ranges are equally likely. With more boxes, the number of moves is
+    drawn first, and the search ends at that depth. Hard levels are then about as frequent as easy ones.
 
     Args:
         seed: Any integer.
-        size: Cells along one side, walls included, from 5.
+        size: Cells along one side, including the walls, at least 5.
         boxes: Number of boxes.
-        moves: Fewest and most moves of a shortest solution.
-        pushes: Fewest and most pushes, as in `Puzzle`; None takes any.
-        split: Split of the level; None takes any.
+        moves: Minimum and maximum moves of a shortest solution.
+        pushes: Minimum and maximum of `Puzzle.pushes`; None accepts any number.
+        split: Split that the level must belong to; None accepts any.
 
     Raises:
-        OptionError: The boxes do not fit into the room, or a bounded search found no such level.
+        OptionError: The boxes do not fit into the room, or a search within the limits found no such level.
     """
     if 2 * boxes >= (size - 2) ** 2:
         raise OptionError("boxes", f"{boxes} boxes, their targets and a player do not fit into a room of size {size}")
@@ -95,10 +95,10 @@ def draw_level(
 
 
 def _floor_cells(chance: Callable[[], float], size: int, boxes: int, moves: int, room_number: int) -> int:
-    """Return the number of floor cells of a room.
+    """Return the number of floor cells for the next room to try.
 
-    With several boxes, it is about as many as starts with `moves` moves usually need: the number of states grows
-    exponentially with the boxes.
+    With several boxes, it is about the number that solutions of `moves` moves usually need. A larger room would slow
+    the search, since the number of states grows exponentially with the boxes.
     """
     inside = (size - 2) ** 2
     if boxes == 1:
@@ -110,11 +110,11 @@ def _floor_cells(chance: Callable[[], float], size: int, boxes: int, moves: int,
 
 
 def _carve(chance: Callable[[], float], size: int, count: int) -> list[int]:
-    """Return `count` connected floor cells: those of a random walk, in the order of its visits."""
+    """Return the first `count` cells that a random walk visits, in the order of their first visits."""
     width = size + 1
     row = 1 + int(chance() * (size - 2))
     column = 1 + int(chance() * (size - 2))
-    floor = {row * width + column: None}  # a dictionary keeps its order, a set does not
+    floor = {row * width + column: None}  # a dictionary, since a set has no order
     while len(floor) < count:
         direction = int(chance() * 4)
         if direction == 0 and row > 1:
@@ -143,14 +143,15 @@ def _take(chance: Callable[[], float], pool: list[_ItemT], count: int) -> list[_
 def _starts(
     room: PushGraph, moves: tuple[int, int], pushes: tuple[int, int], most_done: int, *, together: bool
 ) -> Iterator[tuple[int, list[_Start]]]:
-    """Search `room`; yield the number of states searched, and the starts among them.
+    """Search `room` for starts; yield the number of states searched since the last yield, and the starts found.
 
     Args:
         room: The room.
-        moves: Fewest and most moves of a start.
-        pushes: Fewest and most pushes.
+        moves: Minimum and maximum moves from the start to a solution.
+        pushes: Minimum and maximum pushes.
         most_done: Maximum number of boxes that start on a target.
-        together: Whether to yield all starts at once; otherwise they are grouped by moves, fewest first.
+        together: Whether to yield all starts in one list. If false, each number of moves has its own list, the smallest
+            first.
     """
     (low, high), (least, most) = moves, pushes
     solved = room.solved
@@ -189,7 +190,7 @@ def _draw(room: PushGraph, size: int, state: int) -> str:
 def _refusal(
     seed: int, size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int] | None, split: Split | None
 ) -> OptionError:
-    """Return the error for the last of the options `moves`, `pushes` and `split` that makes the search fail."""
+    """Return the error for a failed search, which names `moves`, `pushes` or `split` as the option at fault."""
     request = f"has {moves[0]} to {moves[1]} moves"
     option = "moves"
     if pushes is not None:

@@ -18,7 +18,7 @@ STYLES = {
     "P": "1;38;5;231;48;5;125",
     "S": "1;4;38;5;231;48;5;25",
 }
-"""Terminal colours by symbol, with a background each; the 256-colour palette is the same in every theme."""
+"""Terminal colours of each symbol and its background, from the 256-colour palette, which no terminal theme changes."""
 
 _FLOOR, _SEAM = "#eee3cd", "#e0d2b6"
 _MORTAR, _BRICKS, _SHINE, _SHADE = "#39414f", ("#66748a", "#5d6a80", "#6d7b91"), "#8391a6", "#4b576b"

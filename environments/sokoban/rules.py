@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..boards.physics import Physics
 
 SYMBOLS = "#_O√XPS"
-"""Wall, floor, target, box on a target, box, player, player on a target; the index of a symbol is its code in grids
-(as in gym-sokoban, which has no 6)."""
+"""Symbols of wall, floor, target, box on a target, box, player, player on a target. The index of a symbol is its code
+in grids, as in gym-sokoban, which has no code 6.
+"""
 
 
 def _rule(ahead: str, beyond: str) -> tuple[str, str] | None:

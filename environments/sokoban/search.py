@@ -1,10 +1,10 @@
 """Breadth-first search in rooms: backwards from every solution by pulling boxes, and forwards by pushing them.
 
-Both searches go layer by layer: the number of a layer is the exact number of moves from the start of the search. Each
-state comes with the fewest pushes among its shortest paths: moves count first, pushes second.
+Both searches proceed layer by layer. The states of layer n are exactly n moves from the start of the search. For each
+state, the search computes the fewest pushes among the paths with the fewest moves.
 
-Floor cells are numbered; their numbers are called places. A state is one integer: the player's place in its lowest
-bits, above it a bit for each place with a box.
+The number of a floor cell is called its place. A state is one integer: its lowest bits are the player's place, and
+above them, each place has a bit that is set if a box is there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .rules import SYMBOLS
 
 SHIFT = 10
 PLAYER = (1 << SHIFT) - 1
-"""Mask of the player's place in a state."""
+"""Bit mask of the player's place in a state."""
 
 Layer: TypeAlias = dict[int, int]
-"""Fewest pushes to the start of the search, by state. All states are the same number of moves away from it."""
+"""Maps each state of a layer to the fewest pushes between it and the start of the search."""
 
 _BLOCKED = -1  # read as a set of boxes, -1 has a box in every place
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
@@ -30,10 +30,10 @@ _Table: TypeAlias = list[list[tuple[int, int, int, int]]]
 
 
 class PushGraph:
-    """The walls and targets of a room, and the possible moves from each of its places.
+    """The walls and targets of a room, and the possible moves from each place.
 
     Args:
-        cells: Cells without a wall, at most 1024, in the order of their places.
+        cells: Cells without a wall, at most 1024; the index of a cell is its place.
         targets: The cells that are targets.
         width: Characters of a line of the room's text, including its line end.
     """
@@ -46,10 +46,10 @@ class PushGraph:
 
     @cached_property
     def back(self) -> _Table:
-        """By the player's place, a row for each move that may have led there.
+        """For each place of the player, a row for each move that may have led there.
 
-        The columns: the box that blocks the player's previous place; the change of the state that undoes a walk; the
-        box that may have been pushed; the change of the state that pulls it back.
+        The columns are: a box that would block the player's previous place; the change of the state that undoes a walk;
+        the box that may have been pushed; the change of the state that pulls this box back.
         """
         places, width = self.places, self.width
         table: _Table = []
@@ -71,10 +71,10 @@ class PushGraph:
 
     @cached_property
     def ahead(self) -> _Table:
-        """By the player's place, a row for each move.
+        """For each place of the player, a row for each move.
 
-        The columns: the box to push; the change of the state by walking; the boxes that block the push; the change of
-        the state by pushing.
+        The columns are: the box to push; the change of the state by walking; the boxes that would block the push; the
+        change of the state by pushing.
         """
         return self._table_ahead(self.places)
 
@@ -85,15 +85,15 @@ class PushGraph:
 
     @cached_property
     def dead(self) -> int:
-        """The dead places, as a set of boxes."""
+        """A state's bits with a box in every dead place."""
         return sum([1 << SHIFT + place for cell, place in self.places.items() if cell not in self.alive])
 
     @cached_property
     def alive(self) -> frozenset[int]:
-        """Cells from which a box can reach some target; the others are dead."""
+        """Cells from which a box can reach some target. All other cells are dead."""
         found = [cell for cell, place in self.places.items() if self.solved >> SHIFT + place & 1]
         alive = set(found)
-        for cell in found:  # the loop appends to it
+        for cell in found:  # the loop appends to `found`
             for step in (-self.width, self.width, -1, 1):
                 before = cell + step
                 if before not in alive and before in self.places and before + step in self.places:
@@ -102,11 +102,12 @@ class PushGraph:
         return frozenset(alive)
 
     def before(self, state: int) -> Layer:
-        """Return the states one move before `state`, each with 1 if that move is a push, otherwise 0."""
+        """Return the states one move before `state`, each mapped to 1 if that move is a push, otherwise 0."""
         return _layer_before(self.back, {state: 0}, ())
 
     def after(self, state: int) -> Layer:
-        """Return the states one move after `state`, in the order of `MOVES`, each with 1 for a push, otherwise 0."""
+        """Return the states one move after `state` in the order of `MOVES`, each mapped to 1 for a push, otherwise 0.
+        """
         return _layer_after(self.ahead, {state: 0}, ())
 
     def move_between(self, state: int, after: int) -> str:
@@ -134,7 +135,7 @@ class PushGraph:
 
 
 class Position(NamedTuple):
-    """A board as a room and a state.
+    """A board, split into its room and its state.
 
     Attributes:
         room: The room.
@@ -170,13 +171,13 @@ def read_position(board: str) -> Position | None:
 
 @lru_cache(maxsize=512)
 def graph_of(text: str) -> PushGraph:
-    """Return the room of `text`, which has no player and no boxes."""
+    """Return the room on the board `text`, which must have no player and no boxes."""
     cells = [cell for cell, symbol in enumerate(text) if symbol in "_O"]
     return PushGraph(cells, [cell for cell in cells if text[cell] == "O"], text.find("\n") + 1)
 
 
 def search_back(room: PushGraph) -> Iterator[Layer]:
-    """Yield the layers of states 0, 1, 2... moves before a solution, with their fewest pushes, until exhausted."""
+    """Yield the layers of states that are 0, 1, 2... moves before a solution, until no states are left."""
     table, solved = room.back, room.solved
     layer = {solved | place: 0 for place in range(len(table)) if not solved >> SHIFT + place & 1}
     seen = set(layer)
@@ -187,9 +188,9 @@ def search_back(room: PushGraph) -> Iterator[Layer]:
 
 
 def search_ahead(room: PushGraph, state: int) -> Iterator[Layer]:
-    """Yield the layers of states 0, 1, 2... moves after `state`, with their fewest pushes, until exhausted.
+    """Yield the layers of states that are 0, 1, 2... moves after `state`, until no states are left.
 
-    Pushes of a box onto a dead place are left out, since they lead to no solution.
+    The search omits pushes onto a dead place, since they lead to no solution.
     """
     table = room.ahead_alive
     layer = {state: 0}

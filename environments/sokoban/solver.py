@@ -15,15 +15,15 @@ from envkit.errors import SearchLimitError, UsageError
 from .search import Layer, Position, read_position, search_ahead, search_back
 
 MAX_STATES = 500_000
-"""Default limit on the states of a search: about 100 MB, and half a second."""
+"""Default limit on the number of states in a search, which then takes about 100 MB and half a second."""
 
 
 def solve(board: str, *, max_states: int = MAX_STATES) -> tuple[str, ...] | None:
-    """Return a solution with the fewest moves, and the fewest pushes among those; None without a solution.
+    """Return a solution with the fewest moves, and among those the fewest pushes; None if the board is unsolvable.
 
     Args:
-        board: A room in canonical symbols; it may already be solved.
-        max_states: Stop after the layer that exceeds this number of states.
+        board: A room in the game's own symbols; it may already be solved.
+        max_states: Limit on the number of states. The search ends after the layer that exceeds the limit.
 
     Raises:
         SearchLimitError: The search reached `max_states` without a result.
@@ -52,7 +52,7 @@ def solve(board: str, *, max_states: int = MAX_STATES) -> tuple[str, ...] | None
 
 
 def first_steps(position: Position, max_states: int = MAX_STATES) -> Sequence[int]:
-    """Return the states after the first moves of all shortest solutions; empty if solved or unsolvable.
+    """Return the state after the first move of each shortest solution; empty if solved or unsolvable.
 
     Raises:
         SearchLimitError: The search reached `max_states` without a result.
@@ -68,7 +68,7 @@ def first_steps(position: Position, max_states: int = MAX_STATES) -> Sequence[in
 
 
 class _Meeting(NamedTuple):
-    """The layers of both searches; the last ones have states in common."""
+    """The layers of both searches. The last layers of the two have states in common."""
 
     ahead: list[Layer]
     back: list[Layer]
