@@ -7,7 +7,7 @@ The caller chooses the id of a session and numbers its steps, so all calls can b
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
 * `create` does not queue: it fails at once if the host is full.
-* One task holds a lease from reset to the end of the episode. An ended episode releases its slot at once; its last
+* One task holds a lease from reset to the end of the episode. An ended episode releases its slot immediately. Its last
   answer stays until the session is deleted or expires.
 
 One sweeper checks all sessions at intervals, instead of a timer for each step.
@@ -130,7 +130,7 @@ class SessionTable:
     async def create(self, id: str, task: Task) -> Opened:
         """Start a session, or return its start again. Cancelling the caller does not cancel the session.
 
-        A failed reset is raised by the waiting calls, or else by the next call; then the id is free again.
+        If the reset fails, the calls that wait for it raise the error, or else the next call does. The id is then free.
 
         Raises:
             SessionConflictError: The id belongs to a session with another task.
