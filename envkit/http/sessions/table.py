@@ -7,7 +7,7 @@ The caller chooses the id of a session and numbers its steps, so all calls can b
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
 * `create` does not queue: it fails at once if the host is full.
-* One task holds a lease from reset to the end of the episode. An ended episode releases its slot immediately. Its last
+* One task holds a lease from reset to the end of the episode. An ended episode releases its slot at once; its last
   answer stays until the session is deleted or expires.
 
 One sweeper checks all sessions at intervals, instead of a timer for each step.
