@@ -1,8 +1,8 @@
-"""Episodes in sandboxes: a fixed number of workers, each a sandbox with an env server, restarted within a budget.
+"""Fleet: plays episodes in a fixed number of workers. Each worker is a sandbox with an env server.
 
-Each worker has monitors. They detect a loss from the sandbox itself, from missed heartbeats, or from a failed call, and
-then end all calls under way in the worker with `SandboxLostError`, so that none hangs. The caller supplies how to start
-a sandbox and how to connect to its server.
+A worker is lost when its sandbox ends, its heartbeats stop, or a call cannot reach it. All calls in progress then raise
+`SandboxLostError`, so no call hangs, and the worker is restarted within a budget. The caller passes functions that
+start a sandbox and connect to its server.
 """
 
 from envkit.fleet.env_worker import EnvSandbox, WorkerClient

@@ -1,4 +1,4 @@
-"""A worker of a fleet: its states, its monitors, and the calls that end with it."""
+"""A worker of a fleet: its states, its monitors, and its calls, which fail when the worker is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _CAUSE_S = 1.0
-"""Seconds that an unreachable sandbox has to report the cause itself."""
+"""Seconds to wait for an unreachable sandbox to report the cause itself."""
 _STOP_S = 15.0
 """Timeout in seconds for stopping a sandbox."""
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class EnvSandbox(Protocol):
-    """What a fleet needs of a sandbox with an env server in it; see `envkit.protocols.Sandbox`."""
+    """A sandbox with an env server, as a fleet uses it; see `envkit.protocols.Sandbox`."""
 
     @property
     def id(self) -> str: ...
@@ -47,14 +47,14 @@ class WorkerClient(Protocol):
     """Client of the env server in one worker."""
 
     def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
-        """Lease an episode; one with this id and task is resumed. See `envkit.protocols.EnvHost.lease`."""
+        """Lease an episode, or resume the one with this id and task. See `envkit.protocols.EnvHost.lease`."""
         ...
 
     async def health(self) -> object:
         """Return once the server's event loop has answered.
 
         Raises:
-            UnreachableError: It does not answer.
+            UnreachableError: The server does not answer.
         """
         ...
 
@@ -62,13 +62,13 @@ class WorkerClient(Protocol):
         """Return once the server's process has answered, even if its event loop is busy.
 
         Raises:
-            UnreachableError: It does not answer.
+            UnreachableError: The process does not answer.
         """
         ...
 
 
 class LostDuringCallError(SandboxLostError):
-    """The worker was lost during the call, and perhaps because of it. Callers of the fleet get the base class."""
+    """The worker was lost during the call, which may be the reason. The fleet's callers get a `SandboxLostError`."""
 
 
 class WorkerUnresponsiveError(LostDuringCallError):
@@ -287,7 +287,7 @@ class WatchedEpisode:
 
 
 async def stop(sandbox: EnvSandbox) -> None:
-    """Stop a sandbox; log a failure, whose cleanup is left to the backend."""
+    """Stop a sandbox. If that fails, log it and leave the cleanup to the backend."""
     why = f"it did not stop within {_STOP_S:g} s"
     with anyio.move_on_after(_STOP_S, shield=True):
         try:

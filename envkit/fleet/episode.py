@@ -69,11 +69,11 @@ class FleetEpisode:
     and a loss is then not attributed to it.
 
     Args:
-        open_slot: Assigns a slot, and a new one after each loss.
+        open_slot: Assigns a slot; called again after each loss.
         rebuilds: Limit on rebuilds; 0 if the environment cannot be rebuilt.
         tally: Counts rebuilt and void episodes.
         turns: Queue of suspect calls; None if each worker plays one episode.
-        goes_on: Whether it resumes an episode of a previous server.
+        goes_on: Whether a previous server started the episode and this one resumes it.
 
     Attributes:
         state: Its state.
@@ -121,7 +121,7 @@ class FleetEpisode:
             try:
                 reset = await self._in_turn("reset", episode.reset)
             except SandboxLostError as loss:
-                if self._goes_on and self._start is None:  # its position is unknown
+                if self._goes_on and self._start is None:  # its actions are unknown, so they cannot be replayed
                     self._rebuilds_left = 0
                 await self._rebuild(loss)
             else:
@@ -175,7 +175,7 @@ class FleetEpisode:
         try:
             await self._take_slot()
         except SandboxLostError as loss:
-            if self._goes_on:  # resumed from a previous server, so its actions are unknown here
+            if self._goes_on:  # the previous server's actions are unknown here
                 self._rebuilds_left = 0
             await self._rebuild(loss)
         return self
@@ -238,7 +238,7 @@ class FleetEpisode:
         except SandboxLostError as lost:
             self._end(lost)
             raise
-        except BaseException:  # its position is unknown
+        except BaseException:  # the replay may have stopped at any action
             self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
             raise
         self.state = EpisodeState.PLAYING

@@ -128,8 +128,8 @@ class FleetHost:
     def lease(self, task: Task) -> FleetEpisode:
         """Play `task` in the healthy worker with the fewest episodes; waits while none has a free slot.
 
-        If the worker is lost during a call, the call continues in another one where the environment can be rebuilt, and
-        otherwise raises `SandboxLostError` at once; see `envkit.fleet.episode.FleetEpisode`.
+        If the worker is lost during a call, the call continues in another worker. If the environment cannot be rebuilt,
+        the call raises `SandboxLostError` immediately; see `envkit.fleet.episode.FleetEpisode`.
 
         Raises:
             SandboxStartError: On entering: no worker became healthy in time, or none is left and the restart budget is
@@ -170,7 +170,7 @@ class FleetHost:
 
     @asynccontextmanager
     async def _open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
-        """Hold a slot in a worker during the block; yield the lease to enter."""
+        """Take a slot in a worker for the block; yield its lease, which the caller enters."""
         found = self._session_store.get(key) if self._session_store is not None and key else None
         worker = self._worker_of(found) if found is not None and found.task == task else None
         if worker is None or found is None:
@@ -259,7 +259,7 @@ class FleetHost:
         self._wake()
 
     async def _live(self, number: int) -> EnvkitError | None:
-        """Run one worker; return why it ended, or None if it has served its episodes."""
+        """Run one worker until it ends; return the error, or None if it has served all its episodes."""
         try:
             sandbox = await self._start_sandbox()
         except EnvkitError as error:

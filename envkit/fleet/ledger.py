@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """Records that are written in one transaction, and the result."""
+    """Records to write in one transaction, and whether the write succeeded."""
 
     views: dict[str, SandboxView] = field(default_factory=dict)
     records: dict[str, SessionRecord | None] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class SuspectQueue:
         """Wait for a turn; the call is made in the block.
 
         Yields:
-            A function that returns whether no other call ran concurrently so far.
+            A function that returns whether the call has run alone so far.
         """
         has_turn = False
         with anyio.move_on_after(TURN_S):

@@ -37,7 +37,7 @@ SLOW_RESET_S = 5.0
 """Seconds after which a running reset, or start of a sandbox, is answered with 202."""
 
 _CANCEL_S = 2.0
-"""Seconds that cancelled calls get to end at shutdown."""
+"""Seconds that shutdown waits for cancelled calls to end."""
 
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _BEFORE_ID = f"/v{messages.PROTOCOL}/sessions/"

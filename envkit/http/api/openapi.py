@@ -35,7 +35,7 @@ _TASK = msgspec.json.Decoder(messages.TaskBody)
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _REF = "#/components/schemas/{name}"
 _NEW_ID = msgspec.json.schema(messages.SessionId)
-_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "On a server with tokens: ek_..."}}
+_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Required if the server has tokens: ek_..."}}
 _TYPES = (
     messages.TaskBody,
     messages.StepBody,

@@ -172,7 +172,7 @@ class Operations:
         """
         bodies = read_each(data, _STEPS, _STEP)
         metrics.steps += len(bodies)
-        self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
+        self._caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
@@ -203,7 +203,7 @@ class Operations:
         return b"[%b]" % b",".join(outcomes)
 
     def answers_now(self, frames: Iterable[StepFrame], used: set[str]) -> tuple[list[bytes], list[StepFrame]]:
-        """Answer the frames that can be answered at once; add their sessions to `used`. See `answer`.
+        """Answer the frames that can be answered immediately; add their sessions to `used`. See `answer`.
 
         Returns:
             The answers, and the other frames.

@@ -60,8 +60,8 @@ class Overview:
     Attributes:
         ready: Whether a session can be created.
         envs: The environments; None if the caller may not play.
-        sessions: The sessions that it sees; None if it may not play.
-        sandboxes: The sandboxes that it sees; None if it may not use any, or the server has none.
+        sessions: The sessions that the caller may see; None if the caller may not play.
+        sandboxes: The sandboxes that the caller may see; None if it may not use any, or the server has none.
         name: Returns the caller's name for a sandbox.
     """
 

@@ -93,7 +93,7 @@ class Caller:
 
     def name(self, key: str) -> str:
         """Return the caller's name for a session that it sees; the inverse of `key`."""
-        if self.tenant and (":" not in key or key.startswith(":")):  # without a tenant, or the server's own
+        if self.tenant and (":" not in key or key.startswith(":")):  # it has no tenant, or belongs to the server
             return f":{key}"
         return key.removeprefix(self.key(""))
 

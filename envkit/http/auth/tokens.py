@@ -1,6 +1,6 @@
 """API tokens in one SQLite file, which the server and the command line use at the same time.
 
-A token has the form ``ek_<id>_<secret>``. The file holds only the SHA-256 of the secret. The secret has 256 random
+A token has the form ``ek_<id>_<secret>``. The file stores only the SHA-256 of the secret. The secret has 256 random
 bits, so a slow password hash would add no security and cost time on each request.
 """
 
@@ -44,7 +44,7 @@ CREATE TABLE tokens (
 CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
 """
 _NOT_A_TOKEN_FILE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
-"""SQLite's error codes for another file: no database, damaged, other tables, or a folder."""
+"""SQLite's error codes for a file that is no database, is damaged or has other tables, and for a folder."""
 _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
@@ -150,7 +150,7 @@ class TokenStore:
         return [_view(row) for row in rows]
 
     def is_needed(self) -> bool:
-        """Return whether requests need a token: whether one was ever created, `fresh_s` ago at the latest.
+        """Return whether requests need a token, because one was once created. A result may be `fresh_s` old.
 
         Raises:
             EnvkitError: The file can no longer be read.

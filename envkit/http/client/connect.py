@@ -24,7 +24,7 @@ CONNECT_TIMEOUT_S = 10.0
 _MAX_ANSWER_BYTES = 64 << 20
 _PING_S = 20.0
 _PONG_S = 120.0
-"""Generous: environments that compute in the server's event loop delay its pongs."""
+"""Seconds to wait for a pong. Environments that compute in the server's event loop delay the pongs."""
 _PLACEHOLDER_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
@@ -84,7 +84,7 @@ def authorization_headers(token: str | None) -> dict[str, str]:
     """Return the headers that carry `token`.
 
     Raises:
-        UsageError: It is not a valid token.
+        UsageError: `token` is not valid.
     """
     if token is None:
         return {}
@@ -101,7 +101,7 @@ def trusted_context(ca: Path | str) -> ssl.SSLContext:
     """
     try:
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # an ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         cause = "it contains no certificate" if isinstance(error, ssl.SSLError) else error.strerror
         raise UsageError(f"cannot read certificates from {ca}: {cause}") from None
 

@@ -76,7 +76,7 @@ class SharedWebSocket:
         self._number = 0
         self._calls: dict[int, _PendingCall] = {}
         self._unsent: list[int] = []
-        self._has_unsent = asyncio.Event()  # anyio's cannot be cleared
+        self._has_unsent = asyncio.Event()  # anyio.Event cannot be cleared
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
 
@@ -170,7 +170,7 @@ class SharedWebSocket:
             try:
                 for message in batches([call.frame for call in calls], _BATCH_BYTES):
                     await socket.send(message)
-            except ConnectionClosed:  # `recv` raises it too
+            except ConnectionClosed:  # `recv` raises this error too, which starts the reconnect
                 return
 
     def _receive(self, message: bytes) -> None:
@@ -230,7 +230,7 @@ class SharedWebSocket:
         try:
             error = from_problem(_PROBLEM.decode(response.body or b""))
         except (ValueError, RecursionError):
-            if response.status_code == HTTPStatus.UNAUTHORIZED:  # from a proxy in front of it
+            if response.status_code == HTTPStatus.UNAUTHORIZED:  # from a proxy in front of the server
                 return UnauthorizedError(f"{status}: it requires authentication")
             return UnreachableError(f"{status}; is it an `envkit serve`?")
         if isinstance(error, (UnauthorizedError, ForbiddenError)):

@@ -41,13 +41,13 @@ CALL_S = 60.0
 """Timeout of a call that runs no program, in seconds."""
 
 SLACK_S = 60.0
-"""Seconds beyond a command's own timeout; the server's own slack is shorter."""
+"""Seconds that a client waits beyond a command's own timeout; a server waits less."""
 
 _SHELL_S = 3600.0 + SLACK_S
 """Timeout of a shell command, which waits for earlier ones."""
 
 _RETRY_S = 60.0
-"""Seconds for which a call is retried that the server has no memory for."""
+"""Seconds for which a call is retried while the server has no memory for it."""
 
 _FILE_S = 180.0
 _TREE_S = 3600.0
@@ -97,7 +97,7 @@ class SandboxTransport:
         return self.decode(method, await self.websocket.call(f"sandbox.{method}", body, timeout_s), reply)
 
     async def with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry a call for a while if the server is out of capacity; it has not started the call then."""
+        """Retry a call for `_RETRY_S` while the server is out of capacity; it does not start such calls."""
         until = clock.now() + _RETRY_S
         while True:
             try:
@@ -258,7 +258,7 @@ class RemoteSandbox:
         raise UnsupportedError(f"sandbox {self._id} is remote: connecting to sockets inside it is not supported")
 
     async def probe(self, timeout_s: float) -> float:
-        """Return the seconds until the sandbox answered, network time to the server included."""
+        """Return the seconds until the sandbox answered, including the network time to the server."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self._call("probe", wire.ProbeFrame(self._id, timeout_s), wire.ProbeReply)
@@ -276,7 +276,7 @@ class RemoteSandbox:
         return (await self._keyed("snapshot", key, frame, wire.SnapshotReply, _SHELL_S)).snapshot
 
     async def log(self) -> str:
-        """Return the last 64 KiB of its command's standard error.
+        """Return the last 64 KiB of the standard error of the sandbox's command.
 
         Raises:
             UnsupportedError: This backend keeps no log.
@@ -292,7 +292,7 @@ class RemoteSandbox:
         return (await self._call("stats", wire.SandboxFrame(self._id), wire.StatsReply)).stats
 
     async def wait(self) -> Cause:
-        """Wait until it has ended and return the cause."""
+        """Wait until the sandbox has ended; return the cause."""
         while True:
             try:
                 cause = (await self._call("wait", wire.SandboxFrame(self._id), wire.WaitReply)).cause
@@ -302,7 +302,7 @@ class RemoteSandbox:
                 return cause
 
     async def stop(self) -> None:
-        """Stop it and everything in it; safe to repeat."""
+        """Stop the sandbox and everything in it; safe to repeat."""
         await self._transport.stop(self._id)
 
     async def _call(self, method: str, body: msgspec.Struct, reply: type[T], timeout_s: float = CALL_S) -> T:
@@ -334,7 +334,7 @@ class RemoteSandbox:
 
     @contextmanager
     def _unknown_is_lost(self) -> Iterator[None]:
-        """Report a sandbox that the server no longer knows as lost."""
+        """Raise `SandboxLostError` if the server no longer knows the sandbox."""
         try:
             yield
         except SandboxNotFoundError as error:

@@ -76,11 +76,11 @@ class SandboxClient:
         try:
             yield sandbox
         finally:
-            with suppress(EnvkitError):  # without the server, it ends by itself
+            with suppress(EnvkitError):  # if the server is unreachable, the lease expires
                 await sandbox.stop()
 
     async def start(self, spec: SandboxSpec, *, snapshot: str | None = None, wait_s: float = 0.0) -> RemoteSandbox:
-        """Lease a sandbox; the caller stops it, or the server does within a minute after this client disconnects.
+        """Lease a sandbox until the caller stops it; it ends within a minute after this client disconnects.
 
         Raises:
             EnvkitError: As `create`; `CapacityError` after retrying for `wait_s` seconds.

@@ -167,7 +167,7 @@ class _HttpExchange:
             try:
                 results.append(await clock.to_thread(call, *args))
             except (OSError, http.client.HTTPException) as error:
-                await checkpoint_if_cancelled()  # then the cancellation shut it down
+                await checkpoint_if_cancelled()  # the cancellation may have shut the connection down
                 failure = error
             self._is_waiting = False
             tasks.cancel_scope.cancel()

@@ -71,7 +71,7 @@ class MemoryBudget:
         return Reservation(self, None if caller == EVERYBODY else caller.tenant)
 
     def backpressure(self, caller: Caller) -> Backpressure:
-        """Return the empty count of a socket of `caller`."""
+        """Return a memory counter for a socket of `caller`."""
         return Backpressure(self, None if caller == EVERYBODY else caller.tenant)
 
     async def hold(self, tenant: str | None, count: int, own: int = 0, *, within_s: float = WAIT_S) -> None:
@@ -178,7 +178,7 @@ def _if_large(count: int) -> int:
 
 
 class _Count:
-    """Bytes in use, in all and per tenant."""
+    """Bytes in use, in total and per tenant."""
 
     def __init__(self, limit: int, share: float) -> None:
         self.limit = limit
@@ -306,7 +306,7 @@ class Backpressure:
         self._budget = budget
         self._tenant = tenant
         self.count = 0
-        """Counted bytes."""
+        """Counted bytes of this socket."""
 
     def hold(self, count: int) -> None:
         """Set the socket's bytes to `count`."""
@@ -317,7 +317,7 @@ class Backpressure:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether sockets are above their limit and this one is counted."""
+        """Whether all sockets together exceed their limit and this socket is counted."""
         return self.count > 0 and self._budget.sockets.is_too_much(self._tenant)
 
     @property

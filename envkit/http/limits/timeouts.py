@@ -32,7 +32,7 @@ class SlowClientTimer:
             about: The action that the server waits for.
             done: Bytes transferred so far; only differences count.
             now: Loop time, seconds.
-            bound_s: Timeout, seconds, beyond the time that those bytes take at `BYTES_PER_S`.
+            bound_s: Timeout, seconds, in addition to the time that the bytes take at `BYTES_PER_S`.
         """
         if about != self._about:
             self._about, self._since, self._done = about, now, done

@@ -34,7 +34,7 @@ _BATCH_BYTES = 1 << 19
 
 
 class WebSocketFlow(Protocol):
-    """Flow control of the connection of a socket."""
+    """Flow control of a WebSocket connection."""
 
     def taken(self) -> None:
         """Update the socket's memory after the application has taken a large message."""
@@ -118,7 +118,7 @@ class Outbox:
             self._count()
 
     def put_and_forget(self, size: int, answer: bytes) -> None:
-        """Queue the answer to a frame of `size` bytes that was remembered."""
+        """Queue the answer to a pending frame and stop counting the frame's `size` bytes."""
         self.put(answer)
         self.forget(size)
 

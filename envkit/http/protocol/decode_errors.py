@@ -68,7 +68,7 @@ def _wanted(kind: object) -> str:
 
 
 def _fields(kind: inspect.Type) -> Iterator[str]:
-    """Yield the names of all fields of a message type, nested ones included."""
+    """Yield the names of all fields of a message type, including nested ones."""
     if isinstance(kind, inspect.StructType):
         for field in kind.fields:
             yield field.encode_name

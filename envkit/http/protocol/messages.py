@@ -30,7 +30,7 @@ MAX_REQUEST_BYTES = 1 << 20
 """Default maximum of a request body or socket frame, bytes."""
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Maximum of one WebSocket message from a client, bytes; it may hold many frames."""
+"""Maximum of one WebSocket message from a client, bytes; it may contain many frames."""
 
 MAX_FRAMES = 1000
 """Maximum number of frames in one WebSocket message from a client."""
@@ -222,7 +222,7 @@ class DoneReply(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error (RFC 9457): `type` is a code of `envkit.errors`. `turn` is the session's, if there is one."""
+    """An error (RFC 9457): `type` is a code of `envkit.errors`. `turn` is the session's turn, if there is a session."""
 
     type: str
     title: str
@@ -241,7 +241,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call on a socket. The caller chooses `id`; the answer has the same."""
+    """A call on a socket. The caller chooses `id`; the answer has the same id."""
 
     id: int | str
     method: str
@@ -263,7 +263,7 @@ class StepAnswer(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to a frame: one of `result` and `error`. The id is null if the frame could not be read."""
+    """The answer to a frame: either `result` or `error`. The id is null if the frame could not be read."""
 
     id: int | str | None
     result: msgspec.Raw = msgspec.Raw(b"")

@@ -21,10 +21,10 @@ BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
 """Prefix of the paths of one sandbox."""
 
 LEASE_S = 3600.0
-"""Default of the seconds without use after which a sandbox is stopped."""
+"""Default idle time, in seconds, after which a sandbox is stopped."""
 
 MAX_OUTPUT_BYTES = 64 << 20
-"""Maximum of `max_output_bytes`, for each output."""
+"""Maximum of `max_output_bytes`, which limits standard output and standard error separately."""
 
 MAX_FRAME_FILE_BYTES = 1 << 20
 """Maximum size of a file read over a socket; HTTP allows larger ones."""
@@ -338,7 +338,7 @@ class ProbeReply(msgspec.Struct, frozen=True):
 
 
 class WaitReply(msgspec.Struct, frozen=True):
-    """Why a sandbox ended; null while it runs: repeat the call."""
+    """Why a sandbox ended. Null means that it still runs: repeat the call."""
 
     cause: Cause | None
 

@@ -25,7 +25,7 @@ from envkit.http.sandboxes.transfers import MAX_TREE_BYTES, FolderTransfers
 from envkit.types import FileUser, PoolEvent, SandboxUser
 
 MAX_EXEC_BYTES = 32 << 20
-"""Limit on the request body of a program or command, input included."""
+"""Limit on the request body of a program or command, including its input."""
 
 HEARTBEAT_S = 15.0
 """Seconds between the heartbeats of an event stream."""

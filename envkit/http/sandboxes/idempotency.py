@@ -154,7 +154,7 @@ class IdempotentCalls:
         call.outcome = outcome
         call.ended_at = clock.now()
         call.done.set()
-        if self._calls.get(sandbox_id, {}).get(key) is call:  # else it was dropped meanwhile
+        if self._calls.get(sandbox_id, {}).get(key) is call:  # otherwise `drop` removed it
             full_key = sandbox_id, key
             self._ended[full_key] = self._with_outcome[full_key] = call
             self._bytes += len(outcome.body)
@@ -179,7 +179,7 @@ class IdempotentCalls:
             dropped.ended_at = self._with_outcome[sandbox_id, key].ended_at
             dropped.done.set()
             self._drop_outcome(sandbox_id, key)
-            # Waiting callers hold the call itself.
+            # Callers that already wait have a reference to the old call and still get its answer.
             self._calls[sandbox_id][key] = self._ended[sandbox_id, key] = dropped
 
     def _drop_outcome(self, sandbox_id: str, key: str) -> None:

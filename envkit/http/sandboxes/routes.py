@@ -94,7 +94,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     routes = _SandboxRoutes(paths, slow_start_s)
     key = _header("Idempotency-Key", "Makes the call safe to repeat: the same key and body return the same answer.")
     path = _query("path", "Path of the file or folder in the sandbox.", {"type": "string"}, required=True)
-    size = _query("max_bytes", "Limit on the size; a larger one is rejected.", {"type": "integer"})
+    size = _query("max_bytes", "Maximum size in bytes; a larger file or folder is rejected.", {"type": "integer"})
     mode = _query("mode", "Octal permissions, such as 755.", {"type": "string", "pattern": "^[0-7]{1,4}$"})
     user = _query("user", "User of the shell.", {"enum": ["agent", "grader", "root"]})
     owner = _query("user", "User who reads or writes the file.", {"enum": ["agent", "grader"]})
@@ -177,7 +177,7 @@ class _SandboxRoutes:
         return _AsgiResponse(partial(self._paths.exec, sandbox_id))
 
     async def execs(self, request: Request) -> Response:
-        """Run programs in many sandboxes at once; returns a result or an error for each, in the same order."""
+        """Run programs in many sandboxes concurrently; return a list of results or errors in the same order."""
         caller = caller_of(request.scope)
         data = await read_body(request.scope, request.receive, MAX_EXEC_BYTES)
         bodies = read_each(data, _EXECS, _EXEC)
@@ -221,7 +221,7 @@ class _SandboxRoutes:
         return _response(await self._calls.work.write(frame, caller, reservation_of(scope)))
 
     async def download_tree(self, sandbox_id: str) -> Response:
-        """Download a file or folder as a tar stream; its names begin with ``tree`` or with ``.``."""
+        """Download a file or folder as a tar stream; the paths in it begin with ``tree`` or with ``.``."""
         return _AsgiResponse(partial(self._paths.download_tree, sandbox_id))
 
     async def upload_tree(self, sandbox_id: str) -> Response:
@@ -301,7 +301,7 @@ class _Programs:
 
 
 class _AsgiResponse(Response):
-    """A response that an ASGI application sends by itself."""
+    """A response that is sent by an ASGI application."""
 
     def __init__(self, send: ASGIApp) -> None:
         super().__init__()

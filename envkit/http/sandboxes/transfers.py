@@ -31,10 +31,10 @@ MAX_FILE_BYTES = 64 << 20
 
 TAR = b"application/x-tar"
 AT_ONCE = 4
-"""Concurrent transfers of one tenant."""
+"""Maximum number of concurrent transfers of one tenant."""
 
 MAX_WAITING = 60
-"""Queued transfers of one tenant."""
+"""Maximum number of queued transfers of one tenant."""
 
 _SERVER_AT_ONCE = 32
 _TIMEOUT_S = 3600.0

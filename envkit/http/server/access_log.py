@@ -36,7 +36,7 @@ DELAY_S = 0.1
 MAX_WAITING = 10_000
 """Lines that may wait in the queue."""
 
-_MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and the newline counts
+_MOST_BYTES = MAX_LINE_BYTES - 2  # a line must be shorter than the limit, and the newline counts
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 _JSON = msgspec.json.Encoder()
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class AccessLog:
         self._queued = 0
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._thread: Thread | None = None
-        # Written by the thread only:
+        # Only the log's thread changes the next three attributes.
         self._processed = 0
         self._failed = 0
         self._is_failing = False
@@ -131,7 +131,7 @@ class AccessLog:
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(stderr_log.CLOSE_S)
-            if self._thread.is_alive():  # it may hold the handler's lock
+            if self._thread.is_alive():  # closing could wait forever for the handler's lock
                 return
         with suppress(OSError):
             self._handler.close()

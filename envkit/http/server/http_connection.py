@@ -74,7 +74,7 @@ class HttpConnection(HttpToolsProtocol):
     """A connection that speaks HTTP.
 
     Args:
-        max_connections: Connections served at once.
+        max_connections: Limit on concurrent connections.
         options: Arguments of uvicorn.
     """
 

@@ -36,7 +36,7 @@ from envkit.http.server.access_log import AccessLog
 from envkit.http.server.request_context import RequestContext, WebSocketContext
 
 MAX_SOCKETS = 256
-"""Default of the open sockets of a tenant."""
+"""Default limit on the open sockets of a tenant."""
 
 MAX_REQUESTS = 2000
 """Default of the concurrent requests of a tenant: a fifth of a server's connections."""
@@ -83,8 +83,8 @@ class AuthMiddleware:
         tokens: Valid tokens; None, or a store that never contained a token, admits every caller.
         rate: Rate limit of a tenant; a request, a step of a batch and a frame of a socket are one call each. A request
             above it is refused with 429; a socket above it is not read until calls are available again.
-        max_sockets: Open sockets of a tenant.
-        max_requests: Concurrent requests of a tenant, if there are tokens.
+        max_sockets: Limit on the open sockets of a tenant.
+        max_requests: Limit on the concurrent requests of a tenant, if there are tokens.
         bodies: Memory budget of request bodies, answers and sockets; None for no limit.
         log: Access log, if any.
         errors: Counts refusals by code, beside those of the application; see `App.errors`.
@@ -185,7 +185,7 @@ class AuthMiddleware:
                 await tasks.__aexit__(None, None, None)
 
     def is_valid(self, token: str | None) -> bool:
-        """Return whether `token` is valid, `envkit.http.auth.tokens.FRESH_S` ago at most; None: no token was sent."""
+        """Return whether `token` is valid; None means that none was sent. The result may be half a second old."""
         tokens = self._required_tokens()
         return tokens is None or (token is not None and tokens.check(token) is not None)
 
@@ -262,7 +262,7 @@ class AuthMiddleware:
         """Count one more request of a tenant.
 
         Raises:
-            RateLimitError: It has `max_requests`.
+            RateLimitError: The tenant already has `max_requests` requests.
         """
         tenant = self._tenant(name)
         if tenant.requests >= self._max_requests:
@@ -275,7 +275,7 @@ class AuthMiddleware:
         """Count one more socket of a tenant.
 
         Raises:
-            RateLimitError: It has `max_sockets`.
+            RateLimitError: The tenant already has `max_sockets` open sockets.
         """
         tenant = self._tenant(name)
         if tenant.sockets >= self._max_sockets:

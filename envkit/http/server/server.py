@@ -25,10 +25,10 @@ from envkit.http.server.tls import TlsAcceptor
 from envkit.http.server.websocket_connection import WebSocketConnection
 
 DRAIN_S = 10.0
-"""Default of the seconds that running calls get at shutdown."""
+"""Default time, in seconds, that running calls have to finish at shutdown."""
 
 MAX_CONNECTIONS = 10_000
-"""Default of the connections served at once."""
+"""Default limit on concurrent connections."""
 
 _FILES = 1 << 16
 """Maximum limit on open files to request. A higher one slows down programs that close every possible descriptor."""
@@ -77,7 +77,7 @@ async def serve(
         drain_s: Seconds that running calls get at shutdown.
         certificate: PEM file of a certificate and its chain; turns TLS on.
         key: PEM file of its private key, without a password; None if `certificate` contains it.
-        max_connections: Connections served at once; further ones get 503. None: `MAX_CONNECTIONS`, or half of this
+        max_connections: Limit on concurrent connections; further ones get 503. None: `MAX_CONNECTIONS`, or half of this
             process's limit on open files if that is less.
 
     Raises:

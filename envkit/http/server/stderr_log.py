@@ -1,7 +1,7 @@
 """Non-blocking log on standard error.
 
-Writing to a full pipe blocks until somebody reads it. Threads therefore write the log, and leave space in a pipe for
-other writers. Records that exceed the queue are dropped.
+Writing to a full pipe blocks until its reader continues. Therefore a thread writes the log, and it leaves space in the
+pipe for other writers. Records are dropped when the queue is full.
 """
 
 from __future__ import annotations

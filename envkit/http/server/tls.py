@@ -29,7 +29,7 @@ class TlsAcceptor:
     Args:
         context: Certificate and settings.
         connections: Established connections.
-        max_connections: Connections served at once.
+        max_connections: Limit on concurrent connections.
     """
 
     def __init__(self, context: ssl.SSLContext, connections: Sized, max_connections: int) -> None:

@@ -130,7 +130,7 @@ class SessionTable:
     async def create(self, id: str, task: Task) -> Opened:
         """Start a session, or return its start again. Cancelling the caller does not cancel the session.
 
-        A failed reset is raised by the waiting calls, or else by the next call; then the id is free again.
+        If the reset fails, the calls that wait for it raise the error, or else the next call does. The id is then free.
 
         Raises:
             SessionConflictError: The id belongs to a session with another task.
