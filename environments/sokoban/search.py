@@ -106,8 +106,7 @@ class PushGraph:
         return _layer_before(self.back, {state: 0}, ())
 
     def after(self, state: int) -> Layer:
-        """Return the states one move after `state` in the order of `MOVES`, each mapped to 1 for a push, otherwise 0.
-        """
+        """Return the states one move after `state`, in the order of `MOVES`; the value is 1 for a push, otherwise 0."""
         return _layer_after(self.ahead, {state: 0}, ())
 
     def move_between(self, state: int, after: int) -> str:
