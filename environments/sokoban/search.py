@@ -21,7 +21,7 @@ PLAYER = (1 << SHIFT) - 1
 """Bit mask of the player's place in a state."""
 
 Layer: TypeAlias = dict[int, int]
-"""Maps each state of a layer to the fewest pushes between it and the start of the search."""
+"""Fewest pushes to the start of the search, by state. All states are the same number of moves away from it."""
 
 _BLOCKED = -1  # as a set of boxes: every place has a box
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
