@@ -21,9 +21,9 @@ PLAYER = (1 << SHIFT) - 1
 """Bit mask of the player's place in a state."""
 
 Layer: TypeAlias = dict[int, int]
-"""Fewest pushes to the start of the search, by state. All states are the same number of moves away from it."""
+"""Maps each state of a layer to the fewest pushes between it and the start of the search."""
 
-_BLOCKED = -1  # as a set of boxes: every place has a box
+_BLOCKED = -1  # read as a set of boxes, -1 has a box in every place
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 _KNOWN = frozenset(SYMBOLS + "\n")
 _Table: TypeAlias = list[list[tuple[int, int, int, int]]]
@@ -106,7 +106,7 @@ class PushGraph:
         return _layer_before(self.back, {state: 0}, ())
 
     def after(self, state: int) -> Layer:
-        """Return the states one move after `state`, in the order of `MOVES`; the value is 1 for a push, otherwise 0."""
+        """Return the states one move after `state` in the order of `MOVES`, each mapped to 1 for a push, else 0."""
         return _layer_after(self.ahead, {state: 0}, ())
 
     def move_between(self, state: int, after: int) -> str:
