@@ -1,5 +1,5 @@
-# envkit/python: Python and the named packages, for programs that need no envkit inside.
-# `envkit image build python --with PACKAGE` makes the build context: packages as wheels.
+# envkit/python: Python and chosen packages, for programs that do not need envkit in their sandbox.
+# `envkit image build python --with PACKAGE` makes the build context, which contains the packages as wheels.
 ARG BASE
 FROM ${BASE} AS install
 ARG BUILD

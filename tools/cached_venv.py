@@ -5,11 +5,11 @@ requirements with these extras, or ``@FILE`` for a file of requirements. The pro
 FOLDER, as editable; its build requirements are the first layer, so that a filled cache works without a network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
-interpreter, of pip's environment variables, of the month, and of the requirements up to it: once a month, layers are
-built again with the newest releases. A layer is built in a temporary folder next to it, under a lock, and renamed
-when complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
-layer (copies on another file system): do not edit them in place; pip replaces them. If FOLDER already holds an
-environment, pip updates it. If the cache cannot be written, FOLDER is made without it.
+interpreter, pip's environment variables, the month, and all requirements up to this layer. Layers are thus rebuilt once
+a month with the newest releases. A layer is built in a temporary folder beside its final one, under a lock, and renamed
+when complete. After that, layers that were not used for 60 days are removed. The files in FOLDER are hard links to
+those of the last layer (copies on another file system), so do not edit them in place; pip replaces them instead. If
+FOLDER already contains an environment, pip updates it. If the cache cannot be written, FOLDER is made without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _PROJECT = re.compile(r"\.(?:\[([\w,-]+)\])?")
-_EDITABLE = "editables~=0.3"  # what hatchling requires besides to install a project as editable
+_EDITABLE = "editables~=0.3"  # hatchling also requires this to install a project as editable
 _UNUSED_S = 60 * 24 * 3600
 _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
@@ -57,7 +57,7 @@ def main(folder: Path, layers: list[str]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock in the file `path`, after waiting for a process that holds it."""
+    """Hold the lock file `path` during the block; wait if another process holds it."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(lock.fileno())
@@ -65,7 +65,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _requirements(layer: str) -> list[str]:
-    """Return the arguments of pip for a layer, none of which names this project."""
+    """Return pip's arguments for a layer, without this project itself."""
     if layer.startswith("@"):
         lines = Path(layer[1:]).read_text(encoding="utf-8").splitlines()
         return [line for line in lines if line and not line.startswith("#")]
@@ -102,7 +102,7 @@ def _make(folder: Path, layers: list[list[str]]) -> None:
 
 
 def _cached(cache: Path, layers: list[list[str]]) -> Path:
-    """Return the cached environment that holds `layers`, after building it if it is missing."""
+    """Return the cached environment with all `layers`; build it if it is missing."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_"))
     month = time.strftime("%Y-%m")
     recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, month, layers))
@@ -123,7 +123,7 @@ def _cached(cache: Path, layers: list[list[str]]) -> Path:
 
 
 def _remove_unused(cache: Path, since_s: float) -> None:
-    """Remove the layers whose lock was last taken before `since_s` (seconds since 1970); the lock files are kept."""
+    """Remove the layers, but not the lock files, whose lock was last taken before `since_s` (seconds since 1970)."""
     for path in cache.glob("*.lock"):
         if path.stat().st_mtime < since_s:
             for suffix in ("", ".new"):
@@ -136,16 +136,16 @@ def _pip_install(folder: Path, arguments: list[str]) -> None:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Remove an environment whose interpreter no longer exists, but none inside `folder`."""
+    """Remove an environment whose interpreter no longer exists, but not the environments inside `folder`."""
     (folder / "pyvenv.cfg").unlink(missing_ok=True)
     for name in ("bin", "lib"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give `target` the files of the environment in `source`.
+    """Link the files of the environment in `source` into `target`.
 
-    The link `python` comes last, since an environment that has it counts as complete.
+    The link `python` is made last, since an environment that has it counts as complete.
     """
     for place, folders, names in os.walk(source):
         if Path(place) != source / "bin":
@@ -160,21 +160,21 @@ def _link(source: Path, target: Path) -> None:
 def _link_files(source: Path, target: Path, names: list[str]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (target / name).unlink(missing_ok=True)  # such as lib64, or the target of a run that was interrupted
+        (target / name).unlink(missing_ok=True)  # a link such as lib64, or a file of an interrupted run
         try:
             os.link(source / name, target / name, follow_symlinks=False)
-        except OSError:  # another file system
+        except OSError:  # `source` is on another file system
             shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def _name_programs(folder: Path, new: Path, old: Path | None = None) -> None:
-    """Write `new` for `old`, which is `folder` unless given, in the scripts and settings of the environment."""
+    """Replace the path `old` (by default `folder`) with `new` in the scripts and settings of the environment."""
     old_name, new_name = os.fsencode((old or folder).absolute()), os.fsencode(new.absolute())
     for file in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
         content = b"" if file.is_symlink() else file.read_bytes()
         if old_name in content and b"\0" not in content[:1024]:
             mode = file.stat().st_mode
-            file.unlink()  # it may be a link to a file of the cache
+            file.unlink()  # unlink first, since it may be a hard link to a file in the cache
             file.write_bytes(content.replace(old_name, new_name))
             file.chmod(mode)
 

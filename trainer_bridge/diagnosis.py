@@ -1,4 +1,4 @@
-"""Diagnosis of a run that does not learn: findings from the metrics of its last train steps, each with advice."""
+"""Diagnosis of runs that do not learn: problems visible in the metrics of the last train steps, with advice."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from envkit.types import JSON
 
 STEPS = 5
-"""Consecutive train steps that must show a problem before it is a finding."""
+"""Number of consecutive train steps in which a problem must occur before it is reported."""
 CUT_SHARE = 0.5
-"""Share of cut-off completions from which on it is a finding."""
+"""Minimum share of cut-off completions that is reported as a problem."""
 
 Rows = Sequence[Mapping[str, JSON]]
 
 
 def diagnose(rows: Rows) -> dict[str, str]:
-    """Return the findings in the last train steps, one line by name; most runs have no findings.
+    """Return the problems in the last train steps: a name and a line of text for each. Most runs have no problems.
 
     Args:
-        rows: Metrics of train steps, oldest first; only the last `STEPS` count. A shorter run is diagnosed by all of
-            its steps, and a run without steps has no findings.
+        rows: Metrics of the train steps, oldest first. Only the last `STEPS` rows count. A shorter run is diagnosed
+            from all of its steps, and a run without steps has no problems.
     """
     last = rows[-STEPS:]
     if not last:
@@ -51,7 +51,7 @@ def _alike(rows: Rows) -> str:
 
 
 def _all(rows: Rows, name: str, test: Callable[[float], bool]) -> bool:
-    """Return whether every row has a number of this name that passes the test."""
+    """Return whether every row has a number called `name` that passes `test`."""
     return all(isinstance(value := row.get(name), (int, float)) and test(value) for row in rows)
 
 

@@ -1,4 +1,7 @@
-"""The training loop: play groups, update, publish, evaluate, save checkpoints. Independent of torch."""
+"""The training loop: plays groups, updates and publishes the weights, evaluates, saves checkpoints.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class PolicyEngine(Engine, WeightSink, Protocol):
 
 
 class Record(Protocol):
-    """Records results of the loop; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
+    """Stores the results of the loop; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -46,16 +49,16 @@ class LoopSettings:
     """Length, sizes and intervals of a run.
 
     Attributes:
-        steps: Train steps of the whole run.
-        groups_per_step: Tasks per train step.
+        steps: Number of train steps in the whole run.
+        groups_per_step: Tasks per train step; the episodes of a task form a group.
         group_size: Episodes per task.
-        temperature: Sampling temperature, in training and in sampled evaluation.
+        temperature: Sampling temperature in training and in the sampled half of evaluations.
         seed: Seed of tasks and sampling.
         evaluate_every: Train steps between two evaluations.
         checkpoint_every: Train steps between two checkpoints.
         keep_checkpoints: Number of most recent checkpoints to keep.
-        trajectories_every: Train steps between two samples of trajectories; 0 writes no samples.
-        trajectories: Episodes per sample.
+        trajectories_every: Train steps between two trajectory files; 0 writes none.
+        trajectories: Number of episodes per trajectory file.
     """
 
     steps: int
@@ -87,7 +90,11 @@ class Evaluator:
         self._seed = seed
 
     async def run(self, display: Display) -> dict[str, float]:
-        """Return eval_success, eval_return and eval_turns (sampled), eval_greedy, and eval_episodes (valid ones)."""
+        """Play all tasks twice and return the metrics.
+
+        eval_success, eval_return and eval_turns are for sampled play; eval_greedy is the success of greedy play;
+        eval_episodes is the number of valid sampled episodes.
+        """
         if not self._tasks:
             return {}
         display.phase("evaluate", 2 * len(self._tasks))
@@ -110,21 +117,21 @@ class Evaluator:
 
 
 class TrainLoop:
-    """Runs train steps from `state.step` on.
+    """Runs the train steps of a run, starting after `state.step`.
 
     Args:
         rollout: Plays the episodes.
         engine: Loads the new weights.
         trainer: Updates the weights.
         evaluator: Measures success on held-out levels.
-        tasks: Returns the task of a number, always the same for the same number.
+        tasks: Maps a number to a task, always to the same one.
         record: Records the results.
         checkpoints: Folder of the checkpoints.
         settings: Length, sizes and intervals.
         state: Progress of the run; modified in place.
-        elapsed_s: Returns the seconds of the whole run so far.
-        stop: Reports what a stop waits for.
-        policy: Metadata to save with the policies of the checkpoints.
+        elapsed_s: Returns how many seconds the run has taken so far, including the parts before a resume.
+        stop: Requests to stop the run, and the work that a stop waits for.
+        policy: Metadata to save with the policy in each checkpoint.
     """
 
     def __init__(
@@ -161,7 +168,7 @@ class TrainLoop:
         self._diagnosed: set[str] = set()
 
     async def run(self, display: Display) -> None:
-        """Train to the end. After a cancellation, the state is that of the last finished train step: call `save`."""
+        """Train to the end. If cancelled, the state is that after the last finished train step; `save` can store it."""
         settings, state = self._settings, self.state
         await self._engine.load(await clock.to_thread(self._trainer.publish))
         shows_training = False
@@ -176,7 +183,7 @@ class TrainLoop:
             shows_training = not await self._evaluate_and_save(display)
 
     async def save(self) -> None:
-        """Write a checkpoint of the last finished train step, unless it exists or the weights are already newer."""
+        """Write a checkpoint of the last finished train step, unless it exists or the weights are from a later step."""
         if self._saved != self.state.step and not self._learning:
             saving = f"the checkpoint of train step {self.state.step}"
             with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
@@ -186,7 +193,7 @@ class TrainLoop:
                 self._saved = self.state.step
 
     async def _evaluate_and_save(self, display: Display) -> bool:
-        """Evaluate and save if either is due and not done yet; return whether an evaluation was made."""
+        """Evaluate and save a checkpoint if this step requires it; return whether an evaluation was made."""
         settings, state = self._settings, self.state
         at_end = state.step in (0, settings.steps)
         evaluates = (at_end or state.step % settings.evaluate_every == 0) and state.facts.get("evaluated") != state.step
@@ -217,7 +224,7 @@ class TrainLoop:
                 f"train step {number}: all {len(result.trajectories)} episodes are void; "
                 f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
             )
-        # Update and record are atomic: the record must match the weights.
+        # Do not cancel between the update and its record, because the record must match the weights.
         with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
             self._learning = True
             self._trainer.accumulate(samples)
@@ -238,7 +245,7 @@ class TrainLoop:
         self._show(values)
 
     def _diagnose(self, display: Display) -> None:
-        """Show each new finding of the diagnosis once, as soon as there are enough train steps."""
+        """Show each problem that the diagnosis finds once, as soon as there are enough train steps."""
         if len(self._recent) == diagnosis.STEPS:
             for name, line in diagnosis.diagnose(list(self._recent)).items():
                 if name not in self._diagnosed:
@@ -266,7 +273,7 @@ class TrainLoop:
 
 
 def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of one train step; only those that end in ``_s`` depend on the machine."""
+    """Return the metrics of one train step. Only metrics whose names end in ``_s`` depend on the machine."""
     played = valid(result.trajectories)
     tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
     names = sorted({name for one in played for name in one.metrics})
@@ -278,7 +285,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
             [
                 [_success(one) > 0 for one in group.trajectories]
                 for group in result.groups
-                if not any(one.stop.is_void for one in group.trajectories)  # fewer attempts lower the chance
+                if not any(one.stop.is_void for one in group.trajectories)  # such a group had fewer attempts
             ]
         ),
         **folded,
@@ -297,7 +304,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
 
 
 def cut_completions(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of completions cut off at the token limit; one-token completions are never cut off."""
+    """Return the share of completions that were cut off at the token limit; one-token completions do not count."""
     completions = [turn.completion for one in trajectories for turn in one.turns]
     cut = [one for one in completions if one.finish is FinishReason.LENGTH and len(one.token_ids) > 1]
     return len(cut) / max(len(completions), 1)
@@ -309,7 +316,7 @@ def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def success_of(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of successful episodes; without a metric ``success``, of those with a positive reward."""
+    """Return the share of successful episodes, or of those with a positive reward if there is no metric ``success``."""
     return _mean([_success(one) for one in trajectories])
 
 

@@ -1,8 +1,9 @@
 """Rollouts: play tasks with the policy and return trajectories.
 
-Every episode runs in its own async task: lease, reset, then generate and step by turns. `Lockstep` synchronises the
-episodes of a wave, so that turn k of all live episodes reaches the engine at the same moment and forms one batch. The
-sampling seeds depend on the episode and the turn alone, so the same weights reproduce the same episodes bit by bit.
+Every episode runs in its own async task, which takes a lease, resets the environment, and then alternates between
+generation and steps. Episodes that run concurrently form a wave. `Lockstep` synchronises them, so that turn k of all
+running episodes reaches the engine at the same time and forms one batch. Sampling seeds depend only on the episode and
+the turn, so the same weights reproduce the same episodes bit by bit.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class RolloutLimits:
 
     Attributes:
         max_turns: Maximum number of turns.
-        max_tokens: Maximum context length in tokens: the prompt of a turn and room for its completion. The context is
-            the whole episode, unless the renderer keeps only some turns of the history.
+        max_tokens: Maximum context length in tokens, for the prompt of a turn and its completion. The prompt contains
+            all earlier turns, unless the renderer limits the history.
         turn_tokens: Maximum number of tokens of a completion.
-        timeout_s: Timeout of a reset or step in seconds; the episode is then void.
-        retries: Maximum number of retries of a void episode.
+        timeout_s: Timeout of a reset or step in seconds. An episode that exceeds it is void.
+        retries: Maximum number of retries for a void episode.
     """
 
     max_turns: int
@@ -70,7 +71,7 @@ class Rollout:
         engine: Samples the completions.
         renderer: Converts observations to prompts, and completions to actions.
         limits: Limits of an episode.
-        num_envs: Maximum number of parallel episodes; the capacity of the host is another limit.
+        num_envs: Maximum number of concurrent episodes; the capacity of the host may limit it further.
     """
 
     host: EnvHost
@@ -95,12 +96,13 @@ class Rollout:
             tasks: Tasks to play.
             group_size: Episodes per task.
             temperature: Sampling temperature; 0 is greedy.
-            seed: Sampling seed; that of a turn follows from it, the index of the task, the member and the turn.
-            on_episode: Called after each episode, finished or void.
-            skip: Episodes to leave out, as (index of the task, member).
+            seed: Sampling seed. The seed of a turn is derived from it, the index of the task, the index of the episode
+                in its group, and the turn.
+            on_episode: Called with each episode that ends, finished or void.
+            skip: Episodes to omit, as pairs of the index of the task and the index in its group.
 
         Returns:
-            One group per task, in order. An episode that is void after all retries is included.
+            One group per task, in order. Groups include the episodes that are void after all retries.
         """
         params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
         waiting = [
@@ -170,7 +172,7 @@ class Rollout:
         while True:
             if prompt.starts_sample:
                 play.ids = []
-                self.engine.forget(play.session)  # its cache holds a different prefix
+                self.engine.forget(play.session)  # its cache has a different prefix
             if len(play.ids) + len(prompt.ids) + limits.turn_tokens > limits.max_tokens:
                 return play.end(StopReason.MAX_TOKENS)
             play.ids += prompt.ids
@@ -209,18 +211,18 @@ class RolloutResult:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All members of all groups, in order."""
+        """The episodes of all groups, in order."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 class Lockstep:
-    """A barrier for the episodes of a wave: `together` returns when all other episodes have called it or left.
+    """A barrier for the episodes of a wave. `together` returns when all other episodes have called it or left.
 
-    The wait for episodes that have not arrived yet is bounded: they may need the slots of the waiting episodes.
+    Episodes that have not arrived yet may need the slots of the waiting episodes, so the wait for them is limited.
 
     Args:
         expected: Number of episodes.
-        timeout_s: Maximum wait in seconds for episodes that have not arrived.
+        timeout_s: Maximum seconds to wait for episodes that have not arrived.
     """
 
     def __init__(self, expected: int, *, timeout_s: float) -> None:
@@ -287,7 +289,7 @@ class _Play:
 
     @property
     def session(self) -> str:
-        """Session name; names sort in the order of play."""
+        """Session name. The alphabetical order of the names is the order of the episodes."""
         return f"{self.index:08d}.{self.member:04d}"
 
     def end(self, stop: StopReason, error: str | None = None, cause: Cause | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of trajectories to samples: tokens, masks and rewards in parallel sequences."""
+"""Conversion of trajectories to training samples: sequences of tokens, masks and rewards."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from envkit.types import Group, Sample, Trajectory, Turn
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Return the samples of all valid trajectories, in order.
+    """Return the samples of all valid trajectories that have a turn, in order.
 
-    Void trajectories (lost sandbox, hung step, broken environment) carry no information about the policy and are left
-    out, and so are those without a turn.
+    Void trajectories (lost sandbox, hung step, broken environment) are omitted, since they say nothing about the
+    policy.
     """
     played = [
         (trajectory, group.task.key)
@@ -25,9 +25,9 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
 
 
 def samples_from(trajectory: Trajectory, group: str, episode: int) -> list[Sample]:
-    """Join the turns of one trajectory into sequences; the mask is 1 on the policy's tokens.
+    """Join the turns of one trajectory into samples; the mask is 1 on the policy's tokens.
 
-    A new sequence starts at each turn with a prompt that does not continue the turn before.
+    A turn whose prompt does not continue the previous turn starts a new sample.
     """
     starts = [number for number, turn in enumerate(trajectory.turns) if number == 0 or turn.starts_sample]
     rewards = tuple(0.0 if turn.step is None else turn.step.reward for turn in trajectory.turns)

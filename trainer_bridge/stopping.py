@@ -1,4 +1,4 @@
-"""A request to stop a run early, and the work that the run must finish first."""
+"""Stopping a run early, after the work that it must finish first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import anyio
 
 
 class Stop:
-    """Cancels a part of a run on request, and reports what the run waits for until it ends.
+    """Cancels a part of a run on request, and reports what the run waits for before it ends.
 
     Args:
-        announce: Shows a line.
+        announce: Shows a line to the user.
 
     Attributes:
         is_requested: Whether a stop was requested.
@@ -26,7 +26,7 @@ class Stop:
         self._scope: anyio.CancelScope | None = None
 
     def request(self, advice: str = "") -> None:
-        """Cancel the block of `cancels`, now or later; report what the run waits for, followed by `advice`."""
+        """Cancel the block of `cancels`, or cancel it when it starts. Report what the run waits for, with `advice`."""
         if not self.is_requested:
             self.is_requested = True
             self._announce_wait(advice)
@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
-        """Make a stop wait for the block, and report it as `what`."""
+        """Report that a requested stop waits for `what`, the work done in this block."""
         outer, self._busy = self._busy, what
         if self.is_requested:
             self._announce_wait()

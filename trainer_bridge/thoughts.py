@@ -1,4 +1,4 @@
-"""Removal of thoughts, ``<think>...</think>``, from model output. Independent of torch and of chat templates."""
+"""Removal of thoughts, ``<think>...</think>``, from model output, without torch or a chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLOSED_THOUGHT = re.compile(f"{THINK}.*?{END_THINK}", re.DOTALL)
 def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
     """Return a completion without its ``<think>...</think>`` blocks and the whitespace after them.
 
-    The result is empty if a block is not closed: the completion was cut off before its answer.
+    If a block is not closed, the completion was cut off before its answer, and the result is empty.
 
     Args:
         text: The completion.

@@ -1,4 +1,4 @@
-"""The number of torch threads: few to sample from a tiny policy, one per core to learn."""
+"""The number of torch threads: few for sampling from a tiny policy, one per core for learning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 def torch_threads(count: int) -> Iterator[None]:
     """Set the number of torch threads in the block; 0 does not change it.
 
-    OpenMP keeps this number per calling thread, so enter the block in the thread that computes.
+    OpenMP has a separate number for each calling thread, so the thread that computes must enter the block.
     """
     before = torch.get_num_threads()
     if count and count != before:
@@ -29,10 +29,10 @@ def learning_threads(load: float) -> tuple[int, str]:
     """Choose the number of threads for learning.
 
     Args:
-        load: Load average of the machine before the run.
+        load: The machine's load average before the run.
 
     Returns:
-        The number, and one line with the reason if it is reduced; otherwise an empty line.
+        The number of threads, and a line of text that explains a reduced number; otherwise an empty string.
     """
     cores = os.cpu_count() or 1
     default = torch.get_num_threads()

@@ -1,7 +1,7 @@
-"""Advantages: how much better than expected each turn was. Axes: B samples, T turns (padded).
+"""Advantage functions: how much better each turn was than expected. Axes: B samples, T turns (padded).
 
-The steps of the decision process are turns, not tokens: all tokens of a turn share its advantage, and observation
-tokens are not discounted. Every function returns zeros where `turn_mask_BT` is 0.
+A step of the decision process is a turn, not a token. All tokens of a turn have the same advantage, and the discount
+applies per turn. Every function returns zeros where `turn_mask_BT` is 0.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class AdvantageBatch:
 
     Attributes:
         reward_BT: Reward of each turn.
-        turn_mask_BT: 1 for turns that exist.
-        value_BT: The critic's estimate at the start of the turn; zeros without a critic.
+        turn_mask_BT: 1 for turns of the sample, 0 for padding.
+        value_BT: The critic's estimate at the start of each turn; zeros without a critic.
         groups: Key of each sample's group [B].
     """
 
@@ -35,7 +35,7 @@ class AdvantageBatch:
 
 
 def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
-    """Return G[t] = r[t] + gamma * G[t+1] within each sample."""
+    """Return the discounted returns of each sample, G[t] = r[t] + gamma * G[t+1]."""
     reward_BT = reward_BT * turn_mask_BT
     return_BT = torch.zeros_like(reward_BT)
     following_B = torch.zeros_like(reward_BT[:, 0])
@@ -46,9 +46,10 @@ def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float)
 
 
 def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[str], *, gamma: float = 1.0) -> Tensor:
-    """GRPO (Shao et al. 2024): (G - mean) / (std + 1e-6) of the whole return, over the samples of the same group.
+    """Return GRPO's advantages (Shao et al. 2024): (G - mean) / (std + 1e-6), where G is the return of the episode.
 
-    The standard deviation is the unbiased one. A group of one, or with equal returns, gets zeros.
+    Mean and (unbiased) standard deviation are those of the sample's group. In a group with one sample or with equal
+    returns, all advantages are 0.
 
     Args:
         reward_BT: Reward of each turn.
@@ -69,9 +70,9 @@ def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[s
 
 
 def batch_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
-    """Return batch normalisation (GEM, Liu et al. 2025): returns of all turns of the batch, mean 0 and deviation 1.
+    """Return the discounted returns, normalised over all turns of the batch (ReBN of GEM, Liu et al. 2025).
 
-    The deviation is the population's; a batch with equal returns gets zeros.
+    Their mean becomes 0 and their population standard deviation 1. If all returns are equal, the result is 0.
     """
     return normalised(discounted_returns(reward_BT, turn_mask_BT, gamma=gamma), turn_mask_BT)
 
@@ -79,20 +80,20 @@ def batch_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -
 def gae(
     reward_BT: Tensor, value_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimates (Schulman et al. 2016) over turns; the value after the last turn is 0.
+    """Return generalised advantage estimates over turns (Schulman et al. 2016). The value after the last turn is 0.
 
         delta[t] = r[t] + gamma * V[t+1] - V[t]
         A[t]     = delta[t] + gamma * lambda * A[t+1]
 
     Args:
         reward_BT: Reward of each turn.
-        value_BT: The critic's estimate at the start of the turn; no gradient.
+        value_BT: The critic's estimate at the start of each turn, without a gradient.
         turn_mask_BT: 1 for turns that exist.
         gamma: Discount factor per turn.
-        gae_lambda: 0 relies on the critic, 1 on the returns.
+        gae_lambda: Lambda in [0, 1]; 0 relies on the critic alone, 1 on the observed returns.
 
     Returns:
-        Advantages, not normalised, and the returns A + V, the targets of the critic.
+        The advantages, not normalised, and the targets for the critic, A + V.
     """
     reward_BT, value_BT = reward_BT * turn_mask_BT, value_BT * turn_mask_BT
     advantage_BT = torch.zeros_like(reward_BT)
@@ -107,7 +108,7 @@ def gae(
 
 
 def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and (population) deviation 1 over the existing turns."""
+    """Normalise the values to mean 0 and population standard deviation 1, without the padding."""
     count = turn_mask_BT.sum().clamp(min=1)
     mean = (value_BT * turn_mask_BT).sum() / count
     centred_BT = (value_BT - mean) * turn_mask_BT
@@ -139,5 +140,6 @@ BY_NAME: Mapping[str, Callable[[AdvantageBatch, Algorithm], tuple[Tensor, Tensor
     "batch_normalised": _of_batch,
     "gae": _of_critic,
 }
-"""The functions for `catalogue.ADVANTAGES`. Each returns the advantages [B, T] for the loss, and the targets of the
-critic [B, T], which are zeros without a critic."""
+"""The functions for the names in `catalogue.ADVANTAGES`. Each returns the advantages [B, T], and the critic's targets
+[B, T], which are zeros without a critic.
+"""

@@ -1,8 +1,8 @@
-"""Algorithms by name, as data. Independent of torch, for `envkit check`.
+"""The table of algorithms. `envkit check` uses this module without torch.
 
-    grpo       Shao et al. 2024 (DeepSeekMath): return of the episode, normalised over its group; clipped ratio
-    reinforce  Williams 1992, with the returns of all turns of the batch normalised (ReBN of GEM, Liu et al. 2025)
-    ppo        Schulman et al. 2017: a critic and generalised advantage estimates over turns; clipped ratio
+    grpo       Shao et al. 2024 (DeepSeekMath): episode returns, normalised over each group; clipped ratio reinforce
+    Williams 1992: turn returns, normalised over the batch (ReBN of GEM, Liu et al. 2025) ppo Schulman et al. 2017: a
+    critic and generalised advantage estimates over turns; clipped ratio
 
 Advantages and losses are named functions in `advantages` and `losses`; a preset combines them.
 """
@@ -27,12 +27,12 @@ class Algorithm:
         advantage: Name in `ADVANTAGES`.
         loss: Name in `LOSSES`.
         gamma: Discount factor per turn, in [0, 1].
-        gae_lambda: Lambda of the generalised advantage estimate, in [0, 1]; for `gae`.
-        clip: Half-width of the clipping range around ratio 1; for `clipped`.
+        gae_lambda: Lambda of the generalised advantage estimate, in [0, 1]; only for `gae`.
+        clip: Half-width of the clipping range around ratio 1; only for `clipped`.
         entropy_coefficient: Weight of the entropy bonus.
-        kl_coefficient: Weight of the KL divergence from the reference policy; 0 keeps no reference policy.
-        value_coefficient: Weight of the critic's loss; for `gae`.
-        advantage_clip: Maximum absolute value of an advantage; None sets no maximum.
+        kl_coefficient: Weight of the KL divergence from the reference policy; at 0, no reference policy is loaded.
+        value_coefficient: Weight of the critic's loss; only for `gae`.
+        advantage_clip: Maximum absolute value of an advantage; None means no maximum.
         epochs: Passes over the samples of one train step.
         minibatches: Optimiser updates per pass.
     """
@@ -63,7 +63,7 @@ PRESETS: Mapping[str, Algorithm] = {
 
 
 def resolve(preset: str, changes: Mapping[str, Any]) -> Algorithm:
-    """Return a preset with some values changed; changes to None are ignored.
+    """Return the preset, overridden by those `changes` that are not None.
 
     Raises:
         ConfigError: The preset, advantage or loss is unknown.

@@ -1,4 +1,4 @@
-"""The critic: a value model with one output per turn. Axes: B samples, L tokens, N turns of all samples."""
+"""The critic: a model that estimates the value of each turn. Axes: B samples, L tokens, N turns of all samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envkit.types import Sample
 
 
 class Critic(nn.Module):
-    """Estimates the return of a turn from everything before its completion.
+    """Estimates the return from a turn onwards, given all tokens before the turn's completion.
 
     Args:
         model: A causal language model; the critic starts with a copy of its body.
@@ -28,7 +28,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, samples: Sequence[Sample]) -> Tensor:
-        """Return one estimate per completion in the samples, in order [N]."""
+        """Return one estimate per completion, sample by sample [N]."""
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
         ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
@@ -36,18 +36,18 @@ class Critic(nn.Module):
         starts = [_turn_starts(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         columns = [position for positions in starts for position in positions]
-        with torch.autocast(device.type, enabled=False):  # bfloat16 would keep only three digits of a value
+        with torch.autocast(device.type, enabled=False):  # bfloat16 has a precision of only three digits
             value: Tensor = self.head(hidden_BLH[rows, columns].to(self.head.weight.dtype)).squeeze(-1).float()
         return value
 
 
 def policy_turns(sample: Sample) -> list[int]:
-    """Return the numbers of the turns with a completion in the sample, in order."""
+    """Return the indices of the turns that have a completion in the sample, in order."""
     return [sample.turn_ids[position + 1] for position in _turn_starts(sample)]
 
 
 def _turn_starts(sample: Sample) -> list[int]:
-    """Return the positions of the last token before each completion."""
+    """Return, for each completion, the position of the last token before it."""
     starts: list[int] = []
     last = -1
     for position, (is_policy, turn) in enumerate(zip(sample.mask, sample.turn_ids, strict=True)):

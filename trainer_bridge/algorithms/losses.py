@@ -1,7 +1,7 @@
-"""Losses: pure functions of tensors. Axes: N tokens of the policy, of all samples of a pass.
+"""Losses: pure functions of tensors. Axes: N tokens that the policy sampled, of all samples in a pass.
 
-Each returns a value per token [N]; the trainer divides the sum by the number of tokens of the whole update, so that the
-result does not depend on how an update is split into passes. Log-probabilities are in nats.
+Each loss function returns a value per token [N]. The trainer divides their sum by the number of tokens in the whole
+update, so the result does not depend on how the update is split into passes. Log-probabilities are in nats.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from .catalogue import Algorithm
 
 
 class PolicyLoss(NamedTuple):
-    """Loss of each token [N], and which tokens are clipped [N]."""
+    """The loss of each token [N], and whether the ratio of each token is clipped [N]."""
 
     loss_N: Tensor
     clipped_N: Tensor
 
 
 def clipped_policy_loss(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, *, clip: float) -> PolicyLoss:
-    """PPO's clipped surrogate (Schulman et al. 2017), per token.
+    """Return PPO's clipped surrogate loss (Schulman et al. 2017), per token.
 
         ratio = exp(logp - old_logp)
         loss  = -min(ratio * A, clamp(ratio, 1 - clip, 1 + clip) * A)
 
     Args:
-        logp_N: Log-probabilities of the sampled tokens now; carries gradient.
-        old_logp_N: Log-probabilities at the time of sampling; no gradient.
-        advantage_N: Advantages, normalised if required; no gradient.
+        logp_N: Log-probabilities of the sampled tokens under the current policy, with a gradient.
+        old_logp_N: Log-probabilities of the same tokens at sampling time, without a gradient.
+        advantage_N: Advantages, normalised if required, without a gradient.
         clip: Half-width of the clipping range around ratio 1.
     """
     ratio_N = (logp_N - old_logp_N).exp()
@@ -40,7 +40,7 @@ def clipped_policy_loss(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
 
 
 def reinforce_loss(logp_N: Tensor, advantage_N: Tensor) -> PolicyLoss:
-    """REINFORCE (Williams 1992), per token: ``loss = -logp * A``. Only correct for samples of the current policy."""
+    """Return REINFORCE's loss per token, ``-logp * A`` (Williams 1992). It requires on-policy samples."""
     return PolicyLoss(-logp_N * advantage_N, (logp_N != logp_N).detach())
 
 
@@ -50,9 +50,9 @@ def value_loss(value_N: Tensor, return_N: Tensor) -> Tensor:
 
 
 def kl_estimate(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """KL(policy, reference), the k3 estimate (Schulman 2020), per token: ``exp(d) - d - 1`` with d = ref - logp.
+    """Return the k3 estimate of KL(policy, reference) per token: ``exp(d) - d - 1`` with d = ref - logp.
 
-    It is never negative, and unbiased for samples of the policy.
+    The estimate (Schulman 2020) is never negative, and is unbiased for on-policy samples.
     """
     difference_N = (reference_logp_N - logp_N).clamp(-10.0, 10.0)
     return difference_N.exp() - difference_N - 1
@@ -75,4 +75,7 @@ BY_NAME: Mapping[str, Callable[[Tensor, Tensor, Tensor, Algorithm], PolicyLoss]]
     "clipped": _clipped,
     "reinforce": _reinforce,
 }
-"""The functions for `catalogue.LOSSES`. Each takes log-probabilities now and at sampling time, and advantages."""
+"""The functions for the names in `catalogue.LOSSES`.
+
+Their arguments are log-probabilities under the current policy, those at sampling time, advantages, and the algorithm.
+"""

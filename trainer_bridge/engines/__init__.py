@@ -1,1 +1,1 @@
-"""Engines: sample tokens from the policy."""
+"""Engines, which sample tokens from the policy."""

@@ -1,8 +1,9 @@
-"""The transformers engine: batched generation in this process, with a key-value cache that lasts for an episode.
+"""The transformers engine: batched generation in this process, with a key-value cache per episode.
 
-Requests that arrive in the same iteration of the event loop form one batch, sorted by session name. A row is sampled by
-inverting its distribution at a hash of the request's seed, so the result depends on the weights and the batch alone,
-not on the state of a random generator. A batch whose callers were all cancelled stops between two decode steps.
+Requests that arrive in the same iteration of the event loop form one batch, sorted by session name. Tokens are sampled
+by inverse transform sampling, with a hash of the request's seed as the uniform number. The result therefore depends on
+the weights and the batch alone, not on the state of a random number generator. If all callers of a batch are cancelled,
+generation stops after the current decode step.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from .weight_files import copy_weights, load_weights
 _U64 = float(1 << 64)
 
 _SAMPLED_NUMBERS = 1 << 21
-"""Most logits (rows times vocabulary) that are sampled at once."""
+"""Maximum number of logits (rows times vocabulary) to sample from in one operation."""
 
 _SHARED_TOKENS = 8
-"""Length of a common prefix of prompts from which a separate forward pass saves time."""
+"""Minimum length of the prompts' common prefix for which a separate forward pass saves time."""
 
 _ENDED_SHARE = 8
-"""A block drops its finished rows once one in this many has finished."""
+"""A block drops its finished rows when 1 / `_ENDED_SHARE` of them have finished."""
 
 
 @dataclass(slots=True)
@@ -56,10 +57,10 @@ class _Block:
     """Sessions whose key-value caches are rows of the same tensors.
 
     Attributes:
-        sessions: Name of each row [B].
-        seen: Tokens of each row that are in the cache [B, ...].
-        cache: Keys and values [B, heads, L, width] of each layer.
-        mask_BL: 1 where the cache holds a token of the row; the rest is padding.
+        sessions: The session name of each row [B].
+        seen: The tokens of each row that are in the cache [B, ...].
+        cache: Keys and values of each layer [B, heads, L, width].
+        mask_BL: 1 where the cache contains a token of the row, 0 for padding.
     """
 
     sessions: list[str]
@@ -71,16 +72,17 @@ class _Block:
 class TransformersEngine:
     """Generates text with a causal language model of the transformers library.
 
-    Satisfies `envkit.protocols.Engine` and `envkit.protocols.WeightSink`.
+    It implements `envkit.protocols.Engine` and `envkit.protocols.WeightSink`.
 
     Args:
-        model: Model in evaluation mode, on its device; owned by the engine.
-        pad_id: Token id for padding, which is always masked.
-        batch_tokens: Most tokens (rows times length) of a new block of sessions.
-        threads: Number of torch threads; 0 keeps the current number.
-        is_large: Whether to process the common prefix of new prompts once and to drop finished rows. Products of fewer
-            rows may round differently, so it is off for tiny policies, whose runs are repeatable.
-        source: Model of the same architecture, from which `load` copies weights that have no location.
+        model: Model in evaluation mode, on its device. The engine owns it.
+        pad_id: Id of the padding token; padding is always masked.
+        batch_tokens: Maximum number of tokens (rows times length) in a new block of sessions.
+        threads: Number of torch threads; 0 means the current number.
+        is_large: Whether to process the common prefix of new prompts only once, and to drop finished rows. A matrix
+            product with fewer rows may round differently, so this is off for tiny policies, whose runs must be
+            repeatable.
+        source: Model of the same architecture. `load` copies its weights if the given weights have no location.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class TransformersEngine:
             if len(self._pending) == 1:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_note_cancellation, request)
-                    with anyio.CancelScope(shield=True):  # other callers wait for this batch too
+                    with anyio.CancelScope(shield=True):  # other callers also wait for this batch
                         await anyio.lowlevel.cancel_shielded_checkpoint()
                         async with self._busy:
                             batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
@@ -172,7 +174,7 @@ class TransformersEngine:
                 request.done.set()
 
     def _drop_forgotten(self) -> None:
-        """Drop forgotten sessions; only between batches, since a batch changes the blocks in its thread."""
+        """Drop forgotten sessions. Only call this between batches, since a batch changes the blocks in its thread."""
         for block in self._blocks:
             # A forgotten row is removed at the next selection; a block without rows is removed now.
             block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
@@ -202,7 +204,7 @@ class TransformersEngine:
         self._blocks += kept
 
     def _block_of(self, request: _GenerationRequest) -> int | None:
-        """Return the number of the block that holds a proper prefix of the request's prompt."""
+        """Return the index of the block whose cache has the request's session and a proper prefix of its prompt."""
         for number, block in enumerate(self._blocks):
             if request.session in block.sessions:
                 seen = block.seen[block.sessions.index(request.session)]
@@ -227,7 +229,7 @@ class TransformersEngine:
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
     def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
-        """Feed each row the tokens its cache lacks, then sample until all rows have finished or all callers left."""
+        """Feed each row the tokens missing in its cache, then sample until all rows finish or all callers cancel."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         ended_blocks: list[_Block] = []
         for position in range(max(request.params.max_tokens for request in requests)):
@@ -258,7 +260,7 @@ class TransformersEngine:
         return _join([*ended_blocks, block])
 
     def _forward_once_each(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Like `_forward` for a new block, but process equal prompts and the common prefix of all prompts once."""
+        """Do `_forward` for a new block, but process equal prompts, and the common prefix of all prompts, only once."""
         number: dict[tuple[int, ...], int] = {}
         rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
         prompts = [list(prompt) for prompt in number]
@@ -274,7 +276,7 @@ class TransformersEngine:
         return logits_UV[torch.tensor(rows, device=self._model.device)]
 
     def _repeat(self, block: _Block, rows: list[int]) -> None:
-        """Replace the rows of a block by copies of its rows `rows`."""
+        """Replace the rows of a block with copies of its rows `rows`."""
         index_B = torch.tensor(rows, device=self._model.device)
         if block.mask_BL.shape[1]:
             block.cache.batch_select_indices(index_B)
@@ -282,7 +284,7 @@ class TransformersEngine:
         block.seen = [list(block.seen[row]) for row in rows]
 
     def _forward(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Append `feeds` (padded on the left) to the block and return the logits after the last token [B, V]."""
+        """Append the tokens `feeds`, padded on the left, to the block; return the logits of the next token [B, V]."""
         device = self._model.device
         width = max(len(feed) for feed in feeds)
         ids = [[self._pad_id] * (width - len(feed)) + feed for feed in feeds]
@@ -305,7 +307,7 @@ class TransformersEngine:
 
 
 async def _note_cancellation(request: _GenerationRequest) -> None:
-    """Mark a request as abandoned when its caller, which waits in a shielded scope, is cancelled."""
+    """Mark a request as abandoned when its caller is cancelled, which itself waits in a shielded scope."""
     try:
         await anyio.Event().wait()
     finally:
@@ -313,7 +315,7 @@ async def _note_cancellation(request: _GenerationRequest) -> None:
 
 
 def _select(block: _Block, requests: list[_GenerationRequest]) -> _Block:
-    """Return the rows of `block` that belong to `requests`, in their order."""
+    """Return a block with the rows of `block` that belong to `requests`, in the order of `requests`."""
     rows = [block.sessions.index(request.session) for request in requests]
     if rows == list(range(len(block.sessions))):
         return block
@@ -347,7 +349,10 @@ def _join(blocks: list[_Block]) -> _Block:
 
 
 def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int) -> list[tuple[int, float]]:
-    """Sample a token for each row and give its log-probability (nats) after temperature, before top-p and top-k."""
+    """Sample a token for each row; return it with its log-probability in nats.
+
+    The log-probability includes the temperature, but not top-p and top-k.
+    """
     count = max(_SAMPLED_NUMBERS // logits_BV.shape[1], 1)
     if len(requests) > count:
         parts = [slice(first, first + count) for first in range(0, len(requests), count)]
@@ -366,7 +371,7 @@ def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int
 
 
 def _nucleus(weight_BV: Tensor, requests: list[_GenerationRequest]) -> Tensor:
-    """Set tokens outside top-k and top-p to zero; the most likely token always stays."""
+    """Set the weight of tokens outside top-k and top-p to zero, but never that of the most likely token."""
     if all(request.params.top_p >= 1 and request.params.top_k <= 0 for request in requests):
         return weight_BV
     size = weight_BV.shape[1]
@@ -385,8 +390,8 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
     Args:
         path: Folder, or name on the hub.
         device: ``"cpu"`` or ``"cuda"``.
-        is_local: Whether to use only files of this machine, which include cached models of the hub.
-        dtype: Data type of the weights; float32 for training, since bfloat16 rounds updates of 1e-6 away.
+        is_local: Whether to use only files on this machine, including cached models from the hub.
+        dtype: Data type of the weights. Training needs float32, since bfloat16 would round updates of 1e-6 to zero.
     """
     from transformers import AutoModelForCausalLM
 
@@ -396,9 +401,10 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
 
 
 def copy_to_play(model: Any, dtype: str) -> Any:
-    """Return a copy of a model with weights in ``"float32"`` or ``"bfloat16"``; `load` rounds new weights to that type.
+    """Return a copy of a model for sampling, with weights in ``"float32"`` or ``"bfloat16"``.
 
-    Buffers keep their type: rounding the angles of rotary embeddings would distort positions.
+    `load` rounds new weights to this type. Buffers are not converted, since rounding the angles of rotary embeddings
+    would distort positions.
     """
     playing = copy.deepcopy(model)
     for weight in playing.parameters():

@@ -14,9 +14,9 @@ INDEX = "model.safetensors.index.json"
 
 @torch.no_grad()
 def load_weights(model: Any, path: Path) -> None:
-    """Copy weights from a file, or from a model folder with one or more files, rounding to the model's formats.
+    """Copy weights from a file or a model folder into `model`, rounded to the model's data types.
 
-    Names and shapes are checked first, so a failure leaves the model unchanged. Tensors are loaded one at a time.
+    Names and shapes are checked first, so an error leaves the model unchanged. Tensors are loaded one at a time.
 
     Raises:
         OSError: A file is missing.
@@ -34,7 +34,7 @@ def load_weights(model: Any, path: Path) -> None:
     problems: list[str] = []
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # not a mapping
+            for name in opened.keys():  # noqa: SIM118  # `opened` is not a mapping
                 shape = tuple(opened.get_slice(name).get_shape())
                 if name not in targets:
                     problems.append(f"{name} is unknown")
@@ -53,6 +53,6 @@ def load_weights(model: Any, path: Path) -> None:
 
 @torch.no_grad()
 def copy_weights(source: Any, model: Any) -> None:
-    """Copy the weights of a model in this process, rounding to the target's formats."""
+    """Copy the weights of `source` into `model`, rounded to the data types of `model`."""
     for name, weight in source.named_parameters():
         model.get_parameter(name).copy_(weight)

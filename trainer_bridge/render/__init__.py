@@ -1,4 +1,7 @@
-"""Conversion of text to tokens and back, one turn at a time. Sampled tokens are never decoded and re-encoded."""
+"""Renderers: convert observations to tokens, and tokens to actions, turn by turn.
+
+Prompts contain sampled tokens as they are; they are never decoded and re-encoded.
+"""
 
 from .chat import ChatRenderer
 from .plain import ANSWER_CLOSE, ANSWER_OPEN, PlainRenderer

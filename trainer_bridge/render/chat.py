@@ -18,22 +18,23 @@ _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*(?:{END_THINK}\s*)?\Z")
 class ChatRenderer:
     """Renders observations as user messages with the model's chat template.
 
-    The prompt of a turn continues that of the turn before: it keeps the sampled tokens and adds the template's text
-    between two answers. If the template would now render the earlier turns differently (it moves the system prompt,
-    drops messages or thoughts), the turn starts a new sample with the whole chat as its prompt. Whitespace that the
-    template strips around an answer is ignored.
+    A turn's prompt continues the previous turn: it contains that turn's prompt, the sampled tokens, and the text that
+    the template puts between two answers. A template may now render the earlier turns differently, for example by
+    moving the system prompt or dropping messages or thoughts. The turn then starts a new sample, with the whole chat as
+    its prompt. Whitespace that the template strips around an answer makes no difference.
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
-        system: The system message; None passes none to the template, which may then add its own.
+        system: The system message; None passes no system message to the template, which may then add its own.
         template: Arguments of the template, such as ``{"enable_thinking": False}``.
-        thinking: ``"keep"`` leaves thoughts in the prompts of later turns, even if the template would drop them from
-            earlier turns; ``"cut"`` renders later prompts without them.
-        history: Number of most recent turns in a prompt, at least 1; each turn then starts a sample. None keeps all.
+        thinking: ``"keep"`` leaves thoughts in the prompts of later turns, even if the template would drop them;
+            ``"cut"`` removes thoughts from later prompts.
+        history: Number of most recent turns in a prompt, at least 1; each turn then starts a new sample. None means
+            all.
         eos_ids: End-of-text tokens of the model's generation config.
 
     Raises:
-        UsageError: The template rejects the roles that a rollout needs.
+        UsageError: The template rejects a message role that a rollout needs.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class ChatRenderer:
         eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self._end = end or eos
         self.stop: tuple[int, ...] = tuple(dict.fromkeys((*end, *eos_ids, *eos)))
-        """Tokens that end a completion: the first token after an answer in the template if it is an added token, and
-        the end-of-text tokens of the generation config and of the tokenizer."""
+        """Tokens that end a completion. They are the end-of-text tokens of the generation config and of the tokenizer,
+        and the token that follows an answer in the template, if it is an added token.
+        """
         self._hidden = {number for number, name in self._template.special_ids.items() if name not in (THINK, END_THINK)}
 
     def open(self, observation: Observation) -> tuple[int, ...]:
@@ -79,27 +81,27 @@ class ChatRenderer:
         return Prompt(self._prompt([*chat, _user(observation.text)]), starts_sample=True)
 
     def action(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a completion without special tokens and thoughts; see `without_thoughts`."""
+        """Return the text of a completion, without special tokens and thoughts; see `without_thoughts`."""
         return without_thoughts(self._words(token_ids), is_thinking=self._opens_thought)
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the completion with which a policy would give `answer`, including its end token."""
+        """Return the tokens of `answer` as a completion of the policy, including the end token."""
         if self._opens_thought and END_THINK not in answer:
             answer = f"{END_THINK}\n\n{answer}"
         return self._template.encode(self._template.escape(answer, "assistant")) + self._end
 
     def dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of a dialogue as in a rollout, and a mask: 1 on answers and their end tokens.
+        """Return the tokens of a dialogue as in a rollout, and a mask that is 1 on answers and their end tokens.
 
-        The system prompt of the renderer is added to a dialogue without one. Messages after the last answer are left
-        out. If the template rewrites history, the tokens are those of the last sample: earlier answers are part of its
-        prompt, with mask 0.
+        A dialogue without a system prompt gets that of the renderer. Messages after the last answer are omitted. If the
+        template renders earlier turns differently, only the last sample is returned; earlier answers are then part of
+        its prompt and have mask 0.
 
         Args:
-            messages: Each with a ``role`` (system, user or assistant) and a ``content``.
+            messages: The messages, each with a ``role`` (system, user or assistant) and a ``content``.
 
         Raises:
             UsageError: There is no answer, or the template rejects the dialogue.
@@ -127,11 +129,11 @@ class ChatRenderer:
     def _frame(
         self, before: Sequence[Message], answer_ids: Sequence[int], after: Sequence[Message]
     ) -> tuple[int, ...] | None:
-        """Return the tokens between an answer and the next one; None if the template rewrites the earlier chat.
+        """Return the tokens between an answer and the next one; None if the template changes the earlier chat.
 
         Args:
             before: The chat up to the answer.
-            answer_ids: Tokens of the answer; if they include the end of the turn, the frame leaves it out.
+            answer_ids: Tokens of the answer. If they include the end of the turn, the result omits it.
             after: The messages that follow.
         """
         answer = self._words(answer_ids)

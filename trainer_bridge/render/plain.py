@@ -23,17 +23,18 @@ class Tokenizer(Protocol):
 
 
 class PlainRenderer:
-    r"""Renders observations without a template: the completion is the text between the answer tags.
+    r"""Renders observations without a chat template; a completion is the text between the answer tags.
 
-    The prompt of a turn is ``observation \\n <answer>``; the completion follows, and the next turn starts with
-    ``</answer>``. So a tiny policy generates the move alone: with one token per move, one token per turn carries loss.
+    The prompt of a turn is ``observation \\n <answer>``. The completion follows, and the next turn starts with
+    ``</answer>``. A tiny policy thus generates only the move. If each move is a token, one token per turn contributes
+    to the loss.
 
-    If ``</answer>`` is several tokens, it does not stop a completion: the completion ends at an end-of-text token or
-    after `turn_tokens`, and the action is the text before the first ``</answer>``.
+    If ``</answer>`` is several tokens, it cannot stop a completion. The completion then ends at an end-of-text token or
+    after `turn_tokens` tokens, and the action is the text before the first ``</answer>``.
 
     Args:
-        tokenizer: Encodes and decodes.
-        history: Number of most recent turns in a prompt, at least 1; None keeps all.
+        tokenizer: Converts text to tokens and back.
+        history: Number of most recent turns in a prompt, at least 1; None means all.
         eos_ids: End-of-text tokens; they stop a completion if ``</answer>`` is several tokens.
     """
 
@@ -72,16 +73,16 @@ class PlainRenderer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the completion with which a policy would give `answer`, such as ``"<answer>up</answer>"``.
+        """Return the tokens of `answer`, such as ``"<answer>up</answer>"``, as a completion of the policy.
 
-        It includes the closing tag if that is several tokens, since the action ends there.
+        They include the closing tag if it is several tokens, since it then marks the end of the action.
         """
         inner = answer.removeprefix(ANSWER_OPEN).removesuffix(ANSWER_CLOSE)
         end = self._close if len(self._close) > 1 else ()
         return tuple(self._tokenizer.encode(inner, add_special_tokens=False)) + end
 
     def _closing(self, completion: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens that close an answer; empty if the completion already closed it."""
+        """Return the tokens that close an answer; empty if the completion already includes them."""
         closed = self._ends_closed(completion) or (len(self._close) > 1 and ANSWER_CLOSE in self.text(completion))
         return () if closed else self._close
 

@@ -1,8 +1,8 @@
-"""A model's chat template: messages to text, text to tokens. Only the template can produce special tokens.
+"""A model's chat template: converts messages to text and text to tokens. Messages cannot inject special tokens.
 
-If a message contains the text of a special token (``<|im_end|>`` in the output of a command), a marker replaces it
-before rendering, so that the rendered text shows which special tokens come from the template. The others are encoded
-as plain text.
+The content of a message may contain the text of a special token, such as ``<|im_end|>`` in the output of a command. A
+marker replaces this text before rendering, and is later encoded as plain text. All special tokens in the rendered text
+thus come from the template.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envkit.errors import UsageError
 from ..thoughts import END_THINK, THINK
 
 ANSWER_MARK = "@@envkit-answer@@"
-"""Placeholder for the content of an answer, to find its position in the rendered text."""
+"""Placeholder for an answer, which shows the position of the answer in the rendered text."""
 
 _MARK = "@@envkit-"
 
@@ -50,7 +50,7 @@ class ChatTemplate:
         """Return the text of a chat, with markers for special tokens in message contents.
 
         Args:
-            messages: Each with a role and a content.
+            messages: The messages, each with a role and a content.
             prompting: Whether to end the text with the start of the model's answer.
 
         Raises:
@@ -65,7 +65,7 @@ class ChatTemplate:
             raise UsageError(f"the model's chat template rejects a chat of {roles}: {error}") from None
 
     def escape(self, content: str, role: str) -> str:
-        """Return a content with markers in place of special tokens; an assistant's thinking tags stay tokens."""
+        """Replace special tokens in `content` with markers, except the thinking tags of an assistant's message."""
         if content is ANSWER_MARK:
             return content
         kept = (THINK, END_THINK) if role == "assistant" else ()
@@ -74,8 +74,8 @@ class ChatTemplate:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of rendered text.
 
-        Text without markers is encoded as a whole. Otherwise, each part between two special tokens of the template that
-        contains a marker is encoded separately, as plain text.
+        Text without markers is encoded as a whole. Otherwise, the text is split at the special tokens of the template,
+        and each part that contains a marker is encoded separately, as plain text.
         """
         if _MARK not in text:
             return self._encode(text)

@@ -1,1 +1,1 @@
-"""The folder of a training run: record, checkpoints, episodes and plots."""
+"""The folder of a training run: records, checkpoints, episodes and plots."""

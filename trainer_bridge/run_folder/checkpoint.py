@@ -1,4 +1,4 @@
-"""Checkpoints: a folder for each, written under a temporary name and renamed, so that it appears complete."""
+"""Checkpoints. Each is a folder, written under a temporary name and then renamed, so that it is always complete."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NAME = re.compile(r"step-(\d+)")
 
 @dataclass(slots=True)
 class RunState:
-    """The state of a run that a resume needs, besides the weights.
+    """The state that a run needs to resume, besides the weights.
 
     Attributes:
-        step: Finished train steps.
-        episodes: Episodes played for training, including void ones.
-        lost_episodes: Void episodes among them.
-        wall_s: Seconds of all parts of the run so far.
-        facts: One-time results for the summary, such as the first evaluation.
+        step: Number of finished train steps.
+        episodes: Number of episodes played for training, including void ones.
+        lost_episodes: Number of void episodes.
+        wall_s: Duration of the run so far in seconds, including the parts before a resume.
+        facts: Results for the summary that are computed once, such as the first evaluation.
     """
 
     step: int = 0
@@ -42,7 +42,7 @@ class RunState:
 
 
 class Savable(Protocol):
-    """A part of a checkpoint."""
+    """An object whose state is part of a checkpoint."""
 
     def save(self, folder: str) -> None:
         """Write the state that a resume needs into the existing `folder`."""
@@ -58,7 +58,7 @@ def save(
     policy: SavedPolicy | None = None,
     warmup: Savable | None = None,
 ) -> Path:
-    """Write a checkpoint of `state.step` into `folder` and remove all but the newest `keep`.
+    """Write the checkpoint of train step `state.step` into `folder`, and remove all but the newest `keep` checkpoints.
 
     Args:
         folder: Folder of all checkpoints.
@@ -98,7 +98,7 @@ def save(
 
 
 def latest(folder: Path) -> Path:
-    """Return the newest checkpoint in `folder`, after restoring one that a killed `save` was replacing.
+    """Return the newest checkpoint in `folder`. Restores a checkpoint that `save` was replacing when it was killed.
 
     Raises:
         UsageError: There are no checkpoints.
@@ -127,7 +127,7 @@ def load_state(checkpoint: Path) -> RunState:
 
 
 def _aside(target: Path) -> Path:
-    """Return the temporary name of a checkpoint while another one of the same step replaces it."""
+    """Return the temporary name of a checkpoint while a new one of the same step replaces it."""
     return target.with_name(f".{target.name}.old")
 
 

@@ -1,4 +1,4 @@
-"""Progress displays of a long run: a live bar on a terminal, plain lines at intervals elsewhere."""
+"""Progress displays for long runs: a live bar on a terminal, otherwise a plain line from time to time."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 LINE_EVERY_S = 10.0
-"""Seconds between two lines without a terminal."""
+"""Seconds between two progress lines if the output is not a terminal."""
 
 _STICKY = "\N{NO-BREAK SPACE}"
 
 
 class Display(Protocol):
-    """Shows the progress of a run to people; programs read the record."""
+    """Shows the progress of a run to people. Programs read the files of the run instead."""
 
     def announce(self, line: str) -> None:
         """Show a permanent line."""
         ...
 
     def phase(self, name: str, total: int) -> None:
-        """Start a part of the run with `total` advances, and end the previous part.
+        """Start a part of the run that has `total` units of progress, and end the previous part.
 
-        A part with the name and total of an earlier one continues it if the first advance jumps to its progress.
+        A part continues an earlier one with the same name and total if its first advance jumps to that one's progress.
         """
         ...
 
     def advance(self, count: int = 1, **shown: float | str) -> None:
-        """Add `count` to the progress; `shown` replaces the numbers next to the bar."""
+        """Add `count` units of progress; `shown` replaces the numbers next to the bar."""
         ...
 
     def close(self) -> None:
@@ -59,11 +59,11 @@ class SilentDisplay:
 
 
 class LineDisplay:
-    """Writes a line at most every `every_s` seconds, and one at the end of each part.
+    """Writes a line at intervals of at least `every_s` seconds, and a line at the end of each part.
 
     Args:
         stream: Output stream.
-        every_s: Seconds between two lines.
+        every_s: Minimum seconds between two lines.
         now: A monotonic clock, in seconds.
     """
 
@@ -101,9 +101,9 @@ class LineDisplay:
 
 
 class RichDisplay:
-    """A live bar on a terminal, with the numbers on separate lines, so that the bar keeps its width.
+    """A live bar on a terminal. The numbers are on separate lines, so that the bar does not change its width.
 
-    A finished part leaves one line.
+    Each finished part of the run leaves one line on the terminal.
 
     Args:
         stream: The terminal.
@@ -194,7 +194,10 @@ class _Part:
                 self.began_s, self._first = earlier.began_s, earlier._first
 
     def eta(self, now: float) -> str:
-        """Return the remaining time, from the pace since the first advance (a resumed run jumps to its progress)."""
+        """Return the remaining time, estimated from the pace since the first advance.
+
+        The first advance itself does not count, since a resumed run jumps to its earlier progress.
+        """
         if self._first is None or self.done <= self._first[0] or self.done >= self.total:
             return ""
         pace_s = (self._last_s - self._first[1]) / (self.done - self._first[0])
@@ -207,7 +210,7 @@ class _Part:
 
 
 class _Parts:
-    """The current part, and the last finished part of each name."""
+    """The current part of the run, and for each name the last finished part."""
 
     def __init__(self) -> None:
         self.current: _Part | None = None
@@ -224,12 +227,12 @@ class _Parts:
 
 
 def figures(shown: Mapping[str, float | str]) -> list[str]:
-    """Return ``["success 0.412", "tokens/s 5,210"]``."""
+    """Return names and numbers as texts, such as ``["success 0.412", "tokens/s 5,210"]``."""
     return [f"{name.replace('_', ' ')} {figure(value)}" for name, value in shown.items()]
 
 
 def figure(value: float | str) -> str:
-    """Return a number with a readable number of digits."""
+    """Return a number as text, rounded to a readable number of digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, int):
@@ -245,7 +248,7 @@ def figure(value: float | str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return ``"1:02:03"``, or ``"2:03"`` below an hour."""
+    """Return a duration as text, such as ``"1:02:03"``, or ``"2:03"`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Episode files: conversion of trajectories to records, sampling of episodes, and reading."""
+"""Episode files: converting trajectories to records, selecting episodes to record, and reading the files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from envkit.types import EpisodeRecord, GenerationRecord, Group, Trajectory, Tur
 from envkit.types.episodes import FORMAT
 
 EPISODES = "episodes.jsonl"
-"""File of an evaluation's episodes."""
+"""Name of the file with the episodes of an evaluation."""
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids to text; see `envkit.protocols.Renderer.text`."""
+"""Function that converts token ids to text; see `envkit.protocols.Renderer.text`."""
 
 
 def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step: int | None = None) -> EpisodeRecord:
-    """Return the record of `trajectory`; `index` is the number of its task in the train step or evaluation."""
+    """Return the record of `trajectory`; `index` is the index of its task in the train step or evaluation."""
     return EpisodeRecord.of(
         trajectory.task,
         trajectory.start,
@@ -53,7 +53,8 @@ def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
 def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:
     """Return records of `count` episodes from as many tasks as possible, in the order of the tasks.
 
-    With more groups than `count`, evenly spaced groups are chosen; with fewer, several members of each group.
+    If there are more groups than `count`, one episode each of evenly spaced groups is returned. If there are fewer,
+    several episodes of each group are returned.
     """
     rounds = max((len(group.trajectories) for group in groups), default=0)
     if count < len(groups):

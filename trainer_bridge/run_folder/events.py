@@ -13,14 +13,14 @@ from envkit import clock
 
 
 class EventFile:
-    """A new event file in an existing folder.
+    """A new TensorBoard event file in an existing folder.
 
     Args:
-        folder: TensorBoard's log folder. This file continues earlier files in it.
-        first_step: First step of this file; it overrides earlier files from this step on.
+        folder: TensorBoard's log folder. The new file continues the earlier files in this folder.
+        first_step: First step of the new file. Values of earlier files from this step on are overridden.
 
     Raises:
-        OSError: The constructor or `scalars` cannot write the file.
+        OSError: The file cannot be written; `scalars` raises it, too.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:

@@ -1,7 +1,7 @@
-"""Plots of a run: its success, and the health of the training.
+"""Plots of a run: the learning curve, and the metrics that show whether training is healthy.
 
-`draw` takes the rows of ``metrics.jsonl`` and ``evaluations.jsonl``. It plots the available data: a run without
-evaluations, or one that was stopped early, gets fewer curves.
+`draw` takes the rows of ``metrics.jsonl`` and ``evaluations.jsonl``. A run without evaluations, or one that was stopped
+early, has fewer curves.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _ORANGE = "#bc4c00"
 _MAX_MARKERS = 30
 _MAX_WINDOW = 25
 _NOISE = 1e-6
-"""Absolute value up to which values count as rounding errors and are not scaled up."""
+"""Values up to this absolute value count as rounding errors, and the axis is not scaled to them."""
 _NOTE = "#6e7781"
 
 
 class Curve(NamedTuple):
-    """Finite values over train steps, in order."""
+    """The finite values of a metric by train step, in order."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -67,7 +67,7 @@ _PANELS = (
 
 
 def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
-    """Write the plots of a run; a plot without curves is not written.
+    """Write the plots of a run, except those without curves.
 
     Args:
         folder: Existing folder for the files.
@@ -84,7 +84,7 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
-    """Return the values of one key over the train steps; a later row for the same step overrides."""
+    """Return the values of `key` by train step; of several rows for a step, the last one counts."""
     found: dict[int, float] = {}
     for row in rows:
         step, value = row.get("step"), row.get(key)
@@ -113,12 +113,12 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     notes: list[tuple[float, str, str]] = []
     if training.steps:
-        # Other curves may cover a constant line or a single point, so draw it wider.
+        # Draw a constant line or a single point wider, because other curves may cover it.
         width = 1.2 if len(set(training.values)) > 1 else 6
         marker = "o" if len(training.steps) == 1 else ""
         axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False)
         notes.append((training.values[-1], "in training,\nsampled", _NOTE))
-    # The second curve is dashed, with rings around the dots of the first, so that both are visible when they coincide.
+    # Both curves must be visible if they coincide: the second is dashed, with rings around the dots of the first.
     styles = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
     for name, curve in held_out.items():
         color, dashes, size, face = styles[name]
@@ -167,7 +167,7 @@ def _curve(axes: Axes, curve: Curve, window: int) -> None:
 
 
 def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
-    """Scale the y axis; add a note if all values are zero or rounding errors."""
+    """Scale the y axis, and add a note if all values are zero or rounding errors."""
     low, high = min(0.0, *curve.values), max(0.0, *curve.values)
     if max(-low, high) <= _NOISE:
         axes.set_ylim(-1, 1)
@@ -181,28 +181,28 @@ def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
 
 
 def _widen(axes: Axes, steps: Sequence[int]) -> None:
-    """Widen the x axis of a single train step, so that it has no fractions."""
+    """Widen the x axis if there is a single train step, so that the axis has no fractions."""
     if min(steps) == max(steps):
         axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
         axes.set_xticks([steps[0]])
 
 
 def _window(steps: int) -> int:
-    """Return the averaging window of the strong line in train steps: odd, and 1 for short runs."""
+    """Return over how many train steps the strong line averages: an odd number, and 1 for short runs."""
     return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
 
 
 def means(values: Sequence[float], window: int) -> list[float]:
-    """Return the centred moving average over `window` values; the window is cut at the ends."""
+    """Return the centred moving average over `window` values, and over fewer at the ends."""
     half = window // 2
     near = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Move heights apart, no further than needed, so that any two are at least `gap` apart.
+    """Return the heights of labels, moved as little as needed for a distance of at least `gap` between any two.
 
-    Heights that are too close are stacked around their mean; stacks that touch are merged.
+    Labels that are too close form a stack around the mean of their heights, and stacks that touch are merged.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     # A stack of labels that touch: for each label, the bottom of the stack at which the label would not move.
@@ -225,7 +225,7 @@ def _bottom(stack: Sequence[float]) -> float:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, sizes in inches, without a display and without global state."""
+    """Return an empty figure of `width` by `height` inches, which needs no display and no global state."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
@@ -244,7 +244,7 @@ def frame(axes: Axes, title: str, *, size: int) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture atomically, so that viewers never read a partial file."""
+    """Write `figure` atomically, so that viewers never read a partial file."""
     part = path.with_name(f".{path.name}.part")
     try:
         figure.savefig(part, format="png")

@@ -1,20 +1,15 @@
 """The record of a training run: its folder, and all files in it except checkpoints and weights.
 
-    config.yaml                 the whole configuration, defaults included
-    metrics.jsonl               one object per train step
-    evaluations.jsonl           one object per evaluation
-    trajectories/step-N.jsonl   episodes of train step N, one object each
-    checkpoints/                checkpoints of the trainer
-    summary.json                results of the run
-    plots/                      curves as PNG
-    tensorboard/                the same numbers for TensorBoard
-    policy/                     the initial tiny policy, before any learning
-    weights/                    the newest weights, from the trainer to the engine
-    run.lock                    locked while a run writes here; marks the folder of a run
-    format.json                 the format of the folder; other formats are refused
+    config.yaml                 the whole configuration, including defaults metrics.jsonl               one object per
+    train step evaluations.jsonl           one object per evaluation trajectories/step-N.jsonl   episodes of train step
+    N, one object each checkpoints/                checkpoints of the trainer summary.json                results of the
+    run plots/                      curves as PNG tensorboard/                the same numbers for TensorBoard policy/
+    the initial tiny policy, before training weights/                    the newest weights, which the trainer writes
+    and the engine reads run.lock                    lock file, locked while a run writes to the folder format.json the
+    format of the folder; a folder of another format is rejected
 
-`RunRecord.resume` can open the folder of a run that was killed at any moment. A file system error becomes a
-`UsageError` with path, reason and remedy.
+`RunRecord.resume` can open the folder of a run, even if the run was killed. File system errors are raised as
+`UsageError` with the path, the reason and a remedy.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 
 RUN_FORMAT = 1
-"""Format of the folder; increased when another version would misread its files."""
+"""Format of the folder; it is increased when older versions would misread the files."""
 
 FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
 FOLDERS = {
@@ -66,7 +61,7 @@ _MISSING = object()
 
 
 class RunRecord:
-    """The files of one run, open for writing and locked against a second run; see `create` and `resume`.
+    """The files of one run, open for writing and locked against other runs; see `create` and `resume`.
 
     Attributes:
         folder: The run's folder.
@@ -92,7 +87,7 @@ class RunRecord:
 
     @staticmethod
     def refuse_taken(folder: Path) -> None:
-        """Raise the `UsageError` that `create` without `force` would raise for `folder` now."""
+        """Raise `UsageError` if `create` without `force` would reject `folder`."""
         with writing(folder):
             if folder.exists() and not folder.is_dir():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -104,17 +99,17 @@ class RunRecord:
 
     @classmethod
     def create(cls, folder: Path, config_yaml: str, *, force: bool, tensorboard: bool) -> Self:
-        """Start a run's folder. The folder of a run without results counts as new.
+        """Create the folder of a new run, or reuse a folder whose run has no results yet.
 
         Args:
-            folder: Created with its parents if missing; other files in it are not touched.
+            folder: The folder; it and its parents are created if missing. Files that belong to no run are not changed.
             config_yaml: The whole configuration.
             force: Whether to remove the files of an existing run in the folder.
             tensorboard: Whether to write event files.
 
         Raises:
-            UsageError: The folder has a run and `force` is false, has a run of another format or foreign files with
-                the same names, is in use by another process, or cannot be written.
+            UsageError: The folder already has a run and `force` is false, has a run of another format, has other files
+                with the names of run files, is in use by another process, or cannot be written.
         """
         _refuse_foreign_files(folder)
         refuse_other_format(folder)
@@ -133,21 +128,21 @@ class RunRecord:
 
     @classmethod
     def resume(cls, folder: Path, config_yaml: str, *, step: int, tensorboard: bool, is_evaluated: bool = True) -> Self:
-        """Reopen a run's folder in its state right after train step `step`.
+        """Reopen a run's folder, and restore its records to their state after train step `step`.
 
-        Records of later steps are dropped, since those steps will be repeated; so is a truncated last line.
+        Records of later steps are removed, since those steps will be repeated. A truncated last line is removed, too.
 
         Args:
             folder: The run's folder.
-            config_yaml: The whole configuration; only `trainer.steps` may differ, and only increase.
+            config_yaml: The whole configuration. Only `trainer.steps` may differ, and only by being larger.
             step: The train step of the checkpoint to continue from.
             tensorboard: Whether to write event files.
             is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
-                will be repeated, and its row, which a kill may have left, is dropped.
+                will be repeated, and an existing row for it is removed.
 
         Raises:
             UsageError: There is no run to resume, it has another format, the configuration differs, a file is damaged,
-                the folder is in use by another process or cannot be written.
+                or the folder is in use by another process or cannot be written.
         """
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder}: no run to continue; start one without --resume")
@@ -168,17 +163,17 @@ class RunRecord:
             return cls(folder, opened, first_step=step + 1, tensorboard=tensorboard)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of a train step. Floats are kept exactly; non-finite values become null."""
+        """Record the metrics of a train step. Floats are stored exactly, and non-finite values as null."""
         self._metrics.append({"step": step, **values})
         self._scalars("train", step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Record an evaluation of the policy after train step `step`; 0 is before the first."""
+        """Record an evaluation of the policy after train step `step`; step 0 is the policy before training."""
         self._evaluations.append({"step": step, **values})
         self._scalars("evaluation", step, values)
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
-        """Write episodes of a train step, one object per line, replacing earlier ones of the same step."""
+        """Write episodes of a train step, one object per line. They replace earlier episodes of the same step."""
         path = self.folder / TRAJECTORIES / f"step-{step}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
@@ -189,7 +184,7 @@ class RunRecord:
         replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")
 
     def plots(self) -> None:
-        """Draw ``plots/*.png`` from the records so far."""
+        """Draw ``plots/*.png`` from the records written so far."""
         from .plots import draw
 
         metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)
@@ -199,7 +194,7 @@ class RunRecord:
             draw(folder, metrics, evaluations)
 
     def close(self) -> None:
-        """Close the files and unlock the folder; safe to repeat."""
+        """Close the files and unlock the folder; repeated calls have no effect."""
         self._opened.close()
 
     def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
@@ -218,7 +213,7 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse a folder with a run of another format; any other folder passes.
+    """Raise an error if `folder` has a run of another format; a folder without a run is accepted.
 
     Raises:
         UsageError: The format of the run differs from `RUN_FORMAT`.
@@ -252,7 +247,7 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _run_files(folder: Path) -> Iterator[Path]:
-    """Yield the paths in `folder` with the names of run files."""
+    """Yield the existing paths in `folder` that have the names of run files."""
     for name in FILES:
         if (folder / name).exists():
             yield folder / name
@@ -262,7 +257,7 @@ def _run_files(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """Refuse a folder with files that have the names of run files but belong to no run."""
+    """Raise `UsageError` if `folder` has files with the names of run files that belong to no run."""
     with writing(folder):
         if not (folder / LOCK).exists() and (foreign := list(_run_files(folder))):
             raise UsageError(
@@ -278,7 +273,7 @@ def _has_results(folder: Path) -> bool:
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove the files of a run, and then its empty subfolders."""
+    """Remove the files of a run, and then the subfolders that are empty."""
     for path in _run_files(folder):
         if path.is_dir():
             shutil.rmtree(path)
@@ -291,7 +286,7 @@ def _remove_run(folder: Path) -> None:
 
 
 def _refuse_other_config(path: Path, new_yaml: str) -> None:
-    """Raise `UsageError` for the first key with a different value, in the order of the new configuration."""
+    """Raise `UsageError` for the first key of the new configuration whose value differs."""
     try:
         old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -306,7 +301,7 @@ def _refuse_other_config(path: Path, new_yaml: str) -> None:
 
 
 def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every value of nested mappings with its dotted key."""
+    """Yield the dotted key and the value of each leaf of nested mappings."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))

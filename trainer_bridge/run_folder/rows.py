@@ -1,4 +1,4 @@
-"""Files of JSON objects, one per line, that can be read while a run appends to them."""
+"""JSON-lines files, which can be read while a run appends to them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .writing import replace, writing
 
 
 def read_rows(path: Path) -> list[dict[str, JSON]]:
-    """Return the objects of a ``.jsonl`` file; a truncated last line is left out.
+    """Return the objects of a ``.jsonl`` file, without a truncated last line.
 
     Raises:
-        UsageError: The file cannot be read, or another line is not a JSON object.
+        UsageError: The file cannot be read, or a line before the last is not a JSON object.
     """
     with writing(path):
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -41,7 +41,7 @@ def _parsed(line: bytes) -> JSON:
 
 
 class Rows:
-    """An append-only file of JSON objects, one per line; lines are written without buffering."""
+    """An append-only file of JSON objects, one per line. Writes are not buffered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,18 +64,18 @@ def replace_rows(path: Path, rows: Iterable[object]) -> None:
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Drop the lines of train steps after `step`, and a truncated last line."""
+    """Remove the lines of train steps after `step`, and a truncated last line."""
     replace_rows(path, [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step])
 
 
 def encoded(value: object, *, indented: bool = False) -> bytes:
-    """Return `value` as JSON; floats are kept exactly, and non-finite values become null."""
+    """Encode `value` as JSON. Floats are stored exactly, and non-finite values as null."""
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
     return orjson.dumps(value, default=_plain, option=options)
 
 
 def _plain(value: Any) -> object:
-    """Return a JSON-compatible form of `value`; the infos of environments may contain any type."""
+    """Return a JSON-compatible form of `value`, since the infos of environments may contain any type."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     return dict(value) if isinstance(value, Mapping) else repr(value)

@@ -1,4 +1,4 @@
-"""Atomic file writes, and user-facing errors for failed writes."""
+"""Atomic file writes, and error messages for failed writes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _OTHERWISE = "fix this, then continue from the last checkpoint with --resume"
 
 @contextmanager
 def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
-    """Convert file system errors in the block to a `UsageError` with path, reason and remedy.
+    """Raise file system errors in the block as a `UsageError` with the path, the reason and a remedy.
 
-    `remedy` is for files outside a run's folder; None takes the standard remedy for a run's folder.
+    `remedy` is the remedy for a file outside a run's folder; None means the standard remedy for a run's folder.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
 def _refusal(error: BaseException | None) -> OSError | None:
     """Return the `OSError` that caused `error`.
 
-    torch raises another error while it handles the `OSError`; safetensors only quotes its number.
+    torch raises another error while handling the `OSError`, and safetensors only mentions its number in a message.
     """
     while error is not None:
         if isinstance(error, OSError):
@@ -66,7 +66,7 @@ def _refusal(error: BaseException | None) -> OSError | None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content, even after a kill."""
+    """Write a file atomically: readers see either the old or the new content, even if the process is killed."""
     part = path.with_name(f".{path.name}.part")
     with writing(path):
         try:
@@ -80,8 +80,8 @@ def replace(path: Path, content: bytes) -> None:
 def share_weights(folder: Path) -> None:
     """Give the safetensors files in and below `folder` the permissions of `folder`.
 
-    The library writes a temporary file and renames it, which leaves mode 0600, whatever the umask. Errors of file
-    systems without permissions are ignored.
+    safetensors writes a temporary file and renames it, so the file has mode 0600 regardless of the umask. Errors from
+    file systems without permissions are ignored.
     """
     with suppress(OSError):
         mode = folder.stat().st_mode & 0o666

@@ -1,1 +1,1 @@
-"""Trainers: update the weights of the policy."""
+"""Trainers, which update the weights of the policy."""

@@ -1,8 +1,9 @@
-"""Samples as rows and passes of tensors. Axes: B rows, L tokens, N tokens that carry loss.
+"""Packing samples into rows and passes. Axes: B rows, L tokens, N tokens that contribute to the loss.
 
-A row holds one sample, or several with a common prefix. A row of several samples is a prefix tree: tokens that they
-share, such as a system prompt, occur once. Each token keeps the position that it has in its sample, and a mask limits
-its attention to the preceding tokens of its samples, so the result equals that of rows of one sample each.
+A row contains one sample, or several samples with a common prefix. Several samples form a prefix tree, in which the
+tokens that they share, such as a system prompt, occur once. Each token has the same position as in its sample, and a
+mask limits its attention to the preceding tokens of its samples. The result is therefore the same as with one sample
+per row. A pass is a batch of rows.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch import Tensor
 from envkit.types import Sample
 
 SHARED_ROW_TOKENS = 256
-"""Most tokens of a row of several samples, unless `SHARED_TIMES` the length of their common prefix is more: the cost of
-attention and mask grows with the square of the row, the gain with the length of the prefix."""
+"""Maximum number of tokens in a row of several samples, or `SHARED_TIMES` the length of their common prefix if that is
+more. The cost of attention and mask grows with the square of the row's length, the gain with the prefix's length.
+"""
 
 SHARED_TIMES = 4
 
@@ -31,9 +33,9 @@ class Layout:
     Attributes:
         ids_BL: Token ids, padded on the right.
         position_BL: Position of each token; None if every row is one sample.
-        sees_BLL: Whether a token (second axis) attends to another (third axis); None for a plain causal mask.
-        row_N: Row of each token that carries loss, sample after sample.
-        place_N: Place in the row of the token before it.
+        sees_BLL: Whether a token (second axis) attends to another (third axis); None means a plain causal mask.
+        row_N: Row of each token that contributes to the loss, sample after sample.
+        place_N: Index in that row of the token before it, whose logits predict the token.
     """
 
     ids_BL: Tensor
@@ -44,7 +46,7 @@ class Layout:
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
-    """Split rows into passes of similar length, of at most `micro_tokens` tokens with padding (at least one row)."""
+    """Split rows into passes of similar length. A pass has at most `micro_tokens` tokens with padding, or one row."""
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
         if not parts or (len(parts[-1]) + 1) * lengths[row] > micro_tokens:  # this row is the longest so far
@@ -59,12 +61,12 @@ def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
 
 
 def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
-    """Split samples into passes of rows; a row is the list of its samples' numbers. See `cut`.
+    """Split samples into passes of rows. A row is given as the list of its samples' indices. See `cut`.
 
     Args:
         samples: The samples.
-        micro_tokens: Most tokens of a pass, padding included.
-        shares_rows: Whether samples with a common prefix share a row; otherwise each has its own.
+        micro_tokens: Maximum number of tokens in a pass, including padding.
+        shares_rows: Whether samples with a common prefix share a row; if false, each sample has a separate row.
     """
     rows = shared_rows(samples) if shares_rows else [[number] for number in range(len(samples))]
     lengths = [row_tokens([samples[number] for number in row]) for row in rows]
@@ -90,18 +92,18 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the number of tokens of a row of sorted samples."""
+    """Return the number of tokens in a row that the sorted `samples` share."""
     shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
     return sum(len(sample.token_ids) for sample in samples) - shared
 
 
 def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
-    """Build the tensors of rows of sorted samples."""
+    """Build the tensors for `rows`; the samples of each row must be sorted."""
     longest = max(row_tokens(row) for row in rows)
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     position_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     is_shared = any(len(row) > 1 for row in rows)
-    # Padding is on the right and carries no loss, so a causal mask is enough for it.
+    # Padding is on the right and does not contribute to the loss, so the causal mask suffices for it.
     sees_BLL = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1) if is_shared else None
     row_N: list[int] = []
     place_N: list[int] = []
@@ -131,16 +133,16 @@ def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two sequences."""
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def own_values(sample: Sample, values: Sequence[Any]) -> list[Any]:
-    """Return those of `values` [L] that belong to the policy's tokens."""
+    """Return the `values` [L] at the positions of the policy's tokens."""
     return [value for value, own in zip(values, sample.mask, strict=True) if own]
 
 
 def flat(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Join rows of numbers to one tensor [N]."""
+    """Concatenate rows of numbers to one tensor [N]."""
     return torch.tensor([value for row in rows for value in row], device=device, dtype=dtype)

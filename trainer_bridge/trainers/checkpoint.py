@@ -19,18 +19,18 @@ from ..engines.weight_files import load_weights
 from ..run_folder.writing import share_weights
 
 UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
-"""Exceptions on reading a checkpoint file that is missing, truncated or of another kind."""
+"""The exceptions that reading a missing, truncated or unrelated checkpoint file may raise."""
 
 
 class Stateful(Protocol):
-    """A part of the trainer with state to save in ``optimizer.pt``."""
+    """A part of the trainer whose state is saved in ``optimizer.pt``."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
 def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mapping[str, Stateful], version: int) -> None:
-    """Write the policy as a model folder ``policy/``, and the rest of the trainer's state beside it."""
+    """Write a checkpoint into `folder`; the policy is saved as the model folder ``policy/``."""
     model.save_pretrained(folder / "policy")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder / "policy")
@@ -44,7 +44,7 @@ def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mappin
 
 
 def restore(folder: Path, model: Any, reference: Any, parts: Mapping[str, Stateful]) -> int:
-    """Load a checkpoint of `save` and return the version.
+    """Load a checkpoint that `save` wrote, and return the version of its weights.
 
     Raises:
         UsageError: The folder has no checkpoint of this policy and algorithm.
@@ -67,5 +67,5 @@ def _reason(error: Exception) -> str:
         return "optimizer.pt is damaged"
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
-    # torch's message about mismatched weights has a headline and one line per weight.
+    # torch's message about mismatched weights has a first line and then one line per weight: show two lines.
     return shorten(" ".join(str(error).splitlines()[:2]), 300) or type(error).__name__

@@ -16,10 +16,10 @@ from envkit.errors import UsageError
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Recompute the activations of each layer in the backward pass; dropout remains off.
+    """Make each layer recompute its activations in the backward pass; dropout remains off.
 
     Raises:
-        UsageError: The model does not support it, or a layer has its own dropout, which this would turn on.
+        UsageError: The model does not support gradient checkpointing, or a layer has dropout, which it would turn on.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -35,7 +35,7 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Return the peak resident memory of this process in MiB; on a GPU, the peak memory of tensors."""
+    """Return the peak memory in MiB: resident memory of this process on a CPU, allocated tensors on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024

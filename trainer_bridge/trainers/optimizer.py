@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule."""
+"""The AdamW optimiser and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import nn
 def adamw(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0, is_fused: bool = False
 ) -> torch.optim.AdamW:
-    """Return AdamW with betas for short runs.
+    """Return an AdamW optimiser whose betas suit short runs.
 
     Args:
         module: Module to train.
         learning_rate: Learning rate.
-        weight_decay: Weight decay of matrices; it is 0 for vectors (gains of norms, biases).
-        is_fused: Whether to use the fused kernel, which needs no weight-sized temporaries and rounds differently.
+        weight_decay: Weight decay for matrices; vectors (gains of norms, biases) have none.
+        is_fused: Whether to use the fused kernel, which needs no temporary copies of the weights, but rounds
+            differently.
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     groups: list[dict[str, Any]] = [{"params": weights}]
@@ -31,13 +32,13 @@ def adamw(
 
 
 def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> float:
-    """Return the factor of the learning rate in a train step; stateless, so that a run can resume.
+    """Return the factor of the learning rate in a train step. It depends on no state, so a run can resume.
 
     Args:
-        schedule: ``"constant"``, or ``"linear"`` or ``"cosine"``, which fall to 0 at the end of the run.
+        schedule: ``"constant"``, or ``"linear"`` or ``"cosine"``, which decay to 0 at the end of the run.
         step: Number of the train step, from 0.
         steps: Train steps of the run.
-        warmup_steps: Number of first train steps over which the rate rises; the last of them has the full rate.
+        warmup_steps: Number of train steps at the start over which the rate rises; the last of them has the full rate.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

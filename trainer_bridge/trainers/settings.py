@@ -13,20 +13,22 @@ class TrainerSettings:
         learning_rate: AdamW's learning rate for the policy.
         critic_learning_rate: AdamW's learning rate for the critic.
         max_grad_norm: Maximum norm of the gradient.
-        micro_tokens: Maximum number of tokens of one pass, padding included.
-        seed: Seed of the order of the minibatches.
-        temperature: Sampling temperature of the samples; log-probabilities are computed at the same temperature.
-        threads: Torch threads for learning; 0 does not change their number.
+        micro_tokens: Maximum number of tokens in one pass, including padding.
+        seed: Seed for shuffling the minibatches.
+        temperature: Temperature at which the samples were drawn; log-probabilities are computed at the same
+            temperature.
+        threads: Number of torch threads for learning; 0 means the current number.
         schedule: Schedule of the learning rates: ``"constant"``, ``"linear"`` or ``"cosine"``; see
             `optimizer.rate_factor`.
-        schedule_warmup_steps: Train steps over which the learning rates rise.
-        steps: Train steps of the run, for the schedule.
+        schedule_warmup_steps: Number of train steps over which the learning rates rise.
+        steps: Number of train steps in the run, which the schedule needs.
         weight_decay: AdamW's weight decay, for matrices.
         precision: Number format of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
         gradient_checkpointing: Whether the backward pass recomputes the activations of each layer.
-        is_large: Whether to save memory and time, as a language model needs: log-probabilities in blocks, shared
-            prompts within a group, whole groups per minibatch, samples without advantage skipped. The gradient differs
-            only by rounding; a tiny policy learns without it, so that its runs are bitwise reproducible.
+        is_large: Whether to save memory and time, as a language model requires. Log-probabilities are then computed in
+            blocks, the samples of a group share their prompt, minibatches contain whole groups, and samples whose
+            advantages are 0 are skipped. The gradient differs only by rounding. It is off for tiny policies, so that
+            their runs are bitwise reproducible.
     """
 
     learning_rate: float

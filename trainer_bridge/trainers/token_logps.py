@@ -1,11 +1,11 @@
 """Log-probabilities and entropies of the policy's tokens.
 
-Axes: B rows, L tokens, N tokens that carry loss, V vocabulary, H width; R and W are blocks of N and V.
+Axes: B rows, L tokens, N tokens that contribute to the loss, V vocabulary, H hidden size. R is a block of N, W of V.
 
-The plain computation holds V log-probabilities for each of N tokens, which for a language model is most of the memory.
-`TokenScorer` can work in blocks of tokens and vocabulary instead, recomputed in the backward pass. It then adds the
-gradients of the output layer and the embedding to ``weight.grad`` in place, because a temporary would be as large as
-these weights; `torch.autograd.grad` does not see them.
+The plain computation stores V log-probabilities for each of N tokens, which for a language model takes most of the
+memory. `TokenScorer` can instead compute in blocks of tokens and vocabulary, and recompute them in the backward pass.
+It then adds the gradients of the output layer and the embedding directly to ``weight.grad``, because a temporary tensor
+would be as large as these weights. `torch.autograd.grad` does not return these gradients.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PROBE_TOKENS = 8
 
 
 class Scored(NamedTuple):
-    """Log-probability of each token (nats) [N], and the entropy of the distribution that it was drawn from [N]."""
+    """The log-probability of each token [N], and the entropy of its distribution [N], both in nats."""
 
     logp_N: Tensor
     entropy_N: Tensor
 
 
 def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
-    """Return the log-probabilities (nats) of the whole vocabulary for each token with mask 1 [N, V], row by row.
+    """Return log-probabilities (nats) over the vocabulary for each token with mask 1 [N, V], sample by sample.
 
-    Only positions that a row needs pass through the output layer.
+    The output layer processes only the positions that these tokens need.
     """
     layout = lay_out([[sample] for sample in samples], model.device)
     kept = sorted(set(layout.place_N.tolist()))
@@ -54,14 +54,16 @@ class TokenScorer:
 
     Args:
         model: A causal language model.
-        temperature: Divides the logits.
-        precision: ``"float32"``, or ``"bfloat16"`` for autocast; log-softmax and entropy are float32 in both.
-        in_blocks: Whether to compute in blocks and to allow rows of several samples, where the model allows it.
+        temperature: Sampling temperature, which divides the logits.
+        precision: ``"float32"``, or ``"bfloat16"`` for autocast. Log-softmax and entropy are always computed in
+            float32.
+        in_blocks: Whether to compute in blocks and to allow rows of several samples, if the model supports both.
 
     Attributes:
-        in_blocks: Whether it computes in blocks. False if the model does more to its logits than a linear layer without
-            bias and a constant factor, such as a soft cap; such a model takes the plain computation.
-        shares_rows: Whether rows may hold several samples; False if the model ignores their mask.
+        in_blocks: Whether log-probabilities are computed in blocks. This requires that the logits are the product of a
+            linear layer without bias and a constant factor. For other models, such as those with a soft cap, it is
+            false.
+        shares_rows: Whether rows may contain several samples; false if the model ignores their mask.
     """
 
     def __init__(
@@ -81,10 +83,10 @@ class TokenScorer:
         return torch.autocast(self._model.device.type, torch.bfloat16)
 
     def score(self, rows: Sequence[Sequence[Sample]], *, entropy_has_gradient: bool = False) -> Scored:
-        """Score the tokens of rows, sample by sample.
+        """Compute log-probabilities and entropies of the policy's tokens in `rows`, sample by sample.
 
         Args:
-            rows: Samples of each row; more than one only if `shares_rows`.
+            rows: The samples of each row; a row may have more than one only if `shares_rows` is true.
             entropy_has_gradient: Whether the entropy is part of the loss.
         """
         samples = [sample for row in rows for sample in row]
@@ -104,7 +106,7 @@ class TokenScorer:
 
 
 def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
-    """Return the input of the output layer for each token that carries loss [N, H]."""
+    """Return the input of the output layer for each token that contributes to the loss [N, H]."""
     layout = lay_out(rows, model.device)
     embedding = model.get_input_embeddings()
     inputs: dict[str, Any] = {"input_ids": layout.ids_BL}
@@ -112,8 +114,8 @@ def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
         padding_id = -1 if embedding.padding_idx is None else embedding.padding_idx
         inputs = {"inputs_embeds": _Embed.apply(layout.ids_BL, embedding.weight, padding_id)}  # type: ignore[no-untyped-call]
     if layout.sees_BLL is not None:
-        mask: Tensor = layout.sees_BLL[:, None]  # one for all heads
-        if model.config._attn_implementation == "eager":  # adds its mask to the scores
+        mask: Tensor = layout.sees_BLL[:, None]  # the same mask for all heads
+        if model.config._attn_implementation == "eager":  # eager attention adds the mask to the scores
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.bfloat16).min)
         inputs |= {"attention_mask": mask, "position_ids": layout.position_BL}
     hidden_BLH = model.base_model(**inputs, use_cache=False).last_hidden_state
@@ -122,7 +124,7 @@ def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
 
 
 class _Embed(torch.autograd.Function):
-    """Embedding lookup whose backward pass adds only the used rows to the weight's gradient."""
+    """Embedding lookup whose backward pass changes only the rows of ``weight.grad`` that the tokens use."""
 
     @staticmethod
     def forward(ctx: Any, ids_BL: Tensor, weight_VH: Tensor, padding_id: int) -> Tensor:
@@ -133,7 +135,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, None]:
         (gradient_BLH,), (ids_BL,) = grad_outputs, ctx.saved_tensors
-        taken_BL = ids_BL != ctx.padding_id  # as in nn.Embedding, the row of the padding token gets no gradient
+        taken_BL = ids_BL != ctx.padding_id  # as in nn.Embedding, the padding token has no gradient
         gradient_VH = _gradient_of(ctx.weight_VH)
         gradient_VH.index_add_(0, ids_BL[taken_BL], gradient_BLH[taken_BL].to(gradient_VH.dtype))
         return None, None, None
@@ -148,10 +150,10 @@ def block_logps(
     tokens_block: int = _TOKENS_BLOCK,
     vocabulary_block: int = _VOCABULARY_BLOCK,
 ) -> Scored:
-    """Score tokens under ``softmax(factor * hidden @ weight.T)``, block by block.
+    """Compute log-probabilities and entropies of ``softmax(factor * hidden @ weight.T)``, block by block.
 
-    Products have the dtype of `hidden_NH`, everything else at least float32. Adds the gradient of `weight_VH` to its
-    ``grad`` in place.
+    Matrix products have the dtype of `hidden_NH`; all other operations have at least float32. The backward pass adds
+    the gradient of `weight_VH` to its ``grad`` in place.
     """
     blocks = (tokens_block, vocabulary_block)
     return Scored(*_BlockLogps.apply(hidden_NH, weight_VH, token_N, factor, blocks))  # type: ignore[no-untyped-call]
@@ -235,9 +237,9 @@ def _blocks(size: int, block: int) -> list[slice]:
 
 @torch.no_grad()
 def _logit_scale(model: Any) -> float | None:
-    """Return the factor between the output layer's product and the model's logits; None if it is not constant.
+    """Return the factor between the result of the output layer and the model's logits; None if it is not constant.
 
-    Measured on a few tokens, since models differ in what they do after that layer (scaling, soft caps).
+    It is measured on a few tokens, since models differ in what follows the output layer (scaling, soft caps).
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
@@ -259,7 +261,7 @@ def _logit_scale(model: Any) -> float | None:
 
 @torch.no_grad()
 def _shares_rows(model: Any) -> bool:
-    """Return whether samples in one row give the same result as in rows of their own; measured on a few tokens."""
+    """Return whether samples that share a row give the same result as in separate rows, measured on a few tokens."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config._attn_implementation not in ("sdpa", "eager") or layer_types != {"full_attention"}:

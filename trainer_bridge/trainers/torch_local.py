@@ -1,8 +1,10 @@
-"""The trainer for one process and one device. Axes: E episodes, L tokens, T turns, N tokens that carry loss.
+"""The trainer for one process and one device.
 
-One train step is: advantages of all episodes, then `epochs` times `minibatches` optimiser updates, each summed over
-passes of at most `micro_tokens` tokens. The old log-probabilities are those recorded in the samples, so a ratio is
-relative to the policy that sampled them.
+A train step computes the advantages of all episodes, and then makes `epochs` * `minibatches` optimiser updates. The
+gradient of an update is summed over passes of at most `micro_tokens` tokens. The old log-probabilities are those
+recorded in the samples, so ratios are relative to the policy that sampled the tokens.
+
+Axes: E episodes, L tokens, T turns, N tokens that contribute to the loss.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from .token_logps import TokenScorer
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
-"""Metrics averaged over the tokens of forward passes; samples without advantage may be skipped."""
+"""Metrics that are averaged over the tokens of forward passes, without those of skipped samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class _TrainRows:
 
     Attributes:
         samples: The samples.
-        advantages: Advantage of each turn of the sample's episode.
-        returns: The critic's target for each of these turns.
-        reference: Log-probabilities of the policy's tokens under the reference.
+        advantages: For each sample, the advantages of the turns of its episode.
+        returns: For each sample, the critic's targets for these turns.
+        reference: For each sample, log-probabilities of the policy's tokens under the reference policy.
     """
 
     samples: Sequence[Sample]
@@ -57,16 +59,16 @@ class _TrainRows:
 
 
 class TorchTrainer:
-    """Trains a causal language model; satisfies `envkit.protocols.Trainer`.
+    """Trains a causal language model; implements `envkit.protocols.Trainer`.
 
     Args:
         model: The policy, on its device.
-        algorithm: How samples become a gradient.
+        algorithm: The learning algorithm, with its advantage function and loss.
         settings: Settings of the optimiser.
         folder: Folder for `publish`; None if the engine copies the weights within this process.
-        critic: Estimates the return of a turn; required by algorithms with a critic.
+        critic: The critic; required for algorithms that have one.
         reference: Reference policy of the KL term; required if the KL coefficient is above 0.
-        tokenizer: Saved with the policy, so that a checkpoint is a complete model folder.
+        tokenizer: Tokenizer to save with the policy, so that a checkpoint is a complete model folder.
     """
 
     def __init__(
@@ -111,14 +113,14 @@ class TorchTrainer:
         self._samples += samples
 
     def update(self) -> dict[str, float]:
-        """Update the policy from the accumulated samples, then drop them.
+        """Update the policy from the accumulated samples, then discard the samples.
 
         Returns:
-            learning_rate, policy_loss, entropy_nats, approx_kl (k3 against the sampling policy), clip_share, grad_norm,
-            advantage_abs, and with a critic value_loss; means over tokens (turns for the critic) of all updates. With
-            `is_large` also skipped_samples (samples without advantage), learned_tokens (tokens of the others, over
-            which entropy_nats, approx_kl and clip_share are averaged) and peak_memory_mib (on a CPU the largest
-            resident size of this process so far, on a GPU the peak of allocated tensors).
+            learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the sampling policy),
+            clip_share, grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the
+            critic, turns) of all updates. With `is_large`, there are also skipped_samples (samples whose advantages are
+            0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and clip_share are
+            averaged) and peak_memory_mib (see `peak_memory_mib`).
 
         Raises:
             UsageError: A gradient is not finite; the weights are unchanged.
@@ -153,9 +155,9 @@ class TorchTrainer:
         return report
 
     def publish(self) -> Weights:
-        """See `envkit.protocols.Trainer.publish`; removes older published weights.
+        """See `envkit.protocols.Trainer.publish`. This also removes weights published earlier.
 
-        Without a folder it writes nothing; the engine copies from the model.
+        Without a folder, nothing is written, and the engine copies the weights from the model.
 
         Raises:
             UsageError: The disk is full or the folder cannot be written.
@@ -194,7 +196,7 @@ class TorchTrainer:
         )
 
     def _prepare(self, samples: Sequence[Sample]) -> _TrainRows:
-        """Compute advantages, critic targets and reference log-probabilities, which are fixed during a train step."""
+        """Compute advantages, critic targets and reference log-probabilities, which a train step does not change."""
         algorithm = self._algorithm
         first: dict[int, Sample] = {}
         for sample in samples:
@@ -219,9 +221,9 @@ class TorchTrainer:
         )
 
     def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Yield the rows of each update; each epoch covers every row once. Groups of a large model are not split."""
+        """Yield the rows of each update. Each epoch has every row once. With `is_large`, groups are not split."""
         seed = self._settings.seed * 1_000_003 + self.version
-        order = torch.Generator().manual_seed(seed % (1 << 63))  # the largest seed of torch
+        order = torch.Generator().manual_seed(seed % (1 << 63))  # torch accepts no larger seed
         units = [[row] for row in range(len(samples))]
         if self._settings.is_large:
             rows_of: dict[str, list[int]] = {}
@@ -257,7 +259,7 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             self._bound_gradient(self._critic, key="trainer.critic_learning_rate")
             self._critic_optimizer.step()
-        self._optimizer.step()  # after both gradients were checked
+        self._optimizer.step()  # only now, since both gradients are finite
         sums["tokens"] += tokens
         sums["turns"] += turns
         sums["learned_tokens"] += sum(sum(rows.samples[row].mask) for row in learned)
@@ -265,14 +267,14 @@ class TorchTrainer:
         sums["grad_norm"] += norm
 
     def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
-        """Return False for a sample without advantage, unless the loss has an entropy or KL term."""
+        """Return whether the row has a gradient: an advantage other than 0, or an entropy or KL term in the loss."""
         algorithm, sample = self._algorithm, rows.samples[row]
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
         return any(rows.advantages[row][turn] != 0.0 for turn in policy_turns(sample))
 
     def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
-        """Split samples into passes of rows; a row is a list of sample numbers."""
+        """Split samples into passes of rows. A row is a list of sample indices."""
         chosen = [samples[row] for row in indices]
         for part in row_passes(chosen, self._settings.micro_tokens, shares_rows=self._scorer.shares_rows):
             yield [[indices[place] for place in row] for row in part]
@@ -285,7 +287,7 @@ class TorchTrainer:
         """Clip the gradient's norm and return the norm before clipping.
 
         Raises:
-            UsageError: The gradient is not finite; one such update would make every weight NaN.
+            UsageError: The gradient is not finite. An update with it would make every weight NaN.
         """
         bound = self._settings.max_grad_norm
         try:
@@ -299,7 +301,7 @@ class TorchTrainer:
             ) from None
 
     def _policy_pass(self, rows: _TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
-        """Return the summed loss of all tokens of `part`, which holds rows of sample numbers."""
+        """Return the summed loss of all tokens of `part`, whose rows are lists of sample indices."""
         algorithm, device = self._algorithm, self._model.device
         chosen = [number for row in part for number in row]
         samples = [rows.samples[number] for number in chosen]
@@ -340,7 +342,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _estimate(self, samples: Sequence[Sample], episodes: Sequence[int], value_ET: Tensor) -> None:
-        """Write the critic's estimate at the start of each turn into the row of the turn's episode."""
+        """Write the critic's estimate for the start of each turn into `value_ET`, in the row of the turn's episode."""
         assert self._critic is not None
         for part in passes(samples, self._settings.micro_tokens):
             with self._scorer.autocast():

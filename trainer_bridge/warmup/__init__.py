@@ -1,1 +1,1 @@
-"""The tiny policy and its warm-up by demonstrations."""
+"""The tiny policy, and the warm-up that imitates demonstrations or dialogues."""

@@ -1,4 +1,7 @@
-"""Demonstrations of mixed quality, by the environment's expert with a share of random moves. Independent of torch."""
+"""Demonstrations of mixed quality: the environment's expert plays, with a share of random moves.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from envkit.protocols import EnvHost, Expert, Renderer
 from envkit.types import Exchange, Observation, Prompt, Sample, Task
 
 _FRUITLESS_EPISODES = 1000
-"""Consecutive episodes without a lesson after which the collection gives up."""
+"""Number of consecutive episodes without a lesson after which `lessons` raises an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A single state and its moves.
+    """A single state with its best moves and its possible moves, for imitation.
 
     Attributes:
-        prompt: Tokens of the state, as the first turn of an episode.
-        continuation: Tokens of the state, as a later turn.
-        good: Completions of the best moves.
-        possible: Completions of all moves.
-        is_hazardous: Whether the state is hazardous: a careless move loses.
+        prompt: Tokens of the state if it is the first turn of an episode.
+        continuation: Tokens of the state if it is a later turn.
+        good: The best moves, each as the tokens of a completion.
+        possible: All possible moves, each as the tokens of a completion.
+        is_hazardous: Whether the state is hazardous, so that a careless move loses.
     """
 
     prompt: tuple[int, ...]
@@ -37,11 +40,11 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A whole episode of a teacher.
+    """A whole episode that a teacher played.
 
     Attributes:
-        samples: Tokens of the episode; the mask is 1 on the teacher's. A new sample starts at each turn with a prompt
-            that does not continue the turn before. Empty if the first turn is too long.
+        samples: Samples of the episode; the mask is 1 on the teacher's tokens. A turn whose prompt does not continue
+            the previous turn starts a new sample. Empty if the first turn is too long.
         success: Whether the environment reported success.
     """
 
@@ -54,11 +57,11 @@ class Teacher:
     """Plays the expert's moves and a share of random moves.
 
     Attributes:
-        expert: Knows the best moves.
+        expert: Returns the best moves.
         renderer: Converts states and moves to tokens.
         noise: Share of moves drawn at random from all legal ones, in [0, 1].
-        is_bare: Whether an answer is the bare move (``up``) instead of the expert's format (``<answer>up</answer>``).
-        turn_tokens: Maximum number of tokens of a completion, without the stop token; None does not check.
+        is_bare: Whether answers are bare moves (``up``) instead of the expert's format (``<answer>up</answer>``).
+        turn_tokens: Maximum number of tokens of a completion, without the stop token; None means no check.
     """
 
     expert: Expert
@@ -72,7 +75,7 @@ class Teacher:
         return move if self.is_bare else self.expert.answer(move)
 
     def tokens(self, move: str) -> tuple[int, ...]:
-        """Return the completion with which the policy would play `move`.
+        """Return `move` as the tokens of a completion.
 
         Raises:
             ConfigError: The completion exceeds `turn_tokens`.
@@ -88,10 +91,10 @@ class Teacher:
         return completion
 
     def move(self, observation: Observation, rng: random.Random) -> str:
-        """Return the next move: random with chance `noise` (or if success is impossible), otherwise a best move.
+        """Return a random move with chance `noise`, or if the expert has no move; otherwise one of the best moves.
 
         Raises:
-            ConfigError: The move must be random, and the environment does not list its legal moves.
+            ConfigError: A random move is required, but the environment does not list its legal moves.
         """
         good = self.expert.moves(observation)
         if not good or rng.random() < self.noise:
@@ -104,7 +107,7 @@ class Teacher:
         return rng.choice(good)
 
     def lesson(self, observation: Observation) -> Lesson | None:
-        """Return the lesson of this state; None if there is no good move."""
+        """Return the lesson for the observed state; None if it has no good move."""
         good = self.expert.moves(observation)
         if not good:
             return None
@@ -127,10 +130,10 @@ async def lessons(
     *,
     on_lesson: Callable[[], None] | None = None,
 ) -> list[Lesson]:
-    """Play noisy episodes and return the lessons of their states, up to `count`.
+    """Play episodes with random moves, and return lessons for up to `count` of their states.
 
     Args:
-        host: Host of the episodes.
+        host: Runs the environments.
         teacher: Plays the episodes.
         tasks: Tasks to play.
         count: Number of lessons.
@@ -138,7 +141,7 @@ async def lessons(
         on_lesson: Called after each lesson.
 
     Raises:
-        ConfigError: The expert knew no move in `_FRUITLESS_EPISODES` episodes in a row.
+        ConfigError: The expert had no move in `_FRUITLESS_EPISODES` consecutive episodes.
     """
     found: list[Lesson] = []
     rng = random.Random(seed)
@@ -210,5 +213,5 @@ async def _demonstration(
 
 
 def unscored_sample(ids: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> Sample:
-    """Return a sample to imitate: no policy sampled it, so log-probabilities and versions are 0, without rewards."""
+    """Return a sample to imitate, without rewards. No policy sampled it, so log-probabilities and versions are 0."""
     return Sample("", tuple(ids), tuple(mask), (0.0,) * len(ids), tuple(turn_ids), (), (0,) * len(ids), 0)

@@ -1,4 +1,4 @@
-"""Dialogues of a JSON-lines file as samples for supervised fine-tuning. Independent of torch."""
+"""Dialogues from a JSON-lines file, as samples for supervised fine-tuning. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Dialogues:
     """The dialogues of a file.
 
     Attributes:
-        samples: One per dialogue; the mask is 1 on the assistant's answers.
-        skipped: Number of dialogues left out because they are too long.
+        samples: One sample per dialogue; the mask is 1 on the assistant's answers.
+        skipped: Number of dialogues that were skipped because they are too long.
     """
 
     samples: Sequence[Sample]
     skipped: int
 
     def updates(self, size: int, epochs: int) -> int:
-        """Return the number of updates of `size` dialogues in `epochs` passes; the last of a pass may be smaller."""
+        """Return how many updates of `size` dialogues `epochs` passes take; a pass may end with a smaller update."""
         return epochs * -(-len(self.samples) // size)
 
     def batches(self, size: int, seed: int) -> Callable[[int], list[Sample]]:
-        """Return a function from the number of an update to its samples. Every pass is shuffled anew."""
+        """Return a function that maps the index of an update to its samples. Each pass has another random order."""
         updates = self.updates(size, 1)
 
         def batch(update: int) -> list[Sample]:
@@ -65,11 +65,11 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
     Args:
         path: The file, in UTF-8.
         renderer: Converts dialogues to tokens.
-        max_tokens: Maximum length of a dialogue in tokens; longer ones are skipped.
+        max_tokens: Maximum length of a dialogue in tokens; longer dialogues are skipped.
 
     Raises:
         UsageError: The file cannot be read, a line is not a dialogue with an answer of the assistant (the message gives
-            the line number), or no dialogues are left.
+            the line number), or every dialogue was skipped.
     """
     samples: list[Sample] = []
     skipped = 0
@@ -89,7 +89,7 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
 
 
 def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
-    """Return the messages of each dialogue in a file, with its line number.
+    """Return the line number and the messages of each dialogue in a file.
 
     Raises:
         UsageError: The file cannot be read, or a line is not a dialogue.

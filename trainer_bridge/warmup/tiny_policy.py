@@ -1,7 +1,7 @@
 """Creation of a tiny policy: a small causal language model, and a tokenizer with the environment's vocabulary.
 
-It is saved as an ordinary Hugging Face folder, so that the tools for hub models can read it. Its weights are random: no
-result of it is comparable with that of a pretrained model such as Qwen2.5-0.5B.
+The policy is saved as an ordinary Hugging Face model folder, which tools for hub models can read. Its initial weights
+are random, so its results are not comparable with those of a pretrained model such as Qwen2.5-0.5B.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from ..render import ANSWER_CLOSE, ANSWER_OPEN
 
 _WORDS = r"</?[a-z]+>|[a-z]+|\n|."
-"""Tags, lower-case words, and everything else character by character: boards use capitals and signs."""
+"""Splits text into tags, lower-case words, and single characters, since boards consist of capitals and signs."""
 
 _SPECIAL = ("<pad>", "<s>", "<unk>")
 
 
 def make_tokenizer(texts: Iterable[str], moves: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with the words of `texts` as its vocabulary, in alphabetical order.
+    """Return a tokenizer whose vocabulary is the words of `texts`, in alphabetical order.
 
-    Each of `moves` is a single token, even ``turn left`` or ``B3``.
+    Each of `moves` becomes a single token, including moves such as ``turn left`` or ``B3``.
     """
     whole = set(moves)
     split = _splitting_rule(whole)
@@ -48,7 +48,7 @@ def make_tokenizer(texts: Iterable[str], moves: Iterable[str] = ()) -> PreTraine
 
 
 def _splitting_rule(moves: set[str]) -> Any:
-    """Return a splitter into whole moves, the longest first, and then words. Single-word moves need no extra rule."""
+    """Return a pre-tokenizer that splits text into moves, the longest first, and then into words."""
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     long = sorted(
         (move for move in moves if len(words.pre_tokenize_str(move)) > 1), key=lambda move: (-len(move), move)
@@ -74,11 +74,11 @@ def make_policy(
     Args:
         folder: Created if missing; load it with ``AutoModelForCausalLM.from_pretrained``.
         texts: All possible observations and answers.
-        moves: The answers that become a single token each.
-        hidden_size: Width.
+        moves: Answers that each become a single token.
+        hidden_size: Size of the hidden states.
         layers: Number of layers.
-        heads: Attention heads; divides `hidden_size`.
-        max_tokens: Longest episode in tokens.
+        heads: Number of attention heads; must divide `hidden_size`.
+        max_tokens: Maximum length of an episode in tokens.
         seed: Seed of the initial weights.
     """
     tokenizer = make_tokenizer(texts, moves)
@@ -90,7 +90,7 @@ def make_policy(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=max(max_tokens, 64),
-        # Sequences are short: positions must be distinguishable over a few dozen tokens, not thousands.
+        # Sequences are short, so positions must be distinguishable over dozens of tokens, not thousands.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         tie_word_embeddings=True,
         bos_token_id=_SPECIAL.index("<s>"),

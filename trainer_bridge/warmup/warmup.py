@@ -1,8 +1,8 @@
 """Warm-up: a policy imitates demonstrations or the dialogues of a file before reinforcement learning.
 
-Lessons begin with single states, from which the policy learns features. Then come several unrelated states in a row,
-which teach it to answer the newest one, and last whole episodes. That last stage ends when greedy play is good enough,
-since seeds differ in how many updates they need.
+Demonstrations have three stages. First, samples are single states, from which the policy learns features. Then, samples
+are several unrelated states in a row, which teach it to answer the newest state. Last, samples are whole episodes. The
+last stage ends when greedy play is good enough, since the number of updates required differs between seeds.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ..trainers.token_logps import TokenScorer, token_logps
 from .demonstrations import Lesson, unscored_sample
 
 STATE = "warmup.pt"
-"""File of checkpoints that were written during the warm-up."""
+"""Name of the file with the warm-up's state, in checkpoints written during the warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A number of imitation updates.
+    """A stage of the warm-up: a series of imitation updates.
 
     Attributes:
-        updates: Largest number of updates.
+        updates: Maximum number of updates.
         batch: Samples per update.
-        learning_rate: Initial step size; falls to a twentieth along a cosine.
+        learning_rate: Initial learning rate; it decays to a twentieth along a cosine.
         number: Index of the stage in the warm-up, from 0.
     """
 
@@ -54,16 +54,17 @@ class Imitator:
 
     Args:
         model: The policy, on its device.
-        max_grad_norm: Largest norm of the gradient; larger ones are clipped.
-        micro_tokens: Most tokens of one pass, padding included.
-        threads: Number of torch threads; 0 keeps the current number.
-        stop: Notified of the work that a stop has to wait for.
-        is_pretrained: Whether the policy is a pretrained model: AdamW alone, log-probabilities in blocks.
+        max_grad_norm: Maximum norm of the gradient; larger gradients are clipped.
+        micro_tokens: Maximum number of tokens in one pass, including padding.
+        threads: Number of torch threads; 0 means the current number.
+        stop: Reports the updates that a stop must wait for.
+        is_pretrained: Whether the policy is a pretrained model, which has AdamW as its only optimiser and
+            log-probabilities computed in blocks.
         precision: Precision of a pretrained policy's matrix products; see `TokenScorer`.
 
     Attributes:
-        stage: Number of the current stage.
-        updates: Finished updates of that stage.
+        stage: Index of the current stage.
+        updates: Number of finished updates in the current stage.
     """
 
     def __init__(
@@ -98,13 +99,14 @@ class Imitator:
         """Run a stage from its first update, or continue a restored one.
 
         Args:
-            stage: Length and step size.
-            batch: Returns the samples of an update, given its number from 0.
-            after: Called after each update with the number of finished updates and the loss (nats per token); True
-                ends the stage. A restored stage first repeats the call for its last update, with NaN as the loss.
+            stage: The number of updates and the learning rate.
+            batch: Returns the samples of an update, given the update's index from 0.
+            after: Called after each update with the number of finished updates and the loss (nats per token). The stage
+                ends if it returns True. A restored stage first repeats the call for its last update, with NaN as the
+                loss.
 
         Returns:
-            The number of finished updates of the stage.
+            The number of finished updates in the stage.
         """
         if stage.number < self.stage:
             return stage.updates
@@ -136,10 +138,10 @@ class Imitator:
             torch.save(state, file)
 
     def restore(self, folder: Path) -> None:
-        """Restore the state written by `save`; the trainer restores the weights.
+        """Restore the state that `save` wrote; the trainer restores the weights.
 
         Raises:
-            UsageError: The folder holds no warm-up state of this policy.
+            UsageError: The folder has no warm-up state for this policy.
         """
         try:
             state = torch.load(folder / STATE, weights_only=True)
@@ -179,9 +181,9 @@ class Imitator:
 
 
 def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:
-    """AdamW for a pretrained policy; otherwise Muon for matrices inside the layers, AdamW for embeddings and gains.
+    """Return AdamW for a pretrained policy, otherwise Muon for the layers' matrices and AdamW for all other weights.
 
-    From random weights, Muon learns the lake's holes in far fewer updates than AdamW alone (`docs/train.md`).
+    From random weights, Muon learns to avoid the lake's holes in far fewer updates than AdamW (`docs/train.md`).
     """
     if is_pretrained:
         return [adamw(model, 0.0, is_fused=True)]
@@ -196,13 +198,13 @@ def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimize
 
 @dataclass(frozen=True, slots=True)
 class LessonBook:
-    """Draws lessons at random.
+    """Draws random lessons for imitation.
 
     Attributes:
-        lessons: All of them.
-        hazard_share: Share of an update that is drawn from tricky lessons, if there are any.
+        lessons: All lessons to draw from.
+        hazard_share: Share of an update's lessons with a hazardous state, if there are such lessons.
         noise: Share of lessons that show a random move instead of a good one.
-        seed: Determines, with the update's number, what is drawn.
+        seed: Seed for drawing; the index of the update is added to it.
     """
 
     lessons: Sequence[Lesson]
@@ -211,12 +213,12 @@ class LessonBook:
     seed: int
 
     def batches(self, size: int, *, states: int = 1) -> Callable[[int], list[Sample]]:
-        """Return a function from an update's number to its samples.
+        """Return a function that maps the index of an update to its samples.
 
         Args:
             size: Lessons per update.
-            states: Lessons per sample: unrelated states as turns of one sequence, each with its own answer. They teach
-                that the newest state counts.
+            states: Lessons per sample. Several unrelated states become the turns of one sequence, each with an answer,
+                which teaches the policy that only the newest state counts.
         """
         tricky = [lesson for lesson in self.lessons if lesson.is_hazardous]
         plain = [lesson for lesson in self.lessons if not lesson.is_hazardous]
