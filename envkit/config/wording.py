@@ -74,7 +74,7 @@ def yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
         return "not YAML: it contains a control character"
     problem = str(error.problem)
     began = error.context_mark or mark
-    found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # messages of PyYAML
+    found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # library's message: PyYAML
     words = next(found, None)
     why = problem if words is None else words.format(line=began.line + 1, column=began.column + 1)
     return f"line {mark.line + 1}, column {mark.column + 1}: not YAML: {why}"

@@ -247,7 +247,7 @@ def _lacks_envkit(cause: Cause) -> bool:
     """Whether a sandbox failed to start because its image cannot serve environments."""
     if cause.kind is CauseKind.IMAGE_UNUSABLE:
         return True
-    return "No module named 'envkit" in cause.detail  # an error message of CPython
+    return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
 def _warm_spec(section: WarmSection) -> WarmSpec:
