@@ -43,7 +43,7 @@ class Made(NamedTuple):
 
 
 class Own:
-    """Generates levels with envkit; calling it takes a turn."""
+    """Generates levels with envkit; callable as a `timing.Turn`."""
 
     def __init__(self, size: int, boxes: int) -> None:
         env = envkit.make("Sokoban-v0", size=size, boxes=boxes)

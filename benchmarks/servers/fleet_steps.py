@@ -276,7 +276,7 @@ async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
         client = await stack.enter_async_context(EnvClient(here.url))
         sokoban: Sides = {
             "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS),
-            # For clients that have all actions at once; OpenEnv's clients cannot send lists.
+            # One message steps many sessions; OpenEnv's clients cannot send lists.
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
         }
         for name, server in (await _openenv(stack, None)).items():
