@@ -1,7 +1,7 @@
-"""Count false losses: healthy sandboxes that are declared lost or suspect on a machine whose processors are all busy.
-
-By default, half of the sandboxes are containers and half use bubblewrap (``--docker``, ``--local``). Every second,
-some of them run a program. Exits with status 1 if any sandbox was lost or any program failed; Ctrl-C ends it early.
+"""Count false losses: healthy sandboxes that are declared lost or suspect while all processors are busy. By default,
+half of the sandboxes are containers and half use bubblewrap (``--docker``, ``--local``). Every second, some of the
+sandboxes run a program. The exit status is 1 if a sandbox was lost or a program failed. Ctrl-C ends the measurement
+early.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from envkit.types import SandboxSpec, SandboxState
 
 _ALARMS = (SandboxState.SUSPECT, SandboxState.LOST)
 _CALLS = 4
-"""Programs per second."""
+"""Number of programs to run per second."""
 _STARTING = 8
 
 
 async def soak(settings: argparse.Namespace) -> bool:
-    """Run for the chosen time; return whether no sandbox was lost and every program ran."""
+    """Measure for the chosen time; return whether no sandbox was lost and all programs succeeded."""
     seen: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
         nodes = {}

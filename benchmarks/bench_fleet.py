@@ -1,4 +1,4 @@
-"""What the gateway costs: sandboxes over HTTP beside ROCK's server, steps of environments beside OpenEnv's.
+"""The cost of the gateway: sandboxes over HTTP, compared with ROCK, and environment steps, compared with OpenEnv.
 
 Run it with the interpreter that has the peers, ``.venv/sandboxes/bin/python``; a missing peer is left out. Required
 images: ``--image`` for sandboxes, and ``--games-image`` (``envkit image build games``).
@@ -17,7 +17,7 @@ from waiting import Claim, Findings
 from envkit import clock
 
 _OPENENV = ["OpenEnv"]
-"""As its guide shows environments; those that have its async methods too stand beside it."""
+"""OpenEnv with an environment as in its guide. `_ASYNC` is OpenEnv with an environment that has the async methods."""
 _ASYNC = ["OpenEnv, async"]
 
 CLAIMS = (

@@ -1,5 +1,5 @@
-"""What an import costs: the CPU time that it adds to a bare interpreter, compared with Gymnasium's. Prints medians
-and a ratio.
+"""The cost of an import: the CPU time that it adds to a bare interpreter, compared with the import of Gymnasium. Prints
+the medians and a ratio.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--runs", type=int, default=9, help="rounds of which the median counts")
     settings = parsed(arguments, runs=1)
-    # Rounds over all programs, so other load of the machine affects all of them; the first round is a warm-up.
+    # Each round runs all programs, so that other load affects all of them. The first round is a warm-up.
     rounds = [{name: cpu_s(program) for name, program in PROGRAMS.items()} for _ in range(settings.runs + 1)][1:]
     median = {name: statistics.median(each[name] for each in rounds) for name in PROGRAMS}
     bare = median.pop("bare interpreter")

@@ -1,9 +1,9 @@
-"""What a new level of Sokoban costs, and whether it can be solved.
+"""The cost of generating a Sokoban level, and whether the levels are solvable.
 
-envkit's levels come from a reset with default options and a new seed; the peers' are made with their defaults.
-`solver`, which is independent of the generators, solves each contestant's first levels from the start: how many can
-be solved, how long the solutions are, and whether envkit's ``info["level"]["shortest"]`` is right. ROLL and RAGEN
-(``--roll PATH --ragen PATH``) take part without claims.
+envkit generates a level at each reset, with default options and a new seed. The peers use their own defaults. `solver`,
+which is independent of all generators, solves the first levels of each contestant. It reports how many are solvable,
+how long the solutions are, and whether envkit's ``info["level"]["shortest"]`` is right. ROLL and RAGEN (``--roll PATH
+--ragen PATH``) take part, but no claim is about them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ CLAIMS = (
 )
 
 KINDS = ((8, 2), (6, 1), (6, 2), (10, 4))
-"""Size and boxes."""
+"""Sizes and numbers of boxes of the levels to generate."""
 SLOW = (10, 4)
-"""A peer needs several seconds for one of these: one per round, and only the two contestants of the claims."""
+"""The size and number of boxes at which a peer takes seconds per level. Each round generates only one such level, with
+only the two contestants of the claims.
+"""
 
 
 class Made(NamedTuple):
@@ -41,7 +43,7 @@ class Made(NamedTuple):
 
 
 class Own:
-    """Generates levels with envkit; calling it takes a turn."""
+    """Generates levels with envkit; callable as a `timing.Turn`."""
 
     def __init__(self, size: int, boxes: int) -> None:
         env = envkit.make("Sokoban-v0", size=size, boxes=boxes)
@@ -62,7 +64,7 @@ class Own:
 
 
 def grade(name: str, levels: Sequence[Made], size: int) -> None:
-    """Solve levels and print what comes out."""
+    """Solve the levels and print the results."""
     lengths: list[int | None] = []
     reported, right = 0, 0
     for text, shortest in levels:

@@ -41,9 +41,9 @@ CLAIMS = (
 
 _LEAST_MIB = 4096
 _STARTING = 16
-"""Concurrent starts."""
+"""Maximum number of concurrent starts."""
 _SHOWN = 100
-"""Sandboxes between two lines of progress."""
+"""Number of sandboxes between two progress lines."""
 
 
 async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
@@ -56,7 +56,7 @@ async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
         pool = await stack.enter_async_context(Pool([Node("here", backend)]))
         names = await start_all(pool, spec, number)
         print(f"{len(names)} {kind} sandboxes\n  all started in {clock.now() - begin:13.1f} s")
-        await anyio.sleep(2)  # what was needed for starting alone goes
+        await anyio.sleep(2)  # until memory that only starting needs is free
         print(f"  memory of the machine {(free - available_mib()) / len(names):9.1f} MiB each")
         print(f"  of its processes {await clock.to_thread(_pss_mib, kind) / len(names):14.1f} MiB each", flush=True)
         await answer(findings, pool, spec, kind, [pool.get(name) for name in names])
@@ -89,7 +89,7 @@ async def start_all(pool: Pool, spec: SandboxSpec, number: int) -> list[str]:
 
 
 async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, sandboxes: list[Sandbox]) -> None:
-    """Measure a further lease, and calls to the sandboxes in turns."""
+    """Measure leases of further sandboxes, and calls to all sandboxes in turn."""
     further = count()
 
     async def lease() -> Callable[[], Awaitable[None]]:
@@ -108,7 +108,7 @@ async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, s
         result = await shells[next(turns) % len(shells)].run("true", timeout_s=10)
         assert result.exit_code == 0, result
 
-    for _ in shells:  # each begins with its first command
+    for _ in shells:  # a shell starts with its first command
         await step()
     await findings.latency(f"lease among {kind} sandboxes", {"envkit": lease}, number=20, rounds=1)
     await findings.latency(f"true among {kind} sandboxes", {"envkit": execute}, number=1000, rounds=1)
@@ -116,7 +116,7 @@ async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, s
 
 
 def _pss_mib(kind: str) -> float:
-    """Return the MiB of the processes of our sandboxes, without this process."""
+    """Return the memory of our sandboxes' processes in MiB, without this process."""
     if kind == "local":
         return pss_mib(family([os.getpid()])[1:])
     ours = set(_containers())
@@ -131,12 +131,12 @@ def _pss_mib(kind: str) -> float:
 def _words(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\0")
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return []
 
 
 def _containers() -> list[str]:
-    """Return the ids of our containers, including ended ones."""
+    """Return the ids of our containers, including stopped containers."""
     form = '{{.Label "envkit.owner"}} {{.ID}}'
     command = ["docker", "ps", "--all", "--no-trunc", "--filter", "label=envkit.owner", "--format", form]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -144,7 +144,7 @@ def _containers() -> list[str]:
 
 
 def _left(kind: str) -> list[str]:
-    """Return what is left of our sandboxes."""
+    """Return the containers, processes and folders that our sandboxes left behind."""
     if kind == "docker":
         return [f"container {id}" for id in _containers()]
     folders = [str(path) for path in Path("/tmp").glob(f"envkit-*-{os.getpid()}-*")]

@@ -1,8 +1,8 @@
-"""What reinforcement adds: the quickstart, compared with its own warm-up alone for the same time.
+"""The gain from reinforcement learning: the quickstart, compared with imitation alone for the same time.
 
-Runs ``examples/quickstart.yaml``, then the same file with imitation only; its updates are multiplied by the ratio of
-the whole run's time to its warm-up's. Prints held-out success of both and of the demonstrators, and their ratio.
-Takes about twice as long as the quickstart.
+This runs ``examples/quickstart.yaml``, and then the same file without reinforcement learning. The second run has more
+imitation updates, in the ratio of the first run's total time to its warm-up time. It prints the held-out success of
+both runs and of the demonstrators, and the ratio of the runs. It takes about twice as long as the quickstart.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for seed in settings.seeds:
             whole = run(Path(name) / f"whole-{seed}", seed, *changes, *warmup_updates(updates))
-            factor = whole["wall_s"] / whole["warmup"]["wall_s"]  # so that imitation alone takes as long
+            factor = whole["wall_s"] / whole["warmup"]["wall_s"]  # imitation alone takes the same time
             longer = warmup_updates({stage: number * factor for stage, number in updates.items()})
             imitation = ("trainer.steps=0", "warmup.greedy_goal=1.0", *longer)
             alone = run(Path(name) / f"alone-{seed}", seed, *changes, *imitation)

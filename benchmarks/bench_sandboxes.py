@@ -50,7 +50,7 @@ MIB = b"0123456789abcde\n" * (1 << 16)
 
 
 class Own:
-    """A sandbox of envkit, with the interface of the peers'."""
+    """A sandbox of envkit, with the same interface as the peers' sandboxes."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -90,7 +90,7 @@ async def bubblewrap(findings: Findings, settings: argparse.Namespace) -> None:
 
 
 async def containers(findings: Findings, settings: argparse.Namespace) -> None:
-    """Measure containers and those of the peers in turns."""
+    """Measure envkit's containers and those of the peers, in turns."""
     program = shutil.which("docker")
     if program is None:
         sys.exit("there is no docker on PATH")

@@ -1,7 +1,7 @@
-"""What a step of Sokoban costs in text: whole answers in, text out, in one environment with automatic resets.
+"""The cost of a Sokoban step in text, from a whole answer to an observation, in one environment with automatic resets.
 
-6x6 rooms with one box and 10,000 moves; each contestant plays the same random moves. ROLL and RAGEN need their
-checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment gets numbers, since it does not parse answers itself.
+Rooms are 6x6 with one box and 10,000 moves. All contestants play the same random moves. ROLL and RAGEN require
+checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment receives numbers, since it does not parse answers itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a step of 1,024 games at once costs: grids out and numbers in, compared with envpool; and text both ways.
+"""The cost of a step in 1,024 games at a time: with grids and action numbers, compared with envpool, and with text.
 
-envpool's Sokoban plays one built-in level of 10x10 with four boxes and 120 moves in all its environments; envkit's has
-as many boxes and moves, and draws from 1,000 levels. envpool's lake is the 4x4 map, always slippery, with 100 moves.
-envpool is measured with one thread and with two; the better rate per CPU second counts. New levels at every
-reset are measured without claims.
+envpool's Sokoban plays one built-in level (10x10, four boxes, 120 moves) in all environments. envkit's levels have the
+same number of boxes and moves, and are drawn from a set of 1,000. envpool's lake is the slippery 4x4 map with 100
+moves. envpool is measured with one thread and with two; the better rate per CPU second counts. Resets that draw new
+levels are also measured, but no claim is about them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ROOM: dict[str, Any] = {"size": 10, "boxes": 4, "max_moves": 120}
 LAKE: dict[str, Any] = {"map": "4x4", "max_moves": 100}
 SMALL: dict[str, Any] = {"size": 6, "boxes": 1, "max_moves": 10_000}
 WARM_STEPS = 1_500
-"""Enough to draw each of 1,000 levels: 12 episodes in each of 1,024 environments."""
+"""Number of steps that draw each of 1,000 levels: 12 episodes in each of 1,024 environments."""
 ROUNDS_OF_NEW_LEVELS = 3
 
 
 def vector(num_envs: int, env_id: str, warm_steps: int = 0, **options: Any) -> Play:
-    """Step envkit's native environments with random numbers."""
+    """Step envkit's vector environment with random action numbers."""
     envs = envkit.make_vec(env_id, num_envs, mode="native", observation="grid", action="index", **options)
     envs.reset(seed=0)
     play = stepping_all(envs, list(batches(num_envs)))
@@ -48,7 +48,7 @@ def vector(num_envs: int, env_id: str, warm_steps: int = 0, **options: Any) -> P
 
 
 def episodes(num_envs: int, moves: int, **options: Any) -> Play:
-    """Play whole episodes: random moves solve almost no room, so all rooms reset at the same step."""
+    """Play whole episodes. Random moves solve almost no room, so all rooms are reset at the same step."""
     play = vector(num_envs, "Sokoban-v0", max_moves=moves, **options)
     return lambda times: play(times * (moves + 1))
 

@@ -16,7 +16,7 @@ def parsed(parser: argparse.ArgumentParser, **quick: object) -> argparse.Namespa
 
     Args:
         parser: A parser of the other arguments.
-        quick: Defaults with ``--quick``: the smallest with which the whole program runs.
+        quick: Defaults with ``--quick``: the smallest values with which the whole program runs.
     """
     message = "smallest setting: shows that the program runs; its results mean nothing, and claims are not checked"
     parser.add_argument("--quick", action="store_true", help=message)

@@ -1,7 +1,7 @@
-"""Work per CPU second of several contestants, in rounds, so noise of the machine affects all of them.
+"""Measuring work per CPU second. Contestants play in rounds, so that noise of the machine affects all of them.
 
-CPU time is that of all threads of a contestant's process. It suits programs that compute on a machine with other
-load; use `waiting.py` for programs that wait.
+The CPU time of a contestant includes all threads of its process. This suits programs that compute, even on a machine
+with other load; use `waiting.py` for programs that wait.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from operator import truediv
 from typing import NamedTuple, TypeAlias
 
 Play: TypeAlias = Callable[[int], int]
-"""Does its work the given number of times, and returns the number of units (steps, levels)."""
+"""Function that works the given number of times, and returns the number of units (steps, levels)."""
 Turn: TypeAlias = Callable[[float], float]
-"""Plays for at least the given CPU seconds, and returns the units per CPU second."""
+"""Function that plays for at least the given CPU seconds, and returns the units per CPU second."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
-"""Units per CPU-second in each round, by contestant."""
+"""Units per CPU second in each round, for each contestant."""
 
 _CALIBRATED_S = 0.02
 
 
 class Claim(NamedTuple):
-    """A claim about a contestant, which is checked.
+    """A claim about the speed of a contestant.
 
     Attributes:
         ours: Name of the contestant.
-        at_least: Times as fast as the fastest of `peers`, in the median round; without peers, units per CPU-second.
-        peers: Names of contestants. Those that did not take part are ignored.
+        at_least: Minimum speed in the median round, as a multiple of the fastest peer; without peers, in units per CPU
+            second.
+        peers: Names of the contestants to compare with. Contestants that did not take part are ignored.
     """
 
     ours: str
@@ -39,17 +40,17 @@ class Claim(NamedTuple):
 
 
 def turns(play: Play) -> Turn:
-    """Warm up, and return turns that are timed in this process."""
+    """Warm up `play`, and return a turn that times it in this process."""
     return partial(_rate, play, _calibrate(play))
 
 
 def measure(contestants: Mapping[str, Turn], *, unit: str, rounds: int, round_cpu_s: float) -> Rates:
-    """Measure all contestants, and print the median of each one's rounds.
+    """Measure all contestants, and print the median over the rounds for each.
 
     Args:
-        contestants: By name.
+        contestants: The contestants by name.
         unit: Name of the unit of work, in the plural.
-        rounds: Number of rounds; in each, every contestant plays once, in alternating order.
+        rounds: Number of rounds. In each round, every contestant plays once; the order alternates.
         round_cpu_s: Minimum CPU seconds per contestant and round.
     """
     rates: dict[str, list[float]] = {name: [] for name in contestants}
@@ -67,7 +68,7 @@ def measure(contestants: Mapping[str, Turn], *, unit: str, rounds: int, round_cp
 
 
 def check(claims: Sequence[Claim], rates: Rates, *, is_strict: bool = True) -> None:
-    """Print each claim and whether it holds; if `is_strict`, exit with status 1 if one does not."""
+    """Print each claim and whether it holds. If `is_strict`, exit with status 1 if a claim does not hold."""
     print("Claims" if is_strict else "Claims (not of a quick run)")
     broken = 0
     for ours, at_least, peers in claims:
@@ -90,7 +91,7 @@ def check(claims: Sequence[Claim], rates: Rates, *, is_strict: bool = True) -> N
 
 
 def _calibrate(play: Play) -> int:
-    """Warm up, and return how often to play between two readings of the clock."""
+    """Warm up `play`, and return how often to call it between two readings of the clock."""
     times = 1
     while True:
         begin = time.process_time()

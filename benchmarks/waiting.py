@@ -17,13 +17,13 @@ import anyio
 from envkit import clock
 
 Call: TypeAlias = Callable[[], Awaitable[object]]
-"""Makes one call. If it returns a function, that is awaited afterwards, untimed, for clean-up."""
+"""Makes one call. If it returns a function, this function is called for clean-up afterwards and is not timed."""
 CallBy: TypeAlias = Callable[[int], Awaitable[object]]
-"""Makes one call for the caller with that number. If it returns a number, it counts as that many calls."""
+"""Makes one call for the caller with the given number. If it returns a number, it counts as that many calls."""
 Rounds: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
-"""Seconds of every call in each round, by contestant."""
+"""Seconds of every call in each round, for each contestant."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
-"""Calls per second in each round, by contestant."""
+"""Calls per second in each round, for each contestant."""
 
 _TICK_S = 0.01
 _VERDICTS = {True: "holds", False: "BROKEN", None: "not checked"}
@@ -34,14 +34,14 @@ class FailedCallError(Exception):
 
 
 class Claim(NamedTuple):
-    """A claim about a contestant; without a limit it is printed but not checked.
+    """A claim about a contestant. A claim without a limit is printed, but not checked.
 
     Attributes:
         what: Name of the measurement.
         ours: Name of the contestant.
-        at_most: Milliseconds that the median call takes; with peers, times that of the fastest of them.
-        at_least: Times as fast as the fastest of the peers.
-        peers: Names of contestants. Those that did not take part are ignored.
+        at_most: Maximum duration of the median call in milliseconds; with peers, as a multiple of the fastest peer's.
+        at_least: Minimum speed, as a multiple of the fastest peer's.
+        peers: Names of the contestants to compare with. Contestants that did not take part are ignored.
     """
 
     what: str
@@ -52,23 +52,23 @@ class Claim(NamedTuple):
 
 
 class Findings:
-    """Measures, prints each result at once, and checks the claims at the end."""
+    """Measures, prints each result immediately, and checks the claims at the end."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Rounds, Rates]] = {}
 
     async def latency(self, what: str, calls: Mapping[str, Call], *, number: int, rounds: int) -> None:
-        """Time calls one after the other, and print the median of each contestant's.
+        """Time calls one after another, and print the median for each contestant.
 
         Args:
             what: Name of the measurement.
-            calls: By contestant.
-            number: Calls of each contestant.
-            rounds: Turns in which they are made.
+            calls: The call of each contestant.
+            number: Number of calls per contestant.
+            rounds: Number of rounds over which the calls are distributed.
         """
         seconds: dict[str, list[list[float]]] = {name: [] for name in calls}
         failed = dict.fromkeys(calls, 0)
-        for call in calls.values():  # the first call may have to load something
+        for call in calls.values():  # the first call may load modules or data
             await _tidy(await call())
         for name in _turns(calls, rounds):
             seconds[name].append([])
@@ -98,16 +98,16 @@ class Findings:
         round_s: float,
         cpu_s: Mapping[str, Callable[[], float]] | None = None,
     ) -> None:
-        """Make concurrent calls without pause, and print the median of the rounds' calls per second.
+        """Make concurrent calls without a pause, and print the median of the calls per second over the rounds.
 
         Args:
             what: Name of the measurement.
-            calls: By contestant.
-            callers: Number of concurrent callers, or that number by contestant.
-            rounds: Turns of each contestant.
+            calls: The call of each contestant.
+            callers: Number of concurrent callers, for all contestants or for each.
+            rounds: Number of rounds per contestant.
             round_s: Seconds after which no further call begins; running calls are awaited and counted.
-            cpu_s: Returns the CPU seconds that each contestant has used so far; rates are then per CPU second, and the
-                rates by the clock are printed too.
+            cpu_s: Functions that return the CPU seconds each contestant has used so far. Rates are then per CPU second,
+                and the wall-clock rates are also printed.
         """
         rates: dict[str, list[float]] = {name: [] for name in calls}
         by_clock: dict[str, list[float]] = {name: [] for name in calls}
@@ -124,7 +124,7 @@ class Findings:
                     failed[name] += 1
 
         for name in _turns(calls, rounds):
-            before_s = cpu_s[name]() if cpu_s else 0.0  # which takes its time where there are many processes
+            before_s = cpu_s[name]() if cpu_s else 0.0  # slow if there are many processes
             done, begin = 0, clock.stopwatch()
             async with anyio.create_task_group() as tasks:
                 for caller in range(callers if isinstance(callers, int) else callers[name]):
@@ -141,7 +141,7 @@ class Findings:
         self._found[what] = ({}, rates)
 
     def check(self, claims: Sequence[Claim], *, is_strict: bool = True) -> None:
-        """Print each claim and whether it holds; if `is_strict`, exit with status 1 if one does not."""
+        """Print each claim and whether it holds. If `is_strict`, exit with status 1 if a claim does not hold."""
         print("Claims" if is_strict else "Claims (not of a quick run)")
         broken = 0
         for claim in claims:

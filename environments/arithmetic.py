@@ -7,8 +7,8 @@ Reward       1.0 for the right number, otherwise 0.0
 Ends         terminated after one answer
 Problems     operands and operators are drawn uniformly; problems with an inexact division are rejected
 Options      see `ArithmeticOptions`
-Info         ``action_is_valid`` (the answer contains a number), ``success``; at reset ``level``: ``{"digits": digits of
-             the longest operand, "operations": number of operators}``
+Info         ``action_is_valid`` (the answer contains a number), ``success``; at reset ``level``:
+             ``{"digits": digits of the longest operand, "operations": number of operators}``
 """
 
 from __future__ import annotations

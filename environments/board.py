@@ -14,7 +14,7 @@ UNREADABLE = "Your answer could not be read: write one of up, down, left, right,
 UNREADABLE_TURN = (
     "Your answer could not be read: write up, down, left or right, joined by ||, such as <answer>up || left</answer>."
 )
-"""The same notice, for answers that may hold several moves."""
+"""The same notice, for answers that may contain several moves."""
 
 
 def steps_of(width: int) -> dict[str, int]:

@@ -285,7 +285,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
             [
                 [_success(one) > 0 for one in group.trajectories]
                 for group in result.groups
-                if not any(one.stop.is_void for one in group.trajectories)  # such a group had fewer attempts
+                if not any(one.stop.is_void for one in group.trajectories)  # void episodes reduce the attempts
             ]
         ),
         **folded,

@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
-        """Report that a requested stop waits for `what`, the work done in this block."""
+        """While the block runs, report a requested stop as waiting for `what`."""
         outer, self._busy = self._busy, what
         if self.is_requested:
             self._announce_wait()

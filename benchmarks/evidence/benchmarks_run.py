@@ -1,8 +1,8 @@
-"""Every benchmark of the Makefile runs in a fresh clone, with its smallest setting.
+"""Check that every benchmark of the Makefile runs in a fresh clone, with its smallest setting.
 
-Clones the commit into a new folder and makes each target there, virtual environments included; keeps its exit code, its
-seconds and the end of its output. Needs root, as Docker's tests do; takes about 20 minutes. Ends with status 1 if any
-target failed.
+This clones the commit into a new folder, and makes each target there, including its virtual environment. It records the
+exit code, the duration and the end of the output. It requires root, as Docker's tests do, and takes about 20 minutes.
+The exit status is 1 if a target failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINES_KEPT = 8
 
 
 def make(clone: Path, target: str) -> dict[str, Any]:
-    """Make a target with its smallest setting, show its output, and return what became of it."""
+    """Make a target with its smallest setting, show its output, and return its result."""
     done = run(["make", target, "ARGS=--quick"], clone)
     return {"exit_code": done["exit_code"], "seconds": done["seconds"], "last_lines": done["lines"][-_LINES_KEPT:]}
 

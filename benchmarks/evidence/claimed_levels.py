@@ -1,8 +1,8 @@
-"""Ten thousand drawn rooms of Sokoban: each is solved in exactly the moves and pushes that it claims.
+"""Solve ten thousand random Sokoban levels: each must take exactly the moves and pushes that it claims.
 
     python benchmarks/evidence/claimed_levels.py
 
-Takes about half a minute on an idle core. Ends with status 1 when a level is not what it claims to be.
+Takes about half a minute on an idle core. The exit status is 1 if a claim is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TWIN = (
 
 
 def check(kind: Kind, levels: int) -> dict[str, Any]:
-    """Return how many levels were drawn, and the seeds of those that are not what they claim to be."""
+    """Return how many levels were drawn, and the seeds of levels with wrong claims."""
     return {"levels": levels, "broken_seeds": broken_claims(kind, levels)}
 
 

@@ -1,9 +1,9 @@
-"""Sandboxes on a machine whose processors are all busy: is one that is well called lost?
+"""Check that no healthy sandbox is declared lost while all processors are busy.
 
     python benchmarks/evidence/false_losses.py --minutes 30
 
-Runs `benchmarks/bench_false_losses.py`, half of the sandboxes containers and half of bubblewrap. Ends with status 1
-when one was lost or a program failed.
+Runs `benchmarks/bench_false_losses.py`; half of the sandboxes are containers and half use bubblewrap. The exit status
+is 1 if a sandbox was lost or a program failed.
 """
 
 from __future__ import annotations

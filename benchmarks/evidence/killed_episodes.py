@@ -1,8 +1,10 @@
-"""Play 1,000 episodes on a real gateway and kill the sandbox of every twentieth: each ends once, nothing is left.
+"""Play 1,000 episodes on a real gateway, and kill the sandbox of every twentieth.
+
+Each episode must end exactly once, and nothing may be left behind.
 
     python benchmarks/evidence/killed_episodes.py
 
-On bubblewrap and on Docker, as root; Docker needs the image ``envkit/base:bookworm``. Takes one to five minutes each.
+Requires root, and for Docker the image ``envkit/base:bookworm``. Takes one to five minutes for each backend.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ BACKENDS = ("local", "docker")
 
 
 def play(backend: str, episodes: int) -> dict[str, Any]:
-    """Play this number of episodes, and return their outcomes."""
+    """Play the given number of episodes, and return their outcomes."""
     began = clock.stopwatch()
     with TemporaryDirectory(prefix="envkit-campaign-") as folder:
         figures = accounted_for(backend, Path(folder), episodes, KILL_CHANCE)

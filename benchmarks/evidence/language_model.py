@@ -1,20 +1,21 @@
-"""A pretrained language model learns on this machine's CPU: SmolLM2-135M-Instruct, in all that follows.
+"""Train a pretrained language model, SmolLM2-135M-Instruct, on this machine's CPU.
 
     envkit model get smollm2-135m
     make .venv/trl/done
     python benchmarks/evidence/language_model.py [--only memory|sums|lake|trl]
 
-memory  Peak of one update with 4,096 tokens a pass: of the model, with and without gradient checkpointing; and of two
-      layers of its width beyond weights, gradients and optimiser state, with vocabularies of 1,000 and 152,000.
-sums  ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, REINFORCE and PPO with one each and a quarter of
-      the train steps: reward alone. Beside them the untrained model with 64 tokens an answer and three prompts, and how
-      many of its answers hold a number at all, which separates the form of an answer from arithmetic.
-lake  ``examples/llm-lake.yaml``: imitation, then reward, one board at a time; beside it imitation alone for as many
-      seconds, and whole histories with half as many train steps.
-trl   Seconds until the sums reach the same held-out success, beside TRL's GRPOTrainer, unmodified, in a virtual
-      environment of its own: the same model, sums in the same order, episodes a train step, learning rate, clipping,
-      float32 weights under bfloat16 autocast, one thread; both policies are evaluated by the same command. Loading,
-      evaluating and saving do not count.
+memory  Peak memory of an update with 4,096 tokens per pass, with and without gradient checkpointing. Also the peak
+        beyond weights, gradients and optimiser state for two layers of the same width, with vocabularies of 1,000 and
+        152,000.
+sums    ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, and REINFORCE and PPO with one seed and a quarter of
+        the train steps. For comparison, the untrained model with 64 tokens per answer and three prompts. The share of
+        its answers that contain a number separates the answer format from arithmetic.
+lake    ``examples/llm-lake.yaml``: imitation, then GRPO, with one board per prompt. For comparison, imitation alone for
+        the same time, and prompts with the whole history for half of the train steps.
+trl     Seconds until the sums reach the same held-out success, compared with TRL's unmodified GRPOTrainer in a separate
+        virtual environment. Both have the same model, order of sums, episodes per train step, learning rate, clipping,
+        float32 weights under bfloat16 autocast, and one thread. The same command evaluates both policies. The time for
+        loading, evaluation and saving does not count.
 
 Takes about two hours on two quiet cores.
 """
@@ -64,7 +65,7 @@ PROMPTS = {
 }
 TRL_STEPS, TRL_EVERY, TRL_SUCCESS = 18, 6, 0.5
 TRL_PASSES = 2
-"""Into which TRL cuts a train step: the faster of 2 and 4 here."""
+"""Number of passes into which TRL splits a train step: the faster of 2 and 4 on this machine."""
 
 
 def main() -> None:
@@ -99,13 +100,13 @@ def memory(evidence: Evidence, _: Path) -> None:
 
 
 def peak_mib(what: str, kind: str) -> float:
-    """Return what ``tests/trainer_bridge/trainers/memory_of_an_update.py`` prints for 4,096 tokens a pass."""
+    """Return the peak in MiB that the program ``memory_of_an_update.py`` prints for 4,096 tokens per pass."""
     command = [sys.executable, "-m", "tests.trainer_bridge.trainers.memory_of_an_update", what, kind, "4096"]
     return round(float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout))
 
 
 def growth_mib(kind: str) -> float:
-    """Return how much more an update peaks with a vocabulary of 152,000 than with one of 1,000."""
+    """Return by how much the peak of an update grows from a vocabulary of 1,000 tokens to one of 152,000."""
     return round(peak_mib("152000", kind) - peak_mib("1000", kind))
 
 
@@ -141,7 +142,7 @@ def lake(evidence: Evidence, _: Path) -> None:
 
 
 def longer(factor: float) -> list[str]:
-    """Return the changes that make the lake's imitation that many times as long."""
+    """Return configuration changes that make the lake's imitation `factor` times as long."""
     content = yaml.safe_load((ROOT / "examples" / "llm-lake.yaml").read_text())["warmup"]
     return [f"warmup.{key}={round(value * factor)}" for key, value in content.items() if key.endswith("_updates")]
 
@@ -162,7 +163,7 @@ def trl(evidence: Evidence, python: Path) -> None:
 
 
 def train_with_trl(python: Path) -> Figures:
-    """Train with TRL as `train` does with envkit, and return its curve."""
+    """Train with TRL in the same way as `train` with envkit, and return the learning curve."""
     run = resolve(config.load(ROOT / "examples" / "llm-arithmetic.yaml"))
     steps = list(range(TRL_EVERY, TRL_STEPS + 1, TRL_EVERY))
     with TemporaryDirectory() as name:
@@ -200,7 +201,7 @@ def train_with_trl(python: Path) -> Figures:
 
 
 def success_of(policy: Path, run: config.RunConfig) -> float:
-    """Return the held-out success of a model folder, played as the run plays."""
+    """Return the held-out success of the policy in a model folder, with the settings of `run`."""
     options = [word for name, value in run.env.options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
     limits = ["--turn-tokens", str(run.rollout.turn_tokens), "--batch", str(run.env.num_envs)]
     words = [*options, *limits, "--system", run.renderer.system or "", "--episodes", str(run.evaluation.episodes)]
@@ -209,7 +210,7 @@ def success_of(policy: Path, run: config.RunConfig) -> float:
 
 
 def questions(run: config.RunConfig, steps: int) -> list[Figures]:
-    """Return the sums of the first train steps in their order, as the conversations that both policies see."""
+    """Return the sums of the first train steps, in order, as the conversations that both policies see."""
     spec = environments.find(run.env.id)
     expert = environments.open_expert(run.env.id, run.env.options)
     found = []

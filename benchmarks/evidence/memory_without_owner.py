@@ -1,11 +1,11 @@
-"""Fill sandboxes with memory that no process owns, and start a grader: it must run within a second.
+"""Fill sandboxes with memory that no process owns, and check that a grader still runs within a second.
 
     python benchmarks/evidence/memory_without_owner.py
 
-Such memory stays when the processes that took it are gone: System V shared memory, what lies unread in sockets, and
-empty files. The agent of a hostile sandbox takes as much as the kernel gives it; then a grader of 25 MiB is timed. It
-must run in at least 10 of the 12 combinations; a sandbox that is lost must say that it ran out of memory. Sandboxes are
-started one after another, and none takes more than it was given.
+Such memory remains when the processes that allocated it have ended: System V shared memory, unread data in sockets, and
+empty files. A hostile agent allocates as much as the kernel permits. Then a grader of 25 MiB is timed. It must run in
+at least 10 of the 12 combinations, and a lost sandbox must report that it ran out of memory. Sandboxes run one after
+another, and none may exceed its memory limit.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ async def _most_mib(sandbox: AgentSandbox) -> int:
 
 
 def measured(kind: str, hog: str, memory_mib: int) -> Figures:
-    """Return the figures of one combination, in a backend of its own."""
+    """Return the figures of one combination, measured in a new backend."""
 
     async def main() -> Figures:
         async with LocalBackend() if kind == "local" else DockerBackend() as backend:
@@ -135,7 +135,7 @@ def measured(kind: str, hog: str, memory_mib: int) -> Figures:
 
 
 def main() -> int:
-    """Measure and return the exit code: 1 when fewer graders ran than must."""
+    """Measure, and return the exit code: 1 if too few graders ran."""
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--kind", choices=("local", "docker"), action="append", help="only these sandboxes")
     arguments.add_argument("--within-s", type=float, default=MOST_S, help="seconds that a grader may take")

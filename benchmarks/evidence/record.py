@@ -1,14 +1,14 @@
-"""Evidence: figures that take too long for a test, kept as ``docs/evidence/NAME.json`` with what they were measured on.
+"""Evidence: measurements that take too long for a test, stored with machine and commit in ``docs/evidence/NAME.json``.
 
-A program of this folder measures in parts and stores each as soon as it is done, so that an interrupted run goes on
-where it was. Parts that were measured before a commit that changed one of the paths in `STALE_AFTER` are dropped at the
-start. Each program has three constants that `status.py` and the tests read:
+The programs in this folder measure in parts. Each part is stored as soon as it is complete, so an interrupted run can
+continue. At the start, parts are removed if a later commit changed one of the paths in `STALE_AFTER`. Each program has
+three constants that `status.py` and the tests read:
 
-    NAME          of its file, without ``.json``
-    STALE_AFTER   files and folders of the repository; a later change of one makes the figures stale
-    TWIN          the test that runs the same in short, as ``FILE::FUNCTION``
+    NAME          name of its evidence file, without ``.json``
+    STALE_AFTER   files and folders of the repository; a later change to one of them makes the figures stale
+    TWIN          a test that makes a short version of the measurement, as ``FILE::FUNCTION``
 
-Programs can import what the tests share, as ``tests.FOLDER.MODULE``.
+Programs can import modules that the tests share, as ``tests.FOLDER.MODULE``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:
 
 
 def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """Return what reads the arguments that every program takes: ``--folder`` and ``--fresh``."""
+    """Return a parser with the arguments of every program: ``--folder`` and ``--fresh``."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--folder", type=Path, default=FOLDER, help=f"where {name}.json is written")
     made.add_argument("--fresh", action="store_true", help="measure again what is there already")
@@ -43,10 +43,10 @@ class Evidence:
     """One file of evidence.
 
     Args:
-        name: Of the file, without ``.json``.
-        stale_after: Files and folders of the repository; a later change of one makes the figures stale.
-        folder: Where the file is.
-        fresh: Whether to measure again what is there already.
+        name: Name of the file, without ``.json``.
+        stale_after: Files and folders of the repository; a later change to one of them makes the figures stale.
+        folder: Folder of the file.
+        fresh: Whether to measure again the parts that are already stored.
     """
 
     def __init__(self, name: str, *, stale_after: Sequence[str], folder: Path = FOLDER, fresh: bool = False) -> None:
@@ -67,11 +67,11 @@ class Evidence:
         return name in self._parts
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Return the figures of one part: those that are stored, or else what `measure` returns, which is stored.
+        """Return the stored figures of a part; if there are none, measure and store them.
 
         Args:
-            name: Of the part.
-            measure: Returns figures that JSON can hold. They are kept with the date and the load average before.
+            name: Name of the part.
+            measure: Returns JSON-compatible figures. They are stored with the date and the load average before.
         """
         if name not in self._parts:
             load = os.getloadavg()[0]
@@ -88,7 +88,7 @@ class Evidence:
 
 
 def _unchanged(commit: str, paths: Sequence[str]) -> bool:
-    """Return whether `paths` are the same at `commit` and now, as far as they are committed."""
+    """Return whether no commit after `commit` changed `paths`; uncommitted changes do not count."""
     command = ["git", "diff", "--quiet", commit, "HEAD", "--", *paths]
     return subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.DEVNULL).returncode == 0
 

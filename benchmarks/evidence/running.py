@@ -1,4 +1,4 @@
-"""Programs that are run for evidence: their exit code, their seconds and what they print."""
+"""Running a program for evidence, and recording its exit code, duration and output."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python benchmarks/evidence/status.py
 
-A file is stale when a commit after the recorded one touched a path that its program names in ``STALE_AFTER``. What is
-not committed does not count. Ends with status 0 whatever it finds.
+A file is stale if a commit after the recorded one changed a path in its program's ``STALE_AFTER``. Uncommitted changes
+do not count. The exit status is always 0.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Program:
     """A program that writes a file of evidence.
 
     Attributes:
-        source: Its file.
-        name: Of the file of evidence, without ``.json``.
-        stale_after: Files and folders whose change makes the figures stale.
-        twin: The test that runs the same in short, as ``FILE::FUNCTION``.
+        source: Path of the program.
+        name: Name of the evidence file, without ``.json``.
+        stale_after: Files and folders; a change to one of them makes the figures stale.
+        twin: A test that makes a short version of the measurement, as ``FILE::FUNCTION``.
     """
 
     source: Path
@@ -35,7 +35,7 @@ class Program:
 
 
 def programs(folder: Path = ROOT / "benchmarks" / "evidence") -> list[Program]:
-    """Return the programs in `folder`, by name: the modules that have a constant ``NAME``."""
+    """Return the programs in `folder`, sorted by name. A program is a module with a constant ``NAME``."""
     found = []
     for source in folder.glob("*.py"):
         constants = {}
@@ -49,7 +49,7 @@ def programs(folder: Path = ROOT / "benchmarks" / "evidence") -> list[Program]:
 
 
 def status(program: Program, root: Path = ROOT) -> str:
-    """Return ``"missing"``, ``"fresh"``, or ``"stale"`` with the commits since, the newest first."""
+    """Return ``"missing"``, ``"fresh"``, or ``"stale"`` with the number of changes since, and the newest."""
     file = root / "docs" / "evidence" / f"{program.name}.json"
     if not file.exists():
         return f"missing: python {program.source.relative_to(root)}"

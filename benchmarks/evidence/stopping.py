@@ -1,11 +1,11 @@
-"""Stop a run at random moments and resume it: nothing but the work since the last checkpoint may be lost.
+"""Stop a run at random moments and resume it: only the work since the last checkpoint may be lost.
 
     python benchmarks/evidence/stopping.py
 
-A small run is stopped by Ctrl-C and by kill -9 ten times each, in its warm-up, its train steps, its evaluations and
-while it writes a checkpoint, and by ``timeout 20``. Each one is resumed and compared with a run that nobody stopped:
-metrics and evaluations must be equal to the last digit. The processes that start the runs adopt orphans, so that they
-see whatever a run leaves behind.
+A small run is stopped by Ctrl-C and by kill -9, ten times each, and by ``timeout 20``. The moments are in its warm-up,
+train steps and evaluations, and while it writes a checkpoint. Each run is resumed and compared with an uninterrupted
+run: metrics and evaluations must be equal to the last digit. The processes that start the runs adopt orphans, so they
+detect processes that a run leaves behind.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ STALE_AFTER = (
 TWIN = "tests/e2e/training/test_stopped_runs.py::test_a_run_that_is_killed_loses_nothing_since_its_last_checkpoint"
 MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
 PATIENCE_S = 600.0
-"""After which a run hangs."""
+"""Seconds after which a run counts as hanging."""
 _SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER of prctl."""
+"""The constant PR_SET_CHILD_SUBREAPER of prctl."""
 
 Figures = dict[str, Any]
 
 
 class Runs:
-    """Runs of one training file, each in a folder of its own.
+    """Runs of one training file, each with a separate folder.
 
     Args:
-        place: An empty folder.
-        words: More words of every command.
+        place: An empty folder for the runs.
+        words: Further arguments of every command.
     """
 
     def __init__(self, place: Path, words: Sequence[str]) -> None:
@@ -96,13 +96,13 @@ class Runs:
         return (self._place / f"{name}.log").read_text()
 
     def finish(self, name: str, *words: str) -> None:
-        """Run to the end."""
+        """Run the command to its end; exit if it fails."""
         code = self.start(name, *words).wait(PATIENCE_S)
         if code != 0:
             raise SystemExit(f"{name} ended with exit code {code}:\n{self.log(name)}")
 
     def rows(self, name: str, file: str) -> list[Figures]:
-        """Return what is recorded, without what depends on the machine; a torn last line does not count."""
+        """Return the recorded rows without values that depend on the machine, and without a truncated last line."""
         path = self.folder(name) / file
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -115,7 +115,7 @@ class Runs:
 
 
 def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: random.Random) -> Figures:
-    """Stop a run at a moment, resume it, and say what that cost."""
+    """Stop a run at the given moment, resume it, and return the figures, including the train steps lost."""
     process = runs.start(name)
     _wait(process, _reached(runs, name, moment, chance))
     if moment != "checkpoint":
@@ -148,11 +148,11 @@ def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: ra
 
 
 def timed_out(runs: Runs, seconds: int) -> Figures:
-    """Run under ``timeout`` twice: the second part goes on where the first one was stopped."""
+    """Run under ``timeout`` twice; the second part resumes the first."""
     name = "timeout"
     parts: list[Figures] = []
     for _ in range(2):
-        # On busy cores 20 s may end before the first checkpoint.
+        # On busy cores, the first checkpoint may take more than 20 s.
         resume = () if runs.checkpoint(name) is None else ("--resume",)
         words = ("--set", "trainer.steps=100000", *resume)
         code = runs.start(name, *words, before=("timeout", str(seconds))).wait(PATIENCE_S)
@@ -167,7 +167,7 @@ def timed_out(runs: Runs, seconds: int) -> Figures:
 
 
 def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Callable[[], bool]:
-    """Return what finds out whether a run has come to a moment."""
+    """Return a function that tells whether a run has reached the given moment."""
     checkpoints, steps = runs.folder(name) / "checkpoints", chance.randrange(6)
 
     def count(file: str) -> int:
@@ -183,7 +183,7 @@ def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Calla
 
 
 def _wait(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """Wait until a run has come to a moment, or has ended."""
+    """Wait until a run has reached the moment, or has ended."""
     until = clock.stopwatch() + PATIENCE_S
     while not reached() and process.poll() is None:
         if clock.stopwatch() > until:
@@ -200,12 +200,12 @@ def _lines(text: str, beginning: str) -> list[str]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended."""
+    """Adopt descendants whose parent process has ended."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def _left_behind() -> list[str]:
-    """Return the command lines of our descendants that are still there after some seconds."""
+    """Return the command lines of descendants that still run after some seconds."""
     until = clock.stopwatch() + 10
     while left := _descendants():
         if clock.stopwatch() > until:
@@ -215,7 +215,7 @@ def _left_behind() -> list[str]:
 
 
 def _descendants() -> list[str]:
-    """Reap the orphans that have ended, and return the command lines of all others below this process."""
+    """Reap adopted processes that have ended, and return the command lines of all running descendants."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -226,7 +226,7 @@ def _descendants() -> list[str]:
         try:
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
     below = [os.getpid()]
     for pid in below:
         below += [child for child, parent in parents.items() if parent == pid]
@@ -241,7 +241,7 @@ def _command(pid: int) -> str:
 
 
 def main() -> int:
-    """Measure and return the exit code: 1 when a run lost more than it may."""
+    """Measure, and return the exit code: 1 if a run lost too much work."""
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     arguments.add_argument("--short", action="store_true", help="one kill of a smaller run")

@@ -1,4 +1,4 @@
-"""Contestants of the benchmarks of the games: envkit in this process, each peer in its own (`peer_process.py`)."""
+"""Contestants of the game benchmarks. envkit runs in this process, and each peer in a process (`peer_process.py`)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ContestantT = TypeVar("ContestantT")
 
 
 class MissingPeerError(Exception):
-    """A peer is not installed, or was not given."""
+    """A peer is not installed, or its checkout was not given."""
 
 
 class Peer:
-    """A peer in its own process and virtual environment; calling it takes a turn, as a `timing.Turn` does.
+    """A peer in a separate process and virtual environment. It is callable as a `timing.Turn`.
 
     Args:
-        settings: The command line, of `parser`.
-        name: In `peers.PEERS`.
-        arguments: Of that; None is a checkout that was not given.
+        settings: The parsed command line; see `parser`.
+        name: Name of the peer in `peers.PEERS`.
+        arguments: Arguments of the peer; None means a checkout that was not given.
 
     Raises:
-        MissingPeerError: It is not installed, or not given.
+        MissingPeerError: The peer is not installed, or its checkout was not given.
     """
 
     def __init__(self, settings: argparse.Namespace, name: str, *arguments: object) -> None:
@@ -55,7 +55,7 @@ class Peer:
         return float(self._ask({"cpu_s": cpu_s}))
 
     def levels(self) -> list[str]:
-        """Return the first levels that it made."""
+        """Return the first levels that the peer generated."""
         return list(self._ask({}))
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Peer:
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser of what the benchmarks of the games take."""
+    """Return a parser for the arguments of the game benchmarks."""
     parser = settings.parser(about)
     parser.add_argument("--peers", type=Path, default=_PYTHON, metavar="PYTHON", help="interpreter that has the peers")
     parser.add_argument("--roll", type=Path, metavar="PATH", help="checkout of ROLL; without it, it is left out")
@@ -87,7 +87,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def taking_part(starts: Mapping[str, Callable[[], ContestantT]]) -> Iterator[dict[str, ContestantT]]:
-    """Start each for the length of the block; leave out with a note what is not here."""
+    """Run the contestants during the block. Missing peers are left out, with a message."""
     with ExitStack() as stack:
         started = {}
         for name, start in starts.items():

@@ -1,11 +1,11 @@
-"""A peer in a process of its own, run by the interpreter of the peers' virtual environment.
+"""A process that runs one peer with the interpreter of the peers' virtual environment.
 
     PYTHONPATH=benchmarks .venv/bench/bin/python -m games.peer_process NAME [ARGUMENT ...]
 
-The names are those of `peers.PEERS`. Standard input and output carry one JSON text a line. The first output is
-``{"missing": REASON}``, or ``{}`` once the peer is warm. Then ``{"cpu_s": SECONDS}`` is answered with the rate of a
-turn, in units per CPU second of this process, and ``{}`` with the first levels that were made. The process ends with
-its input.
+NAME is a key of `peers.PEERS`. Standard input and output carry one JSON value per line. The first output is
+``{"missing": REASON}``, or ``{}`` once the peer is warm. After that, the reply to ``{"cpu_s": SECONDS}`` is the rate of
+a turn, in units per CPU second of this process. The reply to ``{}`` is the first levels that the peer generated. The
+process ends when its input ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from timing import turns
 
 def main(name: str, *arguments: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # peers print
+    os.dup2(2, 1)  # print to stderr: peers write to stdout
 
     def answer(value: object) -> None:
         print(json.dumps(value), file=answers, flush=True)

@@ -1,7 +1,7 @@
-"""Games of other projects, and what all contestants play in them. Nothing of envkit is imported here.
+"""The games of other projects, and the settings that all contestants play. This module does not import envkit.
 
-Each peer is imported when it is started, by `peer_process.py` in the peers' own virtual environment. ROLL and RAGEN are
-no packages that can be installed: they are given as checkouts.
+A peer is imported when `peer_process.py` starts it in the peers' virtual environment. ROLL and RAGEN are not
+installable packages, so they are given as checkouts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from timing import Play
 LevelT = TypeVar("LevelT")
 
 SIZE, BOXES, MAX_MOVES = 6, 1, 10_000
-"""The rooms of single text steps."""
+"""The rooms in which single text steps are measured."""
 MOVES = [Random(0).choice(("up", "down", "left", "right")) for _ in range(1 << 16)]
 GRADED = 100
-"""Levels of each maker that are kept."""
+"""Number of levels to store for each generator."""
 
-_SYMBOLS = "#_O√XPS"  # by the code that gym-sokoban and all who took it over give a cell
+_SYMBOLS = "#_O√XPS"  # by the cell codes of gym-sokoban, which other projects also use
 _ENDLESS = 10**9
 
 MakeLevel: TypeAlias = Callable[[int], str]
-"""Makes the level of a seed; returns its board in envkit's symbols."""
+"""Generates the level of a seed, and returns its board in envkit's symbols."""
 
 
 class Maker(Generic[LevelT]):
-    """Makes levels of new seeds, and keeps the first ones."""
+    """Generates levels with new seeds, and stores the first ones."""
 
     def __init__(self, make: Callable[[int], LevelT]) -> None:
         self.kept: list[LevelT] = []
@@ -53,14 +53,14 @@ class Maker(Generic[LevelT]):
 
 
 def stepping(env: Any, actions: Sequence[object]) -> Play:
-    """Step `env` with `actions` over and over, with a reset at each end."""
+    """Step `env` with `actions` repeatedly, and reset it after each episode."""
     following = cycle(actions)
     seeds = count(1)
     env.reset(seed=0)
 
     def play(times: int) -> int:
         for action in islice(following, times):
-            if True in env.step(action)[2:-1]:  # what stands between reward and info says whether it ended
+            if True in env.step(action)[2:-1]:  # the values between reward and info tell whether the episode has ended
                 env.reset(seed=next(seeds))
         return times
 
@@ -68,12 +68,12 @@ def stepping(env: Any, actions: Sequence[object]) -> Play:
 
 
 def batches(num_envs: int) -> Any:
-    """Return 64 batches of random moves, each for `num_envs` environments."""
+    """Return 64 batches of random moves for `num_envs` environments."""
     return np.random.default_rng(0).integers(0, 4, (64, num_envs))
 
 
 def stepping_all(envs: Any, batches: Sequence[Any]) -> Play:
-    """Step all of `envs` with one of `batches` after the other; they start again by themselves."""
+    """Step the vector environment `envs` with `batches` in turn; it resets itself."""
     following = cycle(batches)
 
     def play(times: int) -> int:
@@ -107,14 +107,14 @@ def ragen_text(checkout: str) -> Play:
 
 
 def gem_sokoban(size: int, boxes: int, *, max_turns: int) -> Any:
-    """GEM's Sokoban: text in, text out."""
+    """Return GEM's Sokoban, with text as input and output."""
     gem = import_module("gem")
     logging.getLogger().setLevel(logging.WARNING)
     return gem.make("game:Sokoban-v0-easy", dim_room=(size, size), num_boxes=boxes, max_turns=max_turns)
 
 
 def roll_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> Any:
-    """ROLL's Sokoban: text in, text out; at its default search depth."""
+    """Return ROLL's Sokoban, with text as input and output, and its default search depth."""
     packages = ("roll", "roll.utils", "roll.pipeline", "roll.pipeline.agentic", "roll.pipeline.agentic.env")
     _find(checkout, packages)
     env = import_module("roll.pipeline.agentic.env.sokoban.env")
@@ -122,7 +122,7 @@ def roll_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> Any
 
 
 def ragen_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> Any:
-    """RAGEN's Sokoban: numbers 1 to 4 in (its answers are read elsewhere), text out; at its default search depth."""
+    """Return RAGEN's Sokoban, with numbers 1 to 4 as input, text as output, and its default search depth."""
     _find(checkout, ("ragen", "ragen.env"))
     config = import_module("ragen.env.sokoban.config")
     env = import_module("ragen.env.sokoban.env")
@@ -130,7 +130,7 @@ def ragen_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> An
 
 
 def gym_sokoban_levels(size: int, boxes: int) -> MakeLevel:
-    """gym-sokoban's ``generate_room``, again until it makes one, as its reset does."""
+    """Return gym-sokoban's ``generate_room``, repeated until it succeeds, as in its reset."""
     rooms = import_module("gym_sokoban.envs.room_utils")
 
     def make(seed: int) -> str:
@@ -147,17 +147,17 @@ def gym_sokoban_levels(size: int, boxes: int) -> MakeLevel:
 
 
 def gem_levels(size: int, boxes: int) -> MakeLevel:
-    """The reset of GEM's Sokoban."""
+    """Return the reset of GEM's Sokoban."""
     return _resets(gem_sokoban(size, boxes, max_turns=_ENDLESS))
 
 
 def roll_levels(checkout: str, size: int, boxes: int) -> MakeLevel:
-    """The reset of ROLL's Sokoban."""
+    """Return the reset of ROLL's Sokoban."""
     return _resets(roll_sokoban(checkout, size, boxes, max_steps=_ENDLESS))
 
 
 def ragen_levels(checkout: str, size: int, boxes: int) -> MakeLevel:
-    """The reset of RAGEN's Sokoban."""
+    """Return the reset of RAGEN's Sokoban."""
     return _resets(ragen_sokoban(checkout, size, boxes, max_steps=_ENDLESS))
 
 
@@ -175,7 +175,7 @@ def _board(fixed: Any, state: Any) -> str:
 
 
 def _find(checkout: str, packages: tuple[str, ...]) -> None:
-    """Let modules be imported from a checkout without running its packages, which would import a whole trainer."""
+    """Make the modules of a checkout importable without its packages' ``__init__``, which import a whole trainer."""
     if not Path(checkout, packages[0]).is_dir():
         raise ImportError(f"there is no folder {packages[0]} in {checkout}")
     for name in packages:
@@ -185,7 +185,7 @@ def _find(checkout: str, packages: tuple[str, ...]) -> None:
 
 
 def _levels(start: Callable[..., MakeLevel], *arguments: str) -> Maker[str]:
-    """Make levels of a size and number of boxes, which are the last two arguments."""
+    """Return a generator of levels. The last two arguments are the size and the number of boxes."""
     *checkout, size, boxes = arguments
     return Maker(start(*checkout, int(size), int(boxes)))
 
@@ -200,4 +200,4 @@ PEERS: Mapping[str, Callable[..., Play | Maker[str]]] = {
     "roll_levels": partial(_levels, roll_levels),
     "ragen_levels": partial(_levels, ragen_levels),
 }
-"""By the names under which `peer_process.py` starts them, with their arguments as texts."""
+"""The peers by the name that `peer_process.py` uses. Their arguments are strings."""

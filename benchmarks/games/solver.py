@@ -1,4 +1,4 @@
-"""A solver of Sokoban that shares nothing with envkit's: breadth first, from the start, one move at a time."""
+"""A Sokoban solver independent of envkit's: breadth-first search from the start, one move at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 
 class TooLargeError(Exception):
-    """More states than allowed were seen before an answer was found."""
+    """The search exceeded its limit on the number of states."""
 
 
 def shortest_solution(board: str, *, max_states: int = 300_000) -> int | None:
-    """Return the length of a shortest solution; None without a solution.
+    """Return the length of a shortest solution; None if the board is unsolvable.
 
     Raises:
-        TooLargeError: It takes more than `max_states`.
+        TooLargeError: The search exceeded `max_states` states.
     """
     cells = {place for place, symbol in enumerate(board) if symbol not in "#\n"}
     targets = frozenset(place for place in cells if board[place] in "O√S")

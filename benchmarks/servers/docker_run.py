@@ -1,4 +1,4 @@
-"""``docker run -d`` with the same flags as a container that runs, to compare a start with."""
+"""``docker run -d`` with the same flags as a sandbox's container, to compare the time of a start."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _LISTS = {"CapAdd": "--cap-add", "CapDrop": "--cap-drop", "SecurityOpt": "--secu
 _SWITCHES = {"ReadonlyRootfs": "--read-only", "AutoRemove": "--rm", "Init": "--init"}
 _PROFILE = "seccomp="
 _UNLIKE = {"ContainerIDFile", "ConsoleSize", "ReadonlyPaths", "RestartPolicy"}
-"""What docker's program sets by itself, or has no flag for: mounts that cost as much as its own."""
+"""Settings that the docker program sets itself or has no flag for."""
 
 
 class Plain:
-    """Starts containers with ``docker run -d`` that are bounded as the one of a sandbox of this process.
+    """Starts containers with ``docker run -d`` that have the same limits as the container of a given sandbox.
 
     Raises:
-        ValueError: That container has settings which no flag here gives.
+        ValueError: The sandbox's container has settings for which this class knows no flag.
     """
 
     def __init__(self, docker: str, sandbox_id: str) -> None:
         self._docker = docker
         like = self._settings(self._container(sandbox_id))
         host = like["HostConfig"]
-        self._profile = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  (it goes with us)
+        self._profile = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  (deleted with this object)
         self._flags = _flags({**host, "SecurityOpt": [self._written(option) for option in host["SecurityOpt"]]})
         self._image = like["Config"]["Image"]
         try_out = self.start()
@@ -53,11 +53,11 @@ class Plain:
             raise ValueError(f"docker run was not given the same flags: {', '.join(other)}")
 
     async def starting(self) -> Callable[[], Awaitable[None]]:
-        """Start one; what removes it is returned."""
+        """Start a container; return the function that removes it."""
         return partial(clock.to_thread, self.remove, await clock.to_thread(self.start))
 
     def start(self) -> str:
-        """Start one that sleeps, and return its id."""
+        """Start a container that sleeps, and return its id."""
         command = [self._docker, "run", "--detach", "--interactive", *self._flags, self._image, "sleep", "600"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -65,7 +65,7 @@ class Plain:
         subprocess.run([self._docker, "rm", "--force", "--volumes", container], check=True, capture_output=True)
 
     def _written(self, option: str) -> str:
-        """Return an option as docker's program takes it, which reads a filter of system calls from a file."""
+        """Return an option in the docker program's form; a seccomp filter is passed as a file."""
         if not option.startswith(_PROFILE):
             return option
         self._profile.write(option.removeprefix(_PROFILE))
@@ -73,7 +73,7 @@ class Plain:
         return _PROFILE + self._profile.name
 
     def _container(self, sandbox_id: str) -> str:
-        """Return the id of a sandbox's container; other processes may have sandboxes of the same name."""
+        """Return the id of the sandbox's container. Other processes may have sandboxes with the same name."""
         find = [self._docker, "ps", "--filter", f"label=envkit.sandbox={sandbox_id}", "--format"]
         found = subprocess.run(
             [*find, '{{.Label "envkit.owner"}} {{.ID}}'], check=True, capture_output=True, text=True
@@ -84,7 +84,7 @@ class Plain:
         command = [self._docker, "inspect", container]
         found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
         for mount in found["HostConfig"].get("Mounts") or ():
-            mount["VolumeOptions"].pop("Labels", None)  # by which others find what is theirs
+            mount["VolumeOptions"].pop("Labels", None)  # labels identify the owner
         options = found["HostConfig"]["SecurityOpt"]
         found["HostConfig"]["SecurityOpt"] = [_compact(option) for option in options]
         return found
@@ -106,7 +106,7 @@ def _flags(host: Mapping[str, Any]) -> list[str]:
 
 
 def _mount(mount: Mapping[str, Any]) -> str:
-    """Return a volume as ``--mount`` takes it: a line of comma-separated values."""
+    """Return the value of ``--mount`` for a volume: comma-separated fields."""
     volume = mount["VolumeOptions"]
     driver = volume["DriverConfig"]
     fields = [f"type={mount['Type']}", f"dst={mount['Target']}", f"volume-driver={driver['Name']}"]
@@ -120,7 +120,7 @@ def _compact(option: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a setting in one of the ways to say it: None for nothing, capabilities by their short names."""
+    """Return a normal form of a setting: None for empty values, and short names for capabilities."""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         value = sorted(one.removeprefix("CAP_") for one in value)
     return value or None

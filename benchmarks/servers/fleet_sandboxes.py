@@ -1,4 +1,4 @@
-"""Sandboxes over HTTP: those of envkit's gateway, and ROCK's, asked by the same client."""
+"""Sandboxes over HTTP: envkit's gateway and ROCK's server, measured with the same client."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ AT_ONCE = 8
 _WARM = 4
 _MEMORY_MIB = 512
 _NOT_WARM_MIB = 513
-"""Memory of sandboxes of which none is kept ready."""
+"""Memory of sandboxes that the warm pool does not contain."""
 _CPUS = 12.0
-"""More than the machine of ROCK's server has, and less than the 16 above which it refuses anything."""
+"""More CPUs than the machine of ROCK's server has, but below 16, above which ROCK rejects any request."""
 _ATTEMPTS = 5
-"""How often ROCK is asked for one sandbox: of several asked for at once, its database refuses some."""
+"""Number of attempts to start a sandbox of ROCK. Its database rejects some of several concurrent requests."""
 
 
 class Contestant(Protocol):
-    """One sandbox with a shell for each of many callers."""
+    """One sandbox with one shell per caller."""
 
     async def execute(self) -> object:
         """Run ``true``."""
         ...
 
     async def step(self, caller: int) -> object:
-        """Run ``true`` in that caller's shell."""
+        """Run ``true`` in the shell of `caller`."""
         ...
 
 
@@ -121,7 +121,7 @@ async def sandboxes(findings: Findings, settings: argparse.Namespace) -> None:
 
 
 async def _starts(findings: Findings, url: str, settings: argparse.Namespace) -> None:
-    """Measure how envkit lends, starts and refuses."""
+    """Measure envkit's warm leases, cold starts and rejected requests."""
     names = count()
     http = await Http.open(url)
 
@@ -158,7 +158,7 @@ async def _starts(findings: Findings, url: str, settings: argparse.Namespace) ->
 
 
 async def _starts_of_rock(findings: Findings, server: str, settings: argparse.Namespace) -> None:
-    """Measure the same of ROCK, which keeps none ready, and is given less to do since it takes its time."""
+    """Measure the same for ROCK, which has no warm pool, with fewer calls, since ROCK is slower."""
     aiohttp = import_module("aiohttp")
     async with aiohttp.ClientSession(server + ROCK_ROUTES) as http:
 
@@ -214,7 +214,7 @@ async def _connected(url: str) -> AsyncIterator[list[Http]]:
 
 
 async def _end(http: Http, *names: str) -> None:
-    """End sandboxes, and wait until everything that is kept ready is there again."""
+    """Stop sandboxes, and wait until the warm pool is full again."""
     for name in names:
         await http.request("DELETE", f"/v1/sandboxes/{name}")
     await _until_stocked(http)

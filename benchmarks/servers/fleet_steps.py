@@ -1,6 +1,6 @@
-"""Steps of environments over the network: envkit's gateway, OpenEnv's server, and a bare one.
+"""Environment steps over the network: envkit's gateway, OpenEnv's server, and a bare server.
 
-Once by each product's own client, as people use it, and once by a client that costs next to nothing (`lean.py`).
+They are measured with each product's own client, as people use it, and with a client of minimal cost (`lean.py`).
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ BATCHES = 2
 
 _SERVER, _CLIENT = 0, 1
 _MOVES = 9_000
-"""Moves of an episode, below the limit of 10,000, since the generation of levels is not compared."""
+"""Moves per episode, below the limit of 10,000. Episodes are long because level generation is not compared."""
 _SEED = 1
 _ACTIONS = ("<answer>up</answer>", "<answer>down</answer>")
-"""One move and its reverse, in the level of that seed."""
+"""A move and its reverse, in the level of `_SEED`."""
 _TASK = Task("Sokoban-v0", _SEED, {"max_moves": 10_000})
 _SOKOBAN = json.dumps({"env_id": _TASK.env_id, "seed": _TASK.seed, "options": dict(_TASK.options)})
 
 Begin: TypeAlias = Callable[[str, int], Awaitable["Player"]]
-"""Opens the session of one caller, given the server's address and the caller's number."""
+"""Opens a caller's session, given the server's address and the caller's number."""
 Sides: TypeAlias = dict[str, tuple[Server, Begin, int]]
 """The contestants: server, function that opens a caller's session, number of callers."""
 
 
 class Player(Protocol):
     async def play(self) -> int:
-        """Make one call, and return how many steps that was."""
+        """Make one call, and return how many steps it made."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ClientPlayer:
-    """One session of envkit by its own client, all of whose sessions share one WebSocket."""
+    """One session of envkit through its own client, whose sessions share one WebSocket."""
 
     def __init__(self, client: EnvClient) -> None:
         self._client = client
@@ -87,7 +87,7 @@ class ClientPlayer:
 
 
 class OpenEnvClientPlayer:
-    """One session of OpenEnv by its own client."""
+    """One session of OpenEnv through its own client."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class OpenEnvClientPlayer:
 
 
 class OpenEnvPlayer:
-    """One session of OpenEnv: a WebSocket, as its own client has it."""
+    """One session of OpenEnv on a WebSocket, as in its own client."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -151,7 +151,7 @@ class OpenEnvPlayer:
 
 
 class SocketPlayer:
-    """Sessions of envkit on one WebSocket: all of them step in one message."""
+    """Sessions of envkit on one WebSocket. One message steps all of them."""
 
     def __init__(self, socket: WebSocket, names: Sequence[str]) -> None:
         self._socket = socket
@@ -188,7 +188,7 @@ class SocketPlayer:
         message = frames[0] if len(frames) == 1 else f"[{','.join(frames)}]"
         answer = await self._socket.call(message.encode())
         count = answer.count(b'"result":{')
-        while count < len(frames) and b'"error":{' not in answer:  # those that had to wait come in further messages
+        while count < len(frames) and b'"error":{' not in answer:  # delayed replies arrive in further messages
             answer = await self._socket.more()
             count += answer.count(b'"result":{')
         _expect(count == len(frames), answer)
@@ -198,7 +198,7 @@ class SocketPlayer:
 
 
 class HttpPlayer:
-    """Sessions of envkit over plain HTTP: all of them step in one request."""
+    """Sessions of envkit over plain HTTP. One request steps all of them."""
 
     def __init__(self, http: Http, names: Sequence[str], begin: bytes = _SOKOBAN.encode()) -> None:
         self._http = http
@@ -233,7 +233,9 @@ class HttpPlayer:
 
 
 class EchoPlayer:
-    """One session of an environment without work, stepped by single requests; a bare server gets the same requests."""
+    """One session of an environment that does no work, stepped by single requests. A bare server gets the same
+    requests.
+    """
 
     def __init__(self, http: Http, name: str) -> None:
         self._http = http
@@ -262,19 +264,19 @@ class EchoPlayer:
 
 
 async def steps(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure steps of Sokoban, and of an environment without work."""
+    """Measure steps of Sokoban, and of an environment that does no work."""
     await _by_clients(findings, rounds, round_s)
     await _by_processor(findings, rounds, round_s)
 
 
 async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure each product's own client by the clock; servers and clients share all cores."""
+    """Measure each product with its own client, by wall-clock time. Servers and clients share all cores."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none"))
         client = await stack.enter_async_context(EnvClient(here.url))
         sokoban: Sides = {
             "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS),
-            # For clients that have all actions at once; OpenEnv's clients cannot send lists.
+            # One message steps many sessions; OpenEnv's clients cannot send lists.
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
         }
         for name, server in (await _openenv(stack, None)).items():
@@ -283,7 +285,7 @@ async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
 
 
 async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure a lean client per CPU second; the servers share one core, and this process has another."""
+    """Measure a lean client per CPU second of the servers. The servers share one core, and this process has another."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
         sandboxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
@@ -310,7 +312,7 @@ async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None
 
 
 async def _openenv(stack: AsyncExitStack, processor: int | None) -> dict[str, Server]:
-    """Start OpenEnv's server in both forms, if it is installed."""
+    """Start OpenEnv's server with and without async methods, if OpenEnv is installed."""
     servers = {}
     for name, kind in (("OpenEnv", "sync"), ("OpenEnv, async", "async")):
         server = uvicorn("openenv", package="openenv", variables={OPENENV_VARIABLE: kind}, processor=processor)
@@ -330,7 +332,7 @@ async def _rate(
     *,
     by_clock: bool = False,
 ) -> None:
-    """Measure steps for each second of the servers' processor, or of the clock where the clients' work counts too."""
+    """Measure steps per CPU second of the servers, or with `by_clock` per second of wall-clock time."""
     players: dict[str, list[Player]] = {}
     try:
         for name, (server, begin, count) in sides.items():
@@ -342,7 +344,7 @@ async def _rate(
             return lambda caller: players[name][caller].play()
 
         calls = {name: caller_of(name) for name in sides}
-        for call in calls.values():  # the first call may have to load something
+        for call in calls.values():  # the first call may load modules or data
             await call(0)
         callers = {name: count for name, (_, _, count) in sides.items()}
         cpu_s = None if by_clock else {name: server.cpu_s for name, (server, _, _) in sides.items()}
@@ -354,7 +356,7 @@ async def _rate(
 
 
 async def _answer_of_echo(url: str) -> str:
-    """Return the gateway's answer to a step of the environment without work, with the length of most answers."""
+    """Return the gateway's reply to a step of `Echo`, with the length that most replies have."""
     player = await EchoPlayer.begin(url, CONNECTIONS)
     await player.play()
     await player.close()

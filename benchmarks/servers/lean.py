@@ -1,7 +1,7 @@
-"""Clients that cost next to nothing, so that what is measured is the server: HTTP/1.1 and WebSocket.
+"""HTTP and WebSocket clients of minimal cost, so that a measurement shows the server's cost.
 
-They make one call at a time, and know no more of either protocol than the servers here need: answers whose length is
-announced, and frames that are not split.
+They make one call at a time, and support only the part of the protocols that these servers need: HTTP/1.1 replies with
+a Content-Length, and WebSocket frames without fragmentation.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from waiting import FailedCallError
 
 _KEY = base64.b64encode(bytes(16)).decode()
 _NO_MASK = bytes(4)
-"""A client has to mask what it sends; with these four bytes nothing changes."""
+"""A client must mask the frames that it sends. A mask of zeros does not change the content."""
 _TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
 
 
 class Connection(asyncio.Protocol):
-    """A connection that is kept."""
+    """A persistent connection."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
 
     def data_received(self, data: bytes) -> None:
         self._came += data
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     def _look(self) -> None:
-        """Answer with what came, if it is all there."""
+        """Resolve the pending call if its reply is complete."""
         raise NotImplementedError
 
 
@@ -69,10 +69,10 @@ class Http(Connection):
     """Requests over one connection."""
 
     async def request(self, verb: str, target: str, body: bytes = b"") -> bytes:
-        """Make a request and return the body of the answer.
+        """Send a request and return the body of the reply.
 
         Raises:
-            FailedCallError: It was answered with an error.
+            FailedCallError: The reply is an error.
         """
         fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         head = f"{verb} {target} HTTP/1.1\r\n{fields}"
@@ -95,7 +95,7 @@ class Http(Connection):
 
 
 class WebSocket(Connection):
-    """Messages over one socket, each of which is answered with one."""
+    """Messages over one WebSocket; each message has one reply."""
 
     _is_open = False
 
@@ -109,11 +109,11 @@ class WebSocket(Connection):
         return socket
 
     async def call(self, message: bytes) -> bytes:
-        """Send a message and return the next one that comes."""
+        """Send a message and return the next message received."""
         return await self._ask(_frame(_TEXT, message))
 
     async def more(self) -> bytes:
-        """Return the next message that comes, without having asked for it."""
+        """Return the next message received, without sending one."""
         return await self._ask(b"")
 
     def _look(self) -> None:
@@ -133,7 +133,7 @@ class WebSocket(Connection):
             if len(self._came) < begin + size:
                 return
             if kind in (_TEXT, _BINARY):
-                if self._answer is None or self._answer.done():  # it waits for who asks next
+                if self._answer is None or self._answer.done():  # keep it for the next call
                     return
                 self._give(begin + size, begin)
                 continue

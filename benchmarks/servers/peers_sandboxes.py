@@ -1,9 +1,9 @@
-"""Sandboxes of other projects: SWE-ReX, and ROCK with a server of its own. What they need is imported when they start.
+"""Sandboxes of other projects: SWE-ReX, and ROCK with its server. Their packages are imported when they start.
 
-ROCK's programs are run from a virtual environment of its own, `ROCK_FOLDER`.
+ROCK's programs run from a separate virtual environment, `ROCK_FOLDER`.
 
-Their servers, and all ports of their containers, listen on 127.0.0.1 alone: a ``docker`` in front of the real one sees
-to it. It also drops ``--privileged``, which ROCK always asks for and many machines refuse. Nothing else is changed.
+Their servers, and all ports of their containers, listen only on 127.0.0.1, because a wrapper replaces ``docker``. The
+wrapper also removes ``--privileged``, which ROCK always passes and many machines reject. It changes nothing else.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ ROCK_ROUTES = "/apis/envs/sandbox/v1/"
 
 
 class Contestant(Protocol):
-    """One sandbox, used the way its project means it to be used."""
+    """One sandbox, used as its project intends."""
 
     async def execute(self, *argv: str) -> None:
         """Run a program that succeeds."""
         ...
 
     async def step(self, shell: int) -> None:
-        """Run ``true`` in a shell, which was opened before."""
+        """Run ``true`` in a shell that is already open."""
         ...
 
     async def open_shell(self, shell: int) -> None: ...
@@ -66,12 +66,12 @@ class Contestant(Protocol):
 
 
 class MissingPeerError(Exception):
-    """A peer is not here, or could not be started."""
+    """A peer is not installed, or did not start."""
 
 
 @contextmanager
 def docker_on_loopback(docker: str) -> Iterator[None]:
-    """Let the programs started in the block find a ``docker`` that publishes ports on 127.0.0.1 alone."""
+    """Make programs started in the block use a ``docker`` that publishes ports only on 127.0.0.1."""
     path = os.environ["PATH"]
     with TemporaryDirectory(prefix="envkit-bench-") as folder:
         program = Path(folder, "docker")
@@ -85,7 +85,7 @@ def docker_on_loopback(docker: str) -> Iterator[None]:
 
 
 class SweRex:
-    """A container of SWE-ReX behind its own client, which opens a connection for every call."""
+    """A container of SWE-ReX with its own client, which opens a connection for every call."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -112,16 +112,16 @@ class SweRex:
     async def _call(self, name: str, request: str, **fields: object) -> Any:
         try:
             return await getattr(self._runtime, name)(getattr(self._words, request)(**fields))
-        except Exception as error:  # whatever its server raised is raised here
+        except Exception as error:  # the client raises the server's exceptions
             raise FailedCallError(f"{type(error).__name__}: {error}") from error
 
 
 @asynccontextmanager
 async def swerex(image: str) -> AsyncIterator[SweRex]:
-    """Start a container of SWE-ReX in which this interpreter's packages are mounted.
+    """Start a container of SWE-ReX with this interpreter's packages mounted.
 
     Raises:
-        MissingPeerError: It is not installed, or did not start.
+        MissingPeerError: SWE-ReX is not installed, or did not start.
     """
     _installed("swerex")
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
@@ -142,7 +142,7 @@ async def swerex(image: str) -> AsyncIterator[SweRex]:
 
 
 class Rock:
-    """A sandbox of ROCK, asked over one kept connection a caller; its own client opens one for every call."""
+    """A sandbox of ROCK, with one persistent connection per caller; ROCK's own client opens one for every call."""
 
     def __init__(self, http: Any, sandbox_id: str) -> None:
         self._http = http
@@ -177,7 +177,7 @@ async def rock(url: str | None, image: str) -> AsyncIterator[Rock]:
     """Start a sandbox of a ROCK server.
 
     Args:
-        url: Where the server listens; None starts one.
+        url: Address of the server; None starts a server.
         image: Image of the sandbox.
 
     Raises:
@@ -202,16 +202,16 @@ async def rock(url: str | None, image: str) -> AsyncIterator[Rock]:
 
 
 async def start_rock(http: Any, image: str, *, cpus: float = 0.5) -> Rock:
-    """Start a sandbox and wait until it is there, asking as often as a hurried client would.
+    """Start a sandbox and wait until it is alive, with frequent polling.
 
     Args:
-        http: A session of aiohttp at the routes of a server.
+        http: An aiohttp session whose base URL is the server's API.
         image: Image of the sandbox.
-        cpus: Processors that are set aside for it; it may use two.
+        cpus: Number of CPUs to reserve for the sandbox, which may use at least two.
 
     Raises:
-        FailedCallError: The server refuses.
-        MissingPeerError: It did not start.
+        FailedCallError: The server rejected the request.
+        MissingPeerError: The sandbox did not start.
     """
     spec = {"image": image, "memory": "512m", "cpus": cpus, "limit_cpus": max(cpus, 2.0), "disk": None}
     sandbox_id = (await _ask(http, "start_async", {**spec, "startup_timeout": 600}))["sandbox_id"]
@@ -247,7 +247,7 @@ async def _until_alive(http: Any, sandbox_id: str) -> None:
 
 @asynccontextmanager
 async def rock_server() -> AsyncIterator[str]:
-    """Start what a ROCK server consists of: Ray, the program that serves its host, and the server itself."""
+    """Start the parts of a ROCK server: Ray, the program that serves the host, and the server itself."""
     if not (ROCK_FOLDER / "done").exists():
         raise MissingPeerError("not installed: make .venv/rock/done")
     with TemporaryDirectory(prefix="rock-") as name:
@@ -277,7 +277,7 @@ async def rock_server() -> AsyncIterator[str]:
 def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, str]:
     """Write ROCK's configuration; return the environment variables of its programs.
 
-    A sandbox gets ROCK's program by mounting its interpreter and packages, read-only.
+    ROCK's interpreter and packages are mounted read-only into each sandbox.
     """
     rock = str(ROCK_FOLDER)
     packages = sysconfig.get_path("purelib", vars={"base": rock})
@@ -305,9 +305,9 @@ def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, 
         "ROCK_SCHEDULER_STATUS_DIR": str(folder),
         "ROCK_ENVHUB_DB_URL": f"sqlite:///{folder}/envs.db",
         "HOME": str(folder),
-        "RAY_TMPDIR": str(folder),  # in whose folder `ray` Ray writes the cluster's address
+        "RAY_TMPDIR": str(folder),  # Ray writes the cluster's address to its folder `ray`
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one, so that Ray keeps to 127.0.0.1
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a local cluster, so that Ray listens on 127.0.0.1
     }
 
 
@@ -325,7 +325,7 @@ def start(command: list[str], environment: dict[str, str], log: Path) -> subproc
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a program and, if it does not see to them itself, those of its session."""
+    """End a program, and kill the processes of its session that it leaves behind."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=20)

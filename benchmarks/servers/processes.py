@@ -1,4 +1,4 @@
-"""What processes take of the machine, as ``/proc`` tells it."""
+"""CPU time and memory of processes, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
-    """Keep every processor at work for the length of the block."""
+    """Keep all processors busy during the block."""
     spinning = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))
     ]
@@ -26,7 +26,7 @@ def busy_processors() -> Iterator[None]:
 
 
 def family(pids: Iterable[int]) -> list[int]:
-    """Return processes and all their descendants."""
+    """Return the pids of processes and all their descendants."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, words in _all():
         children[int(words[1])].append(pid)
@@ -37,13 +37,13 @@ def family(pids: Iterable[int]) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the seconds of processor that a process and its descendants have taken so far."""
+    """Return the CPU seconds that a process and its descendants have used so far."""
     ticks = {each: int(words[11]) + int(words[12]) for each, words in _all()}
     return sum(ticks.get(each, 0) for each in family([pid])) / os.sysconf("SC_CLK_TCK")
 
 
 def pss_mib(pids: Iterable[int]) -> float:
-    """Return the MiB of memory of processes; what several share counts in equal parts."""
+    """Return the memory of processes in MiB. Shared memory counts proportionally (PSS)."""
     kib = 0
     for pid in pids:
         with suppress(OSError):  # it has just ended
@@ -53,13 +53,13 @@ def pss_mib(pids: Iterable[int]) -> float:
 
 
 def available_mib() -> float:
-    """Return the MiB of memory that the machine could still give."""
+    """Return the memory that is available on the machine, in MiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
 
 
 def _all() -> Iterator[tuple[int, list[str]]]:
-    """Yield each process with what its ``stat`` says after its name, state first."""
+    """Yield the pid of each process and the fields of its ``stat`` after the name; the first is the state."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
             yield int(path.parent.name), path.read_text().rpartition(")")[2].split()

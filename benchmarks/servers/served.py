@@ -11,12 +11,12 @@ from envkit.spaces import Utf8Text
 
 ECHO = "BenchmarkEcho-v0"
 OPENENV_VARIABLE = "ENVKIT_BENCH_OPENENV"
-"""``async`` gives the environment of OpenEnv the async methods too, not only those that its guide shows."""
+"""Environment variable. With the value ``async``, OpenEnv's environment has async methods beside those of its guide."""
 REPLY_VARIABLE = "ENVKIT_BENCH_REPLY"
 
 
 class Echo(gymnasium.Env[str, str]):
-    """An environment without work: it returns the action as the observation."""
+    """An environment that does no work: it returns the action as the observation."""
 
     observation_space = action_space = Utf8Text(1000)
 
@@ -28,14 +28,14 @@ class Echo(gymnasium.Env[str, str]):
 
 
 def bring() -> None:
-    """Register it: the entry point of a package that `serving.py` makes."""
+    """Register the environment. This is the entry point of a package that `serving.py` creates."""
     from envkit import registry
 
     registry.register(ECHO, f"{__name__}:Echo")
 
 
 def starlette() -> Any:
-    """Return the least that can be called a server of steps: it reads the body, and answers with given bytes."""
+    """Return a minimal step server, which reads the body of a request and replies with fixed bytes."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -56,7 +56,7 @@ def starlette() -> Any:
 
 
 def openenv() -> Any:
-    """Return OpenEnv's server of envkit's own Sokoban."""
+    """Return OpenEnv's server with envkit's Sokoban."""
     from openenv.core.env_server.http_server import create_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State

@@ -1,4 +1,4 @@
-"""Servers for the length of a block: `envkit serve`, OpenEnv's and a bare one, all from this interpreter's packages."""
+"""Context managers that run a server: `envkit serve`, OpenEnv's or a bare one, from this interpreter's packages."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _UVICORN = [
 
 
 class Server(NamedTuple):
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        url: Where it listens.
-        pid: Its process.
+        url: Address of the server.
+        pid: Process id of the server.
     """
 
     url: str
     pid: int
 
     def cpu_s(self) -> float:
-        """Return the seconds of processor that it and all that it started have taken so far."""
+        """Return the CPU seconds that the server and its descendants have used so far."""
         return cpu_s(self.pid)
 
 
 @contextmanager
 def on_processor(number: int | None) -> Iterator[None]:
-    """Keep what is started in the block, and this process meanwhile, to one of its processors; None to all of them."""
+    """Restrict this process, and programs started in the block, to one of its processors; None means all."""
     before = os.sched_getaffinity(0)
     if number is not None:
         os.sched_setaffinity(0, {sorted(before)[number]})
@@ -67,7 +67,7 @@ async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Se
 
     Args:
         words: Further arguments.
-        processor: The core of its processes; None is any core.
+        processor: Core on which the server's processes run; None means any core.
     """
     with TemporaryDirectory(prefix="envkit-bench-") as folder:
         (port,) = free_ports(1)
@@ -81,16 +81,16 @@ async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Se
 async def uvicorn(
     app: str, *, package: str, variables: Mapping[str, str] | None = None, processor: int | None = None
 ) -> AsyncIterator[Server]:
-    """Start uvicorn with an application of `served.py`, as fast as it can be.
+    """Start uvicorn with an application of `served.py`, in its fastest configuration.
 
     Args:
-        app: Name of the function that makes it.
-        package: What it needs.
-        variables: Environment variables that it reads.
-        processor: Where it runs.
+        app: Name of the function that returns the application.
+        package: Package that the application requires.
+        variables: Environment variables for the application.
+        processor: Core on which the server runs; None means any core.
 
     Raises:
-        MissingPeerError: It is not installed, or did not start.
+        MissingPeerError: The package is not installed, or the server did not start.
     """
     if find_spec(package) is None:
         raise MissingPeerError("not installed: make .venv/sandboxes/done, and run this with .venv/sandboxes/bin/python")
@@ -136,9 +136,9 @@ def _answers(url: str) -> bool:
 
 
 def _with_environments(folder: Path) -> dict[str, str]:
-    """Install `served.py` in a folder, and return the variables with which a program finds it there."""
-    folder.chmod(0o755)  # for the users of sandboxes
-    folder /= "site-packages"  # all that sandboxes see of the path
+    """Install `served.py` in a folder, and return environment variables that let programs find it."""
+    folder.chmod(0o755)  # the users of sandboxes must read it
+    folder /= "site-packages"  # sandboxes see only this part of the path
     metadata = folder / "served-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: served\nVersion: 1.0\n")

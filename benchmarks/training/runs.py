@@ -1,4 +1,4 @@
-"""Training runs for evidence: their curves over the seconds of training, evaluations not counted."""
+"""Training runs for evidence, and their learning curves over training time, without the time for evaluations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Figures = dict[str, Any]
 
 
 def train(example: str, *changes: str) -> Figures:
-    """Run ``examples/EXAMPLE.yaml`` with changed keys; return its curve, and what its last policy comes to.
+    """Run ``examples/EXAMPLE.yaml`` with changed keys; return the learning curve and the results of the last policy.
 
-    The curve has one point an evaluation: the train step, the seconds of training until then (rollouts and updates; the
-    warm-up counts, evaluations and checkpoints do not), and the success on held-out tasks, sampled and greedy.
+    The curve has one point per evaluation: the train step, the seconds of training until then, and the success on
+    held-out tasks, sampled and greedy. Training time includes the warm-up, rollouts and updates, but not evaluations
+    and checkpoints.
     """
     with TemporaryDirectory() as name:
         folder = Path(name) / "run"
@@ -32,7 +33,7 @@ def train(example: str, *changes: str) -> Figures:
 
 
 def figures(folder: Path) -> Figures:
-    """Return what a run's folder says."""
+    """Return the figures recorded in a run's folder."""
     summary = json.loads((folder / "summary.json").read_text())
     warmup_s = summary["warmup"]["wall_s"] if summary["warmup"] else 0.0
     seconds = [0.0]
@@ -51,7 +52,7 @@ def figures(folder: Path) -> Figures:
 
 
 def evaluate(policy: str, env_id: str, *words: str) -> Figures:
-    """Return the sampled success of a policy on held-out tasks, and the share of its answers that are valid."""
+    """Return the sampled success of a policy on held-out tasks, and the share of valid answers."""
     command = [sys.executable, "-m", "envkit", "eval", env_id, "--policy", policy, "--json", *words]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     metrics = json.loads(done.stdout)["metrics"]
@@ -62,12 +63,12 @@ def evaluate(policy: str, env_id: str, *words: str) -> Figures:
 
 
 def rows(path: Path) -> list[Figures]:
-    """Return the objects of a file of JSON lines."""
+    """Return the objects in a JSON-lines file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def reached(curve: Sequence[Figures], success: float) -> float | None:
-    """Return the seconds of training until an evaluation first found at least this sampled success."""
+    """Return the seconds of training until the first evaluation with at least this sampled success."""
     return next((point["training_s"] for point in curve if point["sampled"] >= success), None)
 
 

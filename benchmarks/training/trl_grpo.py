@@ -1,7 +1,7 @@
 """GRPO by TRL's own trainer, in a virtual environment without envkit; `evidence/language_model.py` starts it.
 
-Reads a JSON object on the command line, trains, and saves the policy after chosen train steps. Writes the seconds of
-training until each of them, the time for saving left out.
+It reads a JSON object from the command line, trains, and saves the policy after chosen train steps. It writes the
+seconds of training until each of these steps, without the time for saving.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def right(completions: list[Any], answer: list[int], **_: Any) -> list[float]:
-    """Reward 1 where the last number of a completion is the answer."""
+    """Return reward 1 for each completion whose last number is the answer, otherwise 0."""
     texts = [one[0]["content"] for one in completions]
     numbers = [_NUMBER.findall(text) for text in texts]
     return [float(bool(found) and int(found[-1]) == wanted) for found, wanted in zip(numbers, answer, strict=True)]
 
 
 class Saver(TrainerCallback):
-    """Saves the policy after chosen train steps and keeps the time."""
+    """Saves the policy after chosen train steps, and measures the training time."""
 
     def __init__(self, folder: Path, after: list[int]) -> None:
         self._folder = folder

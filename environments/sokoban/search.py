@@ -85,7 +85,7 @@ class PushGraph:
 
     @cached_property
     def dead(self) -> int:
-        """A state's bits with a box in every dead place."""
+        """The state bits of boxes in all dead places, to test whether a state has a box in one of them."""
         return sum([1 << SHIFT + place for cell, place in self.places.items() if cell not in self.alive])
 
     @cached_property

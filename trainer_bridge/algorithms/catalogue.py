@@ -1,8 +1,8 @@
 """The table of algorithms. `envkit check` uses this module without torch.
 
-    grpo       Shao et al. 2024 (DeepSeekMath): episode returns, normalised over each group; clipped ratio reinforce
-    Williams 1992: turn returns, normalised over the batch (ReBN of GEM, Liu et al. 2025) ppo Schulman et al. 2017: a
-    critic and generalised advantage estimates over turns; clipped ratio
+    grpo       Shao et al. 2024 (DeepSeekMath): episode returns, normalised over each group; clipped ratio
+    reinforce  Williams 1992: turn returns, normalised over the batch (ReBN of GEM, Liu et al. 2025)
+    ppo        Schulman et al. 2017: a critic and generalised advantage estimates over turns; clipped ratio
 
 Advantages and losses are named functions in `advantages` and `losses`; a preset combines them.
 """

@@ -1,12 +1,17 @@
 """The record of a training run: its folder, and all files in it except checkpoints and weights.
 
-    config.yaml                 the whole configuration, including defaults metrics.jsonl               one object per
-    train step evaluations.jsonl           one object per evaluation trajectories/step-N.jsonl   episodes of train step
-    N, one object each checkpoints/                checkpoints of the trainer summary.json                results of the
-    run plots/                      curves as PNG tensorboard/                the same numbers for TensorBoard policy/
-    the initial tiny policy, before training weights/                    the newest weights, which the trainer writes
-    and the engine reads run.lock                    lock file, locked while a run writes to the folder format.json the
-    format of the folder; a folder of another format is rejected
+    config.yaml                 the whole configuration, including defaults
+    metrics.jsonl               one object per train step
+    evaluations.jsonl           one object per evaluation
+    trajectories/step-N.jsonl   episodes of train step N, one object each
+    checkpoints/                checkpoints of the trainer
+    summary.json                results of the run
+    plots/                      curves as PNG
+    tensorboard/                the same numbers for TensorBoard
+    policy/                     the initial tiny policy, before training
+    weights/                    the newest weights, which the trainer writes and the engine reads
+    run.lock                    lock file, locked while a run writes to the folder
+    format.json                 the format of the folder; a folder of another format is rejected
 
 `RunRecord.resume` can open the folder of a run, even if the run was killed. File system errors are raised as
 `UsageError` with the path, the reason and a remedy.
