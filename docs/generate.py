@@ -1,4 +1,4 @@
-"""Writes the pages and schemas of the two configuration files from `envkit.config`; with ``--check`` only compares."""
+"""Writes the pages about the configuration files and the HTTP API from the code; with ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import http_reference
 
 from envkit.config import RunConfig, ServeConfig
 
@@ -87,7 +89,7 @@ def _values(key: Schema) -> str:
 
 
 def main() -> None:
-    files = {}
+    files = {FOLDER / "http-api.md": http_reference.page()}
     for name, config in (("config", RunConfig), ("serve-config", ServeConfig)):
         schema = config.model_json_schema()
         files[FOLDER / f"{name}.md"] = reference(HEADS[name], schema)

@@ -19,6 +19,7 @@
     |-- RateLimitError           too many requests; retry later
     |-- DeadlineError            no answer within the caller's timeout
     |-- EnvError                 the environment itself raised
+    |-- EnvRejectedError         the environment killed too many sandboxes; fix it, or wait
     |-- UnreachableError         the server does not answer
     |-- UnsupportedError         not possible here; a retry does not help
     |-- SearchLimitError         a search reached its limit without a result
@@ -41,7 +42,7 @@ names are in `fields`, so that errors can be pickled and sent over the wire (`to
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from envkit.types.sandboxes import Cause, CauseKind
@@ -263,6 +264,33 @@ class EnvError(EnvkitError):
         return EnvError(self.env_id, self.cause, self.place.rpartition("/")[2])
 
 
+class EnvRejectedError(EnvkitError):
+    """New episodes of an environment are rejected, because its episodes killed too many sandboxes.
+
+    Attributes:
+        env_id: Id of the environment.
+        losses: Number of sandboxes that its episodes killed within the window.
+        window_s: Length of the window, seconds.
+        cause: Cause of the last loss.
+        wait_s: Seconds until a new episode may start.
+    """
+
+    code = "env_rejected"
+    status = 429
+    fields = ("env_id", "losses", "window_s", "cause", "wait_s")
+
+    def __init__(self, env_id: str, losses: int, window_s: float, cause: str, wait_s: float) -> None:
+        super().__init__(
+            f"{env_id} is rejected: its episodes killed {losses} sandboxes within {window_s:g} s (last: {cause}); "
+            f"fix the environment, or wait {wait_s:.0f} s"
+        )
+        self.env_id = env_id
+        self.losses = losses
+        self.window_s = window_s
+        self.cause = cause
+        self.wait_s = wait_s
+
+
 class UnreachableError(EnvkitError):
     """The server does not answer, or the connection to it broke."""
 
@@ -450,3 +478,12 @@ def from_problem(problem: Mapping[str, object]) -> EnvkitError:
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
     return EnvkitError(detail)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors inside an exception group, at any depth; another error yields itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

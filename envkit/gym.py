@@ -1,7 +1,7 @@
 """Registration of envkit's environments in Gymnasium: ``gymnasium.make("envkit/Sokoban-v0")``.
 
 ``import envkit`` registers the built-in environments. With the id ``"envkit:envkit/Sokoban-v0"``, Gymnasium imports
-envkit itself. Environments of installed packages are not registered by the import, because these packages may import
+envkit itself. The import does not register the environments of installed packages, because those packages may import
 envkit; call `register_all` for them.
 """
 
@@ -41,5 +41,5 @@ def _register(specs: Iterable[EnvSpec]) -> None:
         if id not in gymnasium.registry:
             try:
                 gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
-            except gymnasium.error.Error as error:  # one invalid id must not keep the others from being registered
+            except gymnasium.error.Error as error:  # one invalid id must not prevent the registration of the others
                 warnings.warn(f"Gymnasium rejects the id {spec.id!r}: {error}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""This installation of envkit: its optional packages and its command line.
+"""Information about this installation of envkit: which optional packages it has, and which command line runs it.
 
 Import optional packages with `load`, which reports a missing package with the command that installs it.
 """
@@ -42,7 +42,7 @@ def load(module: str) -> Any:
 def why_missing(package: str) -> str | None:
     """Return why an optional package cannot be imported and the command that installs it; None if it is installed.
 
-    A folder of the same name does not count, although Python imports it as a namespace package.
+    A folder with the package's name does not count as installed, although Python imports it as a namespace package.
     """
     spec = find_spec(package)
     if spec is not None and spec.origin is not None:
@@ -52,7 +52,7 @@ def why_missing(package: str) -> str | None:
 
 
 def explain(error: ImportError) -> str | None:
-    """Return the message for a failed import of an optional package; None for other packages."""
+    """Return the message for the failed import of an optional package; None if the package is not optional."""
     package = (error.name or "").partition(".")[0]
     if _extra_with(package) is None:
         return None
@@ -60,7 +60,7 @@ def explain(error: ImportError) -> str | None:
 
 
 def command(*words: str) -> str:
-    """Return a command line that runs this installation of envkit with `words` from the current folder."""
+    """Return a command line that runs this installation of envkit, with `words` as arguments, in the current folder."""
     program = Path(sys.executable).with_name("envkit")
     on_path = shutil.which("envkit")
     if on_path is not None and program.exists() and program.samefile(on_path):

@@ -32,10 +32,11 @@ class EnvSpec:
         expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or None. It is called with the same options as the
             entry point, because options may change the observations that the expert reads.
         summary: One-line description, for lists.
-        splits: Values of its option ``split``, which separates training levels from evaluation levels. If empty, they
-            differ only in their seeds.
+        splits: Values of its option ``split``, which separates training levels from evaluation levels. If empty,
+            training and evaluation levels differ only in their seeds.
         compact_options: Options that give the shortest observations, for policies trained from scratch.
-        replayable: Whether its state depends only on task and actions, so that it can be rebuilt after a loss.
+        replayable: Whether its state depends only on task and actions, so that repeating the actions restores a lost
+            episode.
         is_shareable: Whether many episodes may share one process; otherwise a fleet runs each in a separate sandbox.
         vector_entry_point: ``"module:Class"`` or a callable, or None. Called with ``num_envs``, ``autoreset`` and
             options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to ``num_envs`` single environments.
@@ -103,7 +104,8 @@ def find(env_id: str) -> EnvSpec:
     Raises:
         UnknownEnvError: There is no such id; the message names the closest id.
     """
-    if env_id not in _SPECS:  # avoid scanning the installed packages, which takes milliseconds
+    # Load the entry points only for an unknown id, because scanning the installed packages takes milliseconds.
+    if env_id not in _SPECS:
         load_entry_points()
     try:
         return _SPECS[env_id]
@@ -126,7 +128,7 @@ def specs() -> Iterator[EnvSpec]:
 def load_entry_points() -> None:
     """Call the entry points of installed packages, which register environments. Failing packages cause a warning.
 
-    Packages that are still being imported, or whose function makes this call, are left for the next call.
+    A package is skipped until the next call if it is still being imported, or if its own entry point makes this call.
     """
     with _LOCK:
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -161,5 +163,5 @@ def load(entry_point: str | Callable[..., Any]) -> Any:
 
 
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:
-    """Return the spec's options, overridden by the caller's."""
+    """Return the default options of a spec, overridden by the caller's `options`."""
     return {**spec.options, **options}

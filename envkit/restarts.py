@@ -1,19 +1,19 @@
-"""Restart budget and backoff."""
+"""When to restart something that failed: a limited number of restarts, with growing delays."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """Restart budget with exponential backoff.
+    """Limit on restarts within a time window, with exponential backoff.
 
     Attributes:
-        restarts: Restarts within one window.
+        restarts: Maximum number of restarts within one window.
         window_s: Length of the window in seconds.
         first_delay_s: Seconds before the first restart in a window; the delay doubles with each further restart.
         longest_delay_s: Maximum delay in seconds.
@@ -40,28 +40,46 @@ def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float
 
 
 class Replacement(NamedTuple):
-    """When to restart.
+    """Time of the next restart.
 
     Attributes:
-        at: Time of the restart; infinity if there is no restart.
-        is_late: Whether the budget is spent; if so, `at` is the time when the oldest failure leaves the window.
+        at: Time of the restart; infinity if the budget allows no restarts.
+        is_late: Whether the budget is spent. If so, `at` is the time when the oldest failure leaves the window.
     """
 
     at: float
     is_late: bool
 
 
+class Excuse(Protocol):
+    """Tells whether a failure no longer counts; `anyio.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+
 class Failures:
-    """Failures within the current window."""
+    """The recent failures of something that is restarted, from which the time of the next restart follows."""
 
     def __init__(self) -> None:
-        self._moments: list[float] = []
+        self._failures: list[tuple[float, Excuse | None]] = []
 
-    def add(self, budget: RestartBudget, *, now: float) -> Replacement:
-        """Record a failure and return the time of the restart."""
-        self._moments = [moment for moment in self._moments if now - moment < budget.window_s]
-        delay_s = restart_delay(self._moments, budget, now=now)
+    def add(self, budget: RestartBudget, *, now: float, excuse: Excuse | None = None) -> Replacement:
+        """Record a failure and return the time of the restart.
+
+        Args:
+            budget: The restart budget.
+            now: The current time in seconds.
+            excuse: The failure no longer counts once this is set.
+        """
+        self._failures = [failure for failure in self._failures if _counts(failure, budget, now)]
+        moments = [moment for moment, _ in self._failures]
+        delay_s = restart_delay(moments, budget, now=now)
         if delay_s is None:
-            return Replacement(min(self._moments, default=math.inf) + budget.window_s, is_late=True)
-        self._moments.append(now)
+            return Replacement(min(moments, default=math.inf) + budget.window_s, is_late=True)
+        self._failures.append((now, excuse))
         return Replacement(now + delay_s, is_late=False)
+
+
+def _counts(failure: tuple[float, Excuse | None], budget: RestartBudget, now: float) -> bool:
+    moment, excuse = failure
+    return now - moment < budget.window_s and not (excuse is not None and excuse.is_set())

@@ -1,4 +1,4 @@
-"""Text spaces.
+"""`Utf8Text`, a Gymnasium space of arbitrary text.
 
 Gymnasium's ``Text`` space accepts only the characters that are listed (by default letters and digits), so it cannot
 describe the text of a language model.

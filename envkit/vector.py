@@ -1,4 +1,4 @@
-"""Concurrent episodes in this process. Each slot has an environment, which is reused for the next episode."""
+"""A host that plays concurrent episodes in this process, and reuses the environment of an ended episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes that run untrusted programs: backends and the pool, imported on first use."""
+"""Sandboxes that run untrusted programs: the backends and the sandbox pool, whose modules load on first use."""
 
 from __future__ import annotations
 

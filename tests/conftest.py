@@ -31,6 +31,8 @@ _PROBES: Mapping[str, list[str]] = {
             assert model.is_fetched, f"{model.folder} is missing; run: envkit model get {model.name}"
         """,
     ],
+    "nginx": ["nginx", "-v"],
+    "node": ["node", "-e", "if (!globalThis.fetch) throw Error('needs Node.js 18 or newer')"],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }
 _PROBE_TIMEOUT_S = 20

@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 import anyio
 
 from envkit.errors import UnreachableError
 from envkit.fleet import FleetHost
+from envkit.fleet.offenders import Offenders
 from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Cause, Observation, Reset, Step, Task
@@ -102,17 +105,54 @@ async def connect(worker: object) -> AsyncIterator[Worker]:
     yield worker
 
 
-def fleet_of(*workers: Worker, at_once: int = 1, slots_per_sandbox: int = 1, is_replayable: bool = True) -> FleetHost:
+class EchoFleet(FleetHost):
+    """A fleet whose suspects are retried in workers of the same queue; they count as its own losses."""
+
+    alone: FleetHost | None = None
+
+    @property
+    def all_lost(self) -> int:
+        return self.lost + (0 if self.alone is None else self.alone.lost)
+
+    async def __aenter__(self) -> Self:
+        if self.alone is not None:
+            await self.alone.__aenter__()
+        return await super().__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        if self.alone is not None:
+            await self.alone.__aexit__(kind, error, trace)
+
+
+def fleet_of(
+    *workers: Worker,
+    at_once: int = 1,
+    slots_per_sandbox: int = 1,
+    is_replayable: bool = True,
+    restarts: RestartBudget = PLENTY,
+    offenders: Offenders | None = None,
+) -> EchoFleet:
+    """Return a fleet that starts `workers` one after another."""
     queue = list(workers)
 
     async def start() -> Worker:
         return queue.pop(0)
 
-    return FleetHost(
+    alone = None
+    if slots_per_sandbox > 1:
+        alone = FleetHost(start, connect, workers=1, slots_per_sandbox=1, restarts=restarts, on_demand=True)
+    fleet = EchoFleet(
         start,
         connect,
         workers=at_once,
         slots_per_sandbox=slots_per_sandbox,
-        restarts=PLENTY,
+        restarts=restarts,
         replayable=lambda env_id: is_replayable and env_id == TASK.env_id,
+        suspects=alone,
+        offenders=offenders,
     )
+    fleet.alone = alone
+    return fleet

@@ -201,7 +201,7 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
-            self._saved = None  # a saved checkpoint lacks the evaluation
+            self._saved = None  # the checkpoint of this step was saved without the evaluation
         # Save after the evaluation, so that a resumed run has its result.
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()
@@ -285,7 +285,8 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
             [
                 [_success(one) > 0 for one in group.trajectories]
                 for group in result.groups
-                if not any(one.stop.is_void for one in group.trajectories)  # void episodes reduce the attempts
+                # A task has fewer attempts if some of its episodes are void
+                if not any(one.stop.is_void for one in group.trajectories)
             ]
         ),
         **folded,

@@ -172,7 +172,7 @@ class Rollout:
         while True:
             if prompt.starts_sample:
                 play.ids = []
-                self.engine.forget(play.session)  # its cache has a different prefix
+                self.engine.forget(play.session)  # the engine's cached tokens are not a prefix of the new prompt
             if len(play.ids) + len(prompt.ids) + limits.turn_tokens > limits.max_tokens:
                 return play.end(StopReason.MAX_TOKENS)
             play.ids += prompt.ids

@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
-        """While the block runs, report a requested stop as waiting for `what`."""
+        """If a stop is requested during the block, report that it waits for `what`."""
         outer, self._busy = self._busy, what
         if self.is_requested:
             self._announce_wait()

@@ -126,7 +126,7 @@ class Walking(BoardBatch):
         self._ahead, _ = _neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
-        # Code of the player on arrival, by the code of the cell. The cell beyond has no effect on it.
+        # The code of the player's cell after a move, by the code of the cell that the player enters.
         self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]

@@ -43,7 +43,7 @@ def read_levels(path: str) -> tuple[str, ...]:
             if length > _MAX_BYTES:
                 raise OptionError("level_file", f"{path} has more than {_MAX_BYTES >> 20} MiB; use fewer levels")
             text = file.read_text(encoding="utf-8-sig", errors="replace")
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        except (OSError, ValueError) as error:  # a ValueError means that the name contains NUL
             why = error.strerror if isinstance(error, OSError) else error
             raise OptionError("level_file", f"cannot read {file}: {why}") from None
         for line, rows in _squares(text):

@@ -23,7 +23,7 @@ PLAYER = (1 << SHIFT) - 1
 Layer: TypeAlias = dict[int, int]
 """Maps each state of a layer to the fewest pushes between it and the start of the search."""
 
-_BLOCKED = -1  # read as a set of boxes, -1 has a box in every place
+_BLOCKED = -1  # all bits of -1 are set: a box in every place
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 _KNOWN = frozenset(SYMBOLS + "\n")
 _Table: TypeAlias = list[list[tuple[int, int, int, int]]]
@@ -210,7 +210,7 @@ def _layer_before(table: _Table, layer: Layer, seen: Container[int]) -> Layer:
             before = state + walk  # the player only walked
             if before not in seen and get(before, pushes + 1) > pushes:
                 found[before] = pushes
-            if state & box:  # or it pushed the box that is now ahead
+            if state & box:  # the last move may have pushed the box that is now ahead of the player
                 before = state + pull
                 if before not in seen and get(before, pushes + 2) > pushes + 1:
                     found[before] = pushes + 1

@@ -8,7 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from envkit.errors import ConfigError, EnvkitError, OptionError, SandboxRefusedError, UnknownEnvError, UsageError
+from envkit.errors import (
+    ConfigError,
+    EnvkitError,
+    OptionError,
+    SandboxRefusedError,
+    UnknownEnvError,
+    UsageError,
+    leaves,
+)
 from envkit.installation import explain
 
 FAILED = 1
@@ -23,7 +31,7 @@ def as_exit_code() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # None if the caller closed it
+            if sys.stdout is not None:  # a stream is None if the caller closed it
                 sys.stdout.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
@@ -35,7 +43,7 @@ def as_exit_code() -> Iterator[None]:
             print(f"{error.strerror}; free some space", file=sys.stderr)
         sys.exit(FAILED)
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
-        report = _report(_leaves(error))
+        report = _report(list(leaves(error)))
         if report is None:
             raise
         lines, code = report
@@ -62,9 +70,3 @@ def _report(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None
         else:
             return None
     return tuple(lines), code
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in _leaves(part)]
-    return [error]

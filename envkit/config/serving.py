@@ -78,9 +78,9 @@ class EnvsSection(Section):
     """Number of sandboxes; 0 for one per CPU, but at most half of the node."""
     capacity: Count = 1024
     """Maximum number of concurrent episodes, spread over the sandboxes."""
-    max_dedicated_sandboxes: Annotated[int, Field(ge=0)] = 4
-    """Maximum number of additional sandboxes for environments whose episodes cannot share a sandbox. Each one plays one
-    episode. They are started only if a registered environment needs them."""
+    max_dedicated_sandboxes: Count = 4
+    """Maximum number of additional sandboxes that play one episode each: of environments whose episodes cannot share a
+    sandbox, and of environments whose episodes keep killing their sandboxes. They start on demand."""
     warm: Annotated[int, Field(ge=0)] = 1
     """Number of additional sandboxes that are ready to replace a lost sandbox."""
     image: Text | None = None
@@ -171,11 +171,9 @@ class LimitsSection(Section):
     """Images allowed to tokens without the scope admin, besides the default, such as swe/*. For bubblewrap, an image is
     a folder of this machine, and the sandbox can read everything in it."""
     max_buffered_mib: Mib | None = None
-    """Memory in MiB for buffered request and response bodies, such as files and program input and output. One tenant
-    may use tenant_share of it. While a program runs, it reserves its output limit if that is above 4 MiB, otherwise one
-    sixteenth of its output limit; afterwards the actual output counts. null for one sixteenth of the memory, at least
-    64. Bodies up to 64 KiB do not count, nor do folders, which are buffered on disk. WebSockets may use half as much
-    in addition."""
+    """Memory in MiB for large request and response bodies, such as files and program output. A request or response
+    above 1 MiB counts, and a program whose output limit is above 2 MiB counts with twice that limit while it runs.
+    Folders are buffered on disk and do not count. null for one sixteenth of the memory, between 64 and 256."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 

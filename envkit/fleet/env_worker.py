@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from enum import StrEnum
 from socket import socket
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
@@ -67,54 +66,20 @@ class WorkerClient(Protocol):
         ...
 
 
-class LostDuringCallError(SandboxLostError):
-    """The worker was lost during the call, which may be the reason. The fleet's callers get a `SandboxLostError`."""
+class WorkerLostError(SandboxLostError):
+    """The worker was lost. Callers of the fleet get a plain `SandboxLostError`.
 
-
-class WorkerUnresponsiveError(LostDuringCallError):
-    """The worker was lost because it became unresponsive."""
-
-
-class WorkerEvent(StrEnum):
-    """An event in the life of a worker."""
-
-    ANSWERED = "answered"
-    """Its server answered for the first time."""
-    GONE = "gone"
-    """The worker ended, or became unreachable."""
-    SILENT = "silent"
-    """The worker became unresponsive."""
-    CLOSED = "closed"
-    """The fleet closed it."""
-
-
-_NEXT: Mapping[tuple[SandboxState, WorkerEvent], SandboxState] = {
-    (SandboxState.STARTING, WorkerEvent.ANSWERED): SandboxState.READY,
-    (SandboxState.STARTING, WorkerEvent.GONE): SandboxState.STOPPED,
-    (SandboxState.STARTING, WorkerEvent.CLOSED): SandboxState.STOPPED,
-    (SandboxState.READY, WorkerEvent.GONE): SandboxState.LOST,
-    (SandboxState.READY, WorkerEvent.SILENT): SandboxState.LOST,
-    (SandboxState.READY, WorkerEvent.CLOSED): SandboxState.STOPPED,
-    # Two monitors may report the same loss; the second report changes nothing.
-    (SandboxState.LOST, WorkerEvent.GONE): SandboxState.LOST,
-    (SandboxState.LOST, WorkerEvent.SILENT): SandboxState.LOST,
-    (SandboxState.LOST, WorkerEvent.CLOSED): SandboxState.LOST,
-    (SandboxState.STOPPED, WorkerEvent.GONE): SandboxState.STOPPED,
-    (SandboxState.STOPPED, WorkerEvent.SILENT): SandboxState.STOPPED,
-    (SandboxState.STOPPED, WorkerEvent.CLOSED): SandboxState.STOPPED,
-}
-
-
-def after(state: SandboxState, event: WorkerEvent) -> SandboxState:
-    """Return the state after `event`; only a ready worker can be lost.
-
-    Raises:
-        ValueError: The event is invalid in `state`.
+    Attributes:
+        worker: The lost worker.
     """
-    try:
-        return _NEXT[state, event]
-    except KeyError:
-        raise ValueError(f"invalid event {event} for a worker that is {state}") from None
+
+    def __init__(self, worker: EnvWorker) -> None:
+        super().__init__(worker.sandbox.id, worker.cause)
+        self.worker = worker
+
+
+class LostDuringCallError(WorkerLostError):
+    """The worker was lost during the call, which may be the reason."""
 
 
 class EnvWorker:
@@ -129,6 +94,10 @@ class EnvWorker:
         served: Number of slots ever assigned.
         answered_at: Loop time of the last answer of its server's event loop.
         process_seen_at: Loop time of the last heartbeat of its server's process.
+        was_unresponsive: Whether it ended because it became unresponsive.
+        calls_at_end: Number of calls under way when it ended, each of which may be the reason.
+        attributed: Set when its loss is attributed to one episode. It then counts against no other episode, and not
+            against the restart budget.
     """
 
     def __init__(self, sandbox: EnvSandbox) -> None:
@@ -142,33 +111,46 @@ class EnvWorker:
         self._client: WorkerClient | None = None
         self._calls: set[anyio.CancelScope] = set()
         self._pending_steps: set[Future[Raw]] = set()
-        self._was_unresponsive = False
+        self.cut_off: set[WatchedEpisode] = set()
+        """Episodes whose last step was cut off by a broken connection and is not repeated yet."""
+        self.was_unresponsive = False
+        self.calls_at_end = 0
+        self.attributed = anyio.Event()
         self._unreachable = anyio.Event()
         self._unreachable_cause = self.cause
 
     def open(self, client: WorkerClient) -> None:
-        """Accept episodes from now on."""
-        self.state = after(self.state, WorkerEvent.ANSWERED)
+        """Start to accept episodes; `client` is connected to the worker's server."""
+        self.state = SandboxState.READY
         self._client = client
         self.answered_at = self.process_seen_at = clock.now()
 
     def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[ResumableEpisode]:
         if self._client is None:
-            raise SandboxLostError(self.sandbox.id, self.cause)
+            raise WorkerLostError(self)
         return self._client.lease(task, id=id)
 
-    def end(self, event: WorkerEvent, cause: Cause) -> None:
-        """Change the state and end all calls under way; only the first cause counts."""
-        self.state = after(self.state, event)
+    def end(self, cause: Cause, *, is_closed: bool = False, is_unresponsive: bool = False) -> None:
+        """Record the end of the worker and end all calls under way; later ends have no effect.
+
+        Args:
+            cause: Why the worker ended.
+            is_closed: Whether the fleet ended it. Otherwise, a worker that was ready is lost.
+            is_unresponsive: Whether it ended because it became unresponsive.
+        """
         if not self.gone.is_set():
+            is_lost = self.state is SandboxState.READY and not is_closed
+            self.state = SandboxState.LOST if is_lost else SandboxState.STOPPED
             self.cause = cause
-            self._was_unresponsive = event is WorkerEvent.SILENT
+            self.was_unresponsive = is_unresponsive
+            self.calls_at_end = len(self._calls) + len(self.cut_off)
+            self.calls_at_end += sum(not answer.done() for answer in self._pending_steps)
             self.gone.set()
             for call in self._calls:
                 call.cancel()
             for answer in self._pending_steps:
                 if not answer.done():
-                    answer.set_exception(self.loss_during_call())
+                    answer.set_exception(LostDuringCallError(self))
 
     def start_step(self, episode: SplitStepEpisode, action: str) -> Future[Raw] | None:
         """Start a step; its future raises `LostDuringCallError` if the worker ends first.
@@ -188,24 +170,22 @@ class EnvWorker:
         """Make a call to the worker.
 
         Raises:
-            LostDuringCallError: The worker is lost during the call; `WorkerUnresponsiveError` if it is unresponsive.
-            SandboxLostError: It was lost before the call.
+            LostDuringCallError: The worker is lost during the call.
+            WorkerLostError: It was lost before the call.
         """
         if self.gone.is_set():
-            raise SandboxLostError(self.sandbox.id, self.cause)
+            raise WorkerLostError(self)
         with self.within_reach():
             try:
                 return await function(*args, **kwargs)
-            except UnreachableError as error:
+            except (UnreachableError, SandboxLostError) as error:
+                # A reconnect may find that the sandbox is lost. An environment may also report the loss of another one.
+                if isinstance(error, SandboxLostError) and error.sandbox_id != self.sandbox.id:
+                    raise
                 self._unreachable_cause = Cause(CauseKind.UNRESPONSIVE, f"unreachable: {error}")
                 self._unreachable.set()
                 await self.gone.wait()  # the worker's monitors find the cause and cancel this call
-        raise self.loss_during_call()
-
-    def loss_during_call(self) -> LostDuringCallError:
-        """Return the error for calls that were running when the worker ended."""
-        kind = WorkerUnresponsiveError if self._was_unresponsive else LostDuringCallError
-        return kind(self.sandbox.id, self.cause)
+        raise LostDuringCallError(self)
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:
@@ -220,14 +200,16 @@ class EnvWorker:
                 self._calls.discard(scope)
 
     async def watch_sandbox(self) -> None:
-        """Wait until the sandbox reports its end."""
-        self.end(WorkerEvent.GONE, await self.sandbox.wait())
+        """Wait until the sandbox reports its end, and then end the worker with that cause."""
+        self.end(await self.sandbox.wait())
 
     async def watch_calls(self) -> None:
-        """Wait until a call fails, then give the sandbox `_CAUSE_S` seconds to report the cause itself."""
+        """Wait until a call cannot reach the worker, and end the worker `_CAUSE_S` seconds later. In that time, the
+        sandbox may report the cause itself.
+        """
         await self._unreachable.wait()
         await anyio.sleep(_CAUSE_S)
-        self.end(WorkerEvent.GONE, self._unreachable_cause)
+        self.end(self._unreachable_cause)
 
 
 class WorkerLease:
@@ -238,11 +220,13 @@ class WorkerLease:
         self._lease = worker.lease(task, id)
 
     async def __aenter__(self) -> WatchedEpisode:
-        return WatchedEpisode(self._worker, await self._worker.call(self._lease.__aenter__))
+        self._watched = WatchedEpisode(self._worker, await self._worker.call(self._lease.__aenter__))
+        return self._watched
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._worker.cut_off.discard(self._watched)
         # The episode is over, so the loss of the worker no longer matters.
         with self._worker.within_reach(), suppress(UnreachableError):
             await self._lease.__aexit__(kind, error, trace)
@@ -255,8 +239,6 @@ class WatchedEpisode:
         self._worker = worker
         self._episode = episode
         self._split_episode = episode if isinstance(episode, SplitStepEpisode) else None
-        self._was_cut_off = False
-        """Whether the connection broke during the last step."""
 
     @property
     def turn(self) -> int:
@@ -266,9 +248,10 @@ class WatchedEpisode:
         return await self._worker.call(self._episode.reset)
 
     async def step(self, action: str) -> Step:
-        was_cut_off, self._was_cut_off = self._was_cut_off, False
-        if was_cut_off and self._worker.gone.is_set():  # the step was under way when the worker was lost
-            raise self._worker.loss_during_call()
+        if self in self._worker.cut_off:
+            self._worker.cut_off.discard(self)
+            if self._worker.gone.is_set():  # the step was under way when the worker was lost
+                raise LostDuringCallError(self._worker)
         return await self._worker.call(self._episode.step, action)
 
     async def repeat_step(self, action: str) -> Step:
@@ -282,7 +265,7 @@ class WatchedEpisode:
         try:
             return self._split_episode.finish_step(answer)
         except UnreachableError:
-            self._was_cut_off = True
+            self._worker.cut_off.add(self)
             raise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -14,11 +14,10 @@ from typing import Self, TypeAlias, TypeVar
 from msgspec import Raw
 from msgspec.structs import replace
 
-from envkit.errors import EnvkitError, SandboxLostError
-from envkit.fleet.env_worker import LostDuringCallError, WorkerUnresponsiveError
-from envkit.fleet.suspect_queue import SuspectQueue
+from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError
+from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError
 from envkit.protocols import ResumableEpisode, SplitStepEpisode
-from envkit.types import JSON, Observation, Reset, Step
+from envkit.types import JSON, Cause, Observation, Reset, Step
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ REBUILDS = 3
 """Default limit on rebuilds per episode."""
 
 _UNRESPONSIVE = 1
-"""Limit on rebuilds after workers became unresponsive during calls of this episode, which may be the reason."""
+"""Limit on rebuilds after workers became unresponsive, unless the loss is attributed to another episode."""
 
 
 class EpisodeState(StrEnum):
@@ -60,19 +59,21 @@ class EpisodeTally:
 class FleetEpisode:
     """Plays a task in one worker, and after the loss of that worker in another. Entering it waits for a slot.
 
-    An environment whose state is a function of task and actions is rebuilt by a replay of the actions; each answer must
-    equal the first one. The next answer carries the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the
+    An episode can be rebuilt if its environment is replayable, that is, if its state depends only on the task and the
+    actions. The actions are replayed, and each answer must equal the original one. The next answer carries the cause of
+    the loss in ``info["rebuilt"]``. If the rebuild fails, the
     episode is void: this call and all later ones raise `SandboxLostError`.
 
-    Any call under way when a worker was lost may have caused the loss. These suspect calls are retried one at a time; a
-    second loss during the same call makes the episode void. A call that has waited too long is retried concurrently,
-    and a loss is then not attributed to it.
+    Any call under way when a worker was lost may have caused the loss. Each of these suspect calls is retried alone, in
+    a worker that plays no other episode; afterwards the episode returns to a shared worker. A second loss during the
+    same call is attributed to the episode, which is then void. Attributed losses do not count against other episodes.
 
     Args:
         open_slot: Assigns a slot; called again after each loss.
-        rebuilds: Limit on rebuilds; 0 if the environment cannot be rebuilt.
+        rebuilds: Limit on rebuilds after losses that are not attributed; 0 if the environment cannot be rebuilt.
         tally: Counts rebuilt and void episodes.
-        turns: Queue of suspect calls; None if each worker plays one episode.
+        open_alone: Assigns a worker that plays no other episode; None if `open_slot` does so.
+        on_attributed: Called with the cause when a loss is attributed to this episode.
         goes_on: Whether a previous server started the episode and this one resumes it.
 
     Attributes:
@@ -85,29 +86,36 @@ class FleetEpisode:
         *,
         rebuilds: int,
         tally: EpisodeTally,
-        turns: SuspectQueue | None = None,
+        open_alone: OpenSlot | None = None,
+        on_attributed: Callable[[Cause], None] | None = None,
         goes_on: bool = False,
     ) -> None:
         self.state = EpisodeState.PLAYING
         self._open_slot = open_slot
         self._keeps_log = rebuilds > 0
-        self._rebuilds_left = rebuilds
-        self._unresponsive_left = _UNRESPONSIVE
+        self._rebuilds = rebuilds
         self._tally = tally
-        self._suspects = turns
-        self._is_suspect = False
-        """Whether a worker was lost during an attempt of the current call."""
+        self._open_alone = open_alone
+        self._on_attributed = on_attributed
+        self._losses: list[EnvWorker] = []
+        """The workers that this episode lost."""
+        self._suspected: EnvWorker | None = None
+        """The worker that was lost during the previous attempt of the current call."""
+        self._is_alone = open_alone is None
+        """Whether the current worker plays no other episode."""
         self._goes_on = goes_on
         self._slot = AsyncExitStack()
         self._episode: ResumableEpisode
         self._split_episode: SplitStepEpisode | None = None
         self._pending_action = ""
         """The action of the last `start_step`."""
-        self._step_loss: SandboxLostError | None = None
+        self._step_loss: WorkerLostError | None = None
         """The loss that ended the last `start_step`; None if it was answered."""
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
+        self._final_cause: Cause | None = None
+        """Why the episode is void; None until a loss is attributed to it."""
         self._rebuilt_cause = ""
 
     @property
@@ -119,31 +127,34 @@ class FleetEpisode:
         while True:
             episode = self._played()
             try:
-                reset = await self._in_turn("reset", episode.reset)
-            except SandboxLostError as loss:
-                if self._goes_on and self._start is None:  # its actions are unknown, so they cannot be replayed
-                    self._rebuilds_left = 0
+                reset = await self._attempt("reset", episode.reset)
+            except WorkerLostError as loss:
+                if self._goes_on and self._start is None:  # its actions are unknown: no replay
+                    self._rebuilds = 0
                 await self._rebuild(loss)
             else:
                 if episode.turn:  # resumed from a previous server, so its actions are unknown here
-                    self._rebuilds_left, self._keeps_log = 0, False
+                    self._rebuilds, self._keeps_log = 0, False
                 self._start = _fingerprint(reset.observation)
+                await self._return()
                 return Reset(reset.observation, self._with_rebuilt(reset.info))
 
     async def step(self, action: str) -> Step:
         """Play one action; see `envkit.protocols.Episode.step`."""
         loss, self._step_loss = self._step_loss, None
-        self._is_suspect = isinstance(loss, LostDuringCallError)
+        self._suspected = loss.worker if isinstance(loss, LostDuringCallError) else None
         while True:
             if loss is not None:
                 await self._rebuild(loss)
             episode = self._played()
             try:
-                step = await self._in_turn("step", partial(episode.step, action))
-            except SandboxLostError as error:
+                step = await self._attempt("step", partial(episode.step, action))
+            except WorkerLostError as error:
                 loss = error
             else:
                 self._keep(action, step)
+                if not (step.terminated or step.truncated):
+                    await self._return()
                 return step if not self._rebuilt_cause else replace(step, info=self._with_rebuilt(step.info))
 
     def start_step(self, action: str) -> Future[Raw] | None:
@@ -158,7 +169,7 @@ class FleetEpisode:
         assert self._split_episode is not None
         try:
             step = self._split_episode.finish_step(answer)
-        except SandboxLostError as loss:
+        except WorkerLostError as loss:
             self._step_loss = loss
             raise
         self._keep(self._pending_action, step)
@@ -173,10 +184,10 @@ class FleetEpisode:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._take_slot()
-        except SandboxLostError as loss:
+            await self._take_slot(self._open_slot)
+        except WorkerLostError as loss:
             if self._goes_on:  # the previous server's actions are unknown here
-                self._rebuilds_left = 0
+                self._rebuilds = 0
             await self._rebuild(loss)
         return self
 
@@ -199,42 +210,51 @@ class FleetEpisode:
         cause, self._rebuilt_cause = self._rebuilt_cause, ""
         return {**info, "rebuilt": cause} if cause else info
 
-    async def _in_turn(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call for the caller; a suspect call waits for its turn first.
+    async def _attempt(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that the caller of the episode requested.
 
         Raises:
-            SandboxLostError: The worker was lost. A second loss during the same call is final.
+            WorkerLostError: The worker was lost. If this is the second loss during the same call, and the worker played
+                no other episode, the loss is attributed to this episode, which is then void.
         """
-        if not self._is_suspect:
-            try:
-                return await call()
-            except LostDuringCallError:
-                self._is_suspect = True
-                raise
-        if self._suspects is None:
-            return await self._call_again(name, call, lambda: True)
-        async with self._suspects.turn() as is_alone:
-            return await self._call_again(name, call, is_alone)
-
-    async def _call_again(self, name: str, call: Callable[[], Awaitable[T]], is_alone: Callable[[], bool]) -> T:
         try:
             return await call()
         except LostDuringCallError as loss:
-            cause = loss.cause
-            if is_alone():
-                self._rebuilds_left = 0
-                cause = cause.followed_by(f"the previous worker was lost during the same {name}")
-            raise SandboxLostError(loss.sandbox_id, cause) from None
+            worker, before, self._suspected = loss.worker, self._suspected, loss.worker
+            if before is not None and self._is_alone:
+                self._attribute(before, worker)
+                self._final_cause = loss.cause.followed_by(f"the previous worker was lost during the same {name}")
+            elif self._on_attributed is not None and not self._rebuilds and worker.calls_at_end == 1:
+                self._attribute(worker)  # the only suspect, and it cannot be retried
+            raise
 
-    async def _rebuild(self, loss: SandboxLostError) -> None:
+    def _attribute(self, *workers: EnvWorker) -> None:
+        """Attribute the loss of `workers` to this episode."""
+        for worker in workers:
+            worker.attributed.set()
+        if self._on_attributed is not None:
+            self._on_attributed(workers[-1].cause)
+
+    async def _return(self) -> None:
+        """Return to a shared worker after a call that was retried alone."""
+        self._suspected = None
+        if self._is_alone and self._open_alone is not None:
+            assert self._losses
+            await self._rebuild(WorkerLostError(self._losses[-1]), is_return=True)
+
+    async def _rebuild(self, loss: WorkerLostError, *, is_return: bool = False) -> None:
         """Rebuild the episode in other workers until it succeeds.
+
+        Args:
+            loss: The loss of the episode's worker.
+            is_return: Whether there was no new loss: the episode returns to a shared worker after a suspect call.
 
         Raises:
             SandboxLostError: The episode is void.
         """
         self.state = EpisodeState.REBUILDING
         try:
-            await self._retry_rebuild(loss)
+            await self._retry_rebuild(loss, is_return=is_return)
         except SandboxLostError as lost:
             self._end(lost)
             raise
@@ -242,15 +262,15 @@ class FleetEpisode:
             self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
             raise
         self.state = EpisodeState.PLAYING
-        self._tally.rebuilt += 1
+        self._tally.rebuilt += not is_return
 
-    async def _retry_rebuild(self, loss: SandboxLostError) -> None:
-        while self._may_try(loss):
-            self._rebuilds_left -= 1
+    async def _retry_rebuild(self, loss: WorkerLostError, *, is_return: bool) -> None:
+        while is_return or self._may_try(loss):
+            is_return = False
             try:
                 await self._move()
                 turn = await self._replay()
-            except SandboxLostError as again:
+            except WorkerLostError as again:
                 loss = again
                 continue
             except EnvkitError as error:
@@ -260,14 +280,15 @@ class FleetEpisode:
                 raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(difference))
             self._rebuilt_cause = str(loss.cause)
             return
-        raise SandboxLostError(loss.sandbox_id, loss.cause)
+        raise SandboxLostError(loss.sandbox_id, self._final_cause or loss.cause)
 
-    def _may_try(self, loss: SandboxLostError) -> bool:
-        if isinstance(loss, WorkerUnresponsiveError):
-            if not self._unresponsive_left:
-                return False
-            self._unresponsive_left -= 1
-        return self._rebuilds_left > 0
+    def _may_try(self, loss: WorkerLostError) -> bool:
+        """Record a loss; return whether the episode may be rebuilt after it."""
+        self._losses.append(loss.worker)
+        own = [worker for worker in self._losses if not worker.attributed.is_set()]
+        unresponsive = sum(worker.was_unresponsive for worker in own)
+        may_rebuild = 0 < self._rebuilds >= len(own) and unresponsive <= _UNRESPONSIVE
+        return may_rebuild and self._final_cause is None
 
     def _end(self, loss: SandboxLostError) -> None:
         self.state, self._loss = EpisodeState.VOID, loss
@@ -275,16 +296,24 @@ class FleetEpisode:
         self._tally.void += 1
 
     async def _move(self) -> None:
-        """Leave the lost worker for another one."""
+        """Leave the worker for another one; a suspect call gets a worker without other episodes."""
         left, self._slot = self._slot, AsyncExitStack()
         await left.aclose()
-        await self._take_slot()
+        if self._open_alone is not None:
+            self._is_alone = False
+            if self._suspected is not None:
+                self._is_alone = True
+                with suppress(CapacityError, SandboxStartError):  # otherwise it is retried in a shared worker
+                    await self._take_slot(self._open_alone)
+                    return
+                self._is_alone = False
+        await self._take_slot(self._open_slot)
 
-    async def _take_slot(self) -> None:
+    async def _take_slot(self, open_slot: OpenSlot) -> None:
         async with AsyncExitStack() as stack:
-            lease = await stack.enter_async_context(self._open_slot())
+            lease = await stack.enter_async_context(open_slot())
             if self._start is None:
-                self._episode = await self._in_turn("reset", lease.__aenter__)
+                self._episode = await self._attempt("reset", lease.__aenter__)
             else:
                 self._episode = await lease.__aenter__()
             stack.push_async_exit(lease)

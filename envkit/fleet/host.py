@@ -15,11 +15,18 @@ from typing import Self, TypeAlias
 import anyio
 
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
-from envkit.fleet.env_worker import EnvSandbox, EnvWorker, WorkerClient, WorkerEvent, WorkerLease, stop
+from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
+from envkit.fleet.env_worker import (
+    EnvSandbox,
+    EnvWorker,
+    WorkerClient,
+    WorkerLease,
+    WorkerLostError,
+    stop,
+)
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
+from envkit.fleet.offenders import Offenders
 from envkit.fleet.session_store import SessionRecord, SessionStore
-from envkit.fleet.suspect_queue import SuspectQueue
 from envkit.fleet.worker_health import HeartbeatTimes, watch_server
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxState, Task
@@ -45,23 +52,30 @@ class FleetHost:
         slots_per_sandbox: Concurrent episodes per worker.
         restarts: Restart budget of each worker, or of all workers together if `unenforced`. Waiting for capacity does
             not count.
-        unenforced: Whether a worker stays lost once the budget is spent, so that a run ends; otherwise it is restarted
-            when the budget allows it again.
+        unenforced: What happens when the budget is spent. If true, a lost worker is not replaced, so that a training
+            run ends; if false, it is replaced as soon as the budget allows it again.
         alert: Called, with one line, for each worker that has to wait for the budget.
         heartbeat: The heartbeat settings.
         start_timeout_s: Seconds from the start of a sandbox until its server must have answered.
         wait_timeout_s: Seconds that a lease waits without a healthy worker; it waits without limit while all are busy.
         replayable: Returns whether episodes of an environment id may be rebuilt after a loss; None means none may.
         rebuilds: Limit on rebuilds per episode.
-        session_store: Records the location of each episode, so that the next server resumes them; None: no record.
+        session_store: Records the location of each episode, so that the next server process can resume it; None for no
+            record.
         episodes_per_sandbox: Episodes after which a worker is replaced; None for no limit.
+        on_demand: Whether a worker starts only when a lease waits for it, and stops when none does. The first `resumed`
+            workers start at once.
+        resumed: Number of workers that a previous server left running.
+        suspects: Host whose workers play one episode each. Calls that may have caused the loss of a worker are retried
+            there; None if the workers of this host play one episode each.
+        offenders: Records the losses that are attributed to an episode.
 
     Attributes:
         lost: Number of workers lost after they were healthy.
         waiting: Number of workers missing because the restart budget is spent.
         failed_starts: Number of workers that ended before their server answered.
         restarts: Number of restarts.
-        episodes: Outcomes of episodes that lost their worker.
+        episodes: Numbers of rebuilt and void episodes.
     """
 
     def __init__(
@@ -81,6 +95,10 @@ class FleetHost:
         rebuilds: int = REBUILDS,
         episodes_per_sandbox: int | None = None,
         session_store: SessionStore | None = None,
+        on_demand: bool = False,
+        resumed: int = 0,
+        suspects: FleetHost | None = None,
+        offenders: Offenders | None = None,
     ) -> None:
         if workers < 1 or slots_per_sandbox < 1:
             raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
@@ -111,7 +129,11 @@ class FleetHost:
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
-        self._suspects = SuspectQueue() if slots_per_sandbox > 1 else None
+        self._is_on_demand = on_demand
+        self._resumed = resumed
+        self._demand = anyio.Event()
+        self._suspects = suspects
+        self._offenders = offenders
 
     @property
     def capacity(self) -> int:
@@ -135,11 +157,11 @@ class FleetHost:
             SandboxStartError: On entering: no worker became healthy in time, or none is left and the restart budget is
                 spent.
         """
-        return self._episode(task, "")
+        return self._episode(task, "", "")
 
-    def lease_as(self, key: str, task: Task) -> FleetEpisode:
+    def lease_as(self, key: str, task: Task, tenant: str = "") -> FleetEpisode:
         """As `lease`; resumes the episode of this key if a worker still has it, for the same task."""
-        return self._episode(task, key)
+        return self._episode(task, key, tenant)
 
     def resumable_task(self, key: str) -> Task | None:
         """Return the task of a previous server's episode that a worker still has; else None."""
@@ -151,14 +173,15 @@ class FleetHost:
         keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 
-    def _episode(self, task: Task, key: str) -> FleetEpisode:
+    def _episode(self, task: Task, key: str, tenant: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
         is_resumed = bool(key) and self.resumable_task(key) == task
         return FleetEpisode(
-            partial(self._open_slot, task, key),
+            partial(self.open_slot, task, key),
             rebuilds=rebuilds,
             tally=self.episodes,
-            turns=self._suspects,
+            open_alone=None if self._suspects is None else partial(self._suspects.open_slot, task, ""),
+            on_attributed=None if self._offenders is None else partial(self._offenders.record, tenant, task.env_id),
             goes_on=is_resumed,
         )
 
@@ -169,8 +192,16 @@ class FleetHost:
         )
 
     @asynccontextmanager
-    async def _open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
-        """Take a slot in a worker for the block; yield its lease, which the caller enters."""
+    async def open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
+        """Take a slot in a worker for the block; yield its lease, which the caller enters.
+
+        Args:
+            task: The task to play.
+            key: Key under which the episode is recorded; empty for no record.
+
+        Raises:
+            SandboxStartError: See `lease`.
+        """
         found = self._session_store.get(key) if self._session_store is not None and key else None
         worker = self._worker_of(found) if found is not None and found.task == task else None
         if worker is None or found is None:
@@ -189,8 +220,9 @@ class FleetHost:
                     await self._session_store.forget(key)
             finally:
                 worker.load -= 1
-                if worker.load == 0 and self._has_served(worker):
-                    worker.end(WorkerEvent.CLOSED, Cause(CauseKind.STOPPED, "served its episodes"))
+                is_idle = self._is_on_demand and not self._waiting
+                if worker.load == 0 and (is_idle or self._has_served(worker)):
+                    worker.end(Cause(CauseKind.STOPPED, "served its episodes"), is_closed=True)
                 self._assign()
 
     async def __aenter__(self) -> Self:
@@ -200,14 +232,15 @@ class FleetHost:
             SandboxError: No worker started; the error is that of the last one.
         """
         self._kept_workers = self._worker_count
-        self._untried = set(range(self._worker_count))
+        self._untried = set(range(min(self._resumed, self._worker_count) if self._is_on_demand else self._worker_count))
         self._unready_since = clock.now()
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
             for number in range(self._worker_count):
                 self._tasks.start_soon(self._keep, number)
-            await self._all_tried.wait()
-            if not self._ready:
+            if self._untried:
+                await self._all_tried.wait()
+            if not self._ready and not self._is_on_demand:
                 raise self._failure
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -232,6 +265,9 @@ class FleetHost:
         """Keep one worker running and restart it within the budget."""
         failures = self._failures if self._is_unenforced else Failures()
         while True:
+            if self._is_on_demand and number not in self._untried:
+                await self._wait_for_demand()
+                self._untried.add(number)
             failure = await self._live(number)
             if failure is None:
                 continue
@@ -244,7 +280,10 @@ class FleetHost:
                 await anyio.sleep(_ROOM_S)
                 continue
             now = clock.now()
-            due, is_late = failures.add(self._budget, now=now)
+            attributed = anyio.Event()
+            if isinstance(failure, WorkerLostError) and not self._is_unenforced:
+                attributed = failure.worker.attributed
+            due, is_late = failures.add(self._budget, now=now, excuse=attributed)
             if is_late:
                 spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
                 if self._is_unenforced or due == math.inf:
@@ -252,11 +291,22 @@ class FleetHost:
                     break
                 self._alert(f"environment workers: {spent}; next restart in {due - now:.0f} s; last: {failure}")
             self.waiting += is_late
-            await anyio.sleep(due - now)
+            with anyio.move_on_after(due - now):
+                await attributed.wait()  # it then no longer counts
             self.waiting -= is_late
             self.restarts += 1
         self._kept_workers -= 1
         self._wake()
+
+    async def _wait_for_demand(self) -> None:
+        """Wait until the number of waiting leases exceeds the number of starting workers."""
+        while len(self._waiting) <= len(self._untried):
+            await self._demand.wait()
+
+    def _ask_for_worker(self) -> None:
+        """Start a worker on demand, if one is missing."""
+        demand, self._demand = self._demand, anyio.Event()
+        demand.set()
 
     async def _live(self, number: int) -> EnvkitError | None:
         """Run one worker until it ends; return the error, or None if it has served all its episodes."""
@@ -275,16 +325,16 @@ class FleetHost:
                 if worker.state is SandboxState.LOST:
                     self.lost += 1
                     self._leave(worker)
-                    await stop(sandbox)  # first: cancelled clients wait until an unresponsive peer closes
+                    await stop(sandbox)  # before the cancellation: a cancelled client waits until its peer closes
                 tasks.cancel_scope.cancel()
         finally:
-            worker.end(WorkerEvent.CLOSED, Cause(CauseKind.STOPPED, "the fleet was closed"))
+            worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"), is_closed=True)
             self._leave(worker)
             await stop(sandbox)
         if worker.state is SandboxState.STOPPED and worker.served:
             return None
         if worker.state is SandboxState.LOST:
-            return SandboxLostError(sandbox.id, worker.cause)
+            return WorkerLostError(worker)
         self.failed_starts += 1
         return SandboxStartError(sandbox.id, worker.cause)
 
@@ -301,25 +351,27 @@ class FleetHost:
                         self._ready.append(worker)
                         self._tried(number)
                         self._wake()
-                        worker.end(WorkerEvent.SILENT, await watch_server(worker, client, self._heartbeat))
+                        worker.end(await watch_server(worker, client, self._heartbeat), is_unresponsive=True)
                 except EnvkitError as error:
                     if not error.retry:
-                        return worker.end(WorkerEvent.GONE, Cause(CauseKind.START_FAILED, f"env server error: {error}"))
+                        return worker.end(Cause(CauseKind.START_FAILED, f"env server error: {error}"))
                     problem = f" ({error})"
                     await anyio.sleep(_RETRY_S)
         why = f"env server did not answer within {self._start_timeout_s:g} s{problem}"
-        return worker.end(WorkerEvent.GONE, Cause(CauseKind.START_FAILED, why))
+        return worker.end(Cause(CauseKind.START_FAILED, why))
 
     async def _take_slot(self) -> EnvWorker:
         """Wait for a slot in a healthy worker and take it."""
         waiter = _Waiter()
         self._waiting.append(waiter)
+        self._ask_for_worker()
+        began = clock.now() if self._is_on_demand else 0.0
         try:
             while True:
                 self._assign()
                 if waiter.worker is not None and not waiter.worker.gone.is_set():
                     return waiter.worker
-                if waiter.worker is not None:  # it was lost before this task ran
+                if waiter.worker is not None:  # the worker was lost before this task ran
                     waiter.worker = None
                     self._waiting.appendleft(waiter)
                     continue
@@ -327,7 +379,7 @@ class FleetHost:
                     raise self._failure
                 if self._ready:
                     await waiter.woken.wait()
-                elif clock.now() < (deadline := self._unready_since + self._wait_timeout_s):
+                elif clock.now() < (deadline := max(self._unready_since, began) + self._wait_timeout_s):
                     with anyio.move_on_after(deadline - clock.now()):
                         await waiter.woken.wait()
                 else:
@@ -337,7 +389,7 @@ class FleetHost:
         except BaseException:
             if waiter.worker is None:
                 self._waiting.remove(waiter)
-            else:  # it was cancelled just after it got a slot
+            else:  # the waiter was cancelled just after it got a slot
                 waiter.worker.load -= 1
                 self._assign()
             raise

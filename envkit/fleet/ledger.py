@@ -1,7 +1,7 @@
 """Ledger: the sandboxes and sessions of a fleet in an SQLite file, so that they survive a restart of the server.
 
-Writes do not wait for the disk. Data that was passed to the kernel survives a crash of this process, and after a power
-failure the sandboxes are gone as well.
+A write returns when the kernel has the data, without waiting for the disk. The data then survives a crash of this
+process. It may be lost in a power failure, but then the sandboxes are gone as well.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """Records to write in one transaction, and whether the write succeeded."""
+    """A batch of records to write in one transaction, with the outcome of the write."""
 
     views: dict[str, SandboxView] = field(default_factory=dict)
     records: dict[str, SessionRecord | None] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Ledger:
         return self._id
 
     async def save(self, view: SandboxView) -> None:
-        """Record a sandbox; an ended one is deleted. The newest record of an id wins.
+        """Record the state of a sandbox, replacing an earlier record; the record of an ended sandbox is deleted.
 
         Raises:
             LeaseNotPersistedError: The write failed; see the log. Also raised by `record` and `forget`.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from envkit.fleet.offenders import Offenders
 from envkit.protocols import Episode, ReadinessHost, ResumableHost
 from envkit.types import Task
 
@@ -16,17 +17,21 @@ class RoutedHosts:
 
     Attributes:
         shared: Host whose workers play many episodes each.
-        own: Host whose workers play one episode each.
+        own: Host whose workers play one episode each, for environments that cannot share a worker and for offenders.
         is_shareable: Returns whether an environment id belongs to `shared`.
+        offenders: Counts the losses that are attributed to an episode.
+        is_own_counted: Whether the slots of `own` count as capacity; not if only offenders use them.
     """
 
     shared: ResumableHost
     own: ResumableHost
     is_shareable: Callable[[str], bool]
+    offenders: Offenders
+    is_own_counted: bool = True
 
     @property
     def capacity(self) -> int:
-        return self.shared.capacity + self.own.capacity
+        return self.shared.capacity + (self.own.capacity if self.is_own_counted else 0)
 
     @property
     def why_unready(self) -> str:
@@ -34,10 +39,11 @@ class RoutedHosts:
         return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return self._host_of(task).lease(task)
+        return self._host_of(task, "").lease(task)
 
-    def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return self._host_of(task).lease_as(key, task)
+    def lease_as(self, key: str, task: Task, tenant: str = "") -> AbstractAsyncContextManager[Episode]:
+        host = self.own if self.own.resumable_task(key) == task else self._host_of(task, tenant)
+        return host.lease_as(key, task, tenant)
 
     def resumable_task(self, key: str) -> Task | None:
         return self.shared.resumable_task(key) or self.own.resumable_task(key)
@@ -45,5 +51,11 @@ class RoutedHosts:
     def resumable_keys(self) -> Sequence[str]:
         return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
-    def _host_of(self, task: Task) -> ResumableHost:
-        return self.shared if self.is_shareable(task.env_id) else self.own
+    def _host_of(self, task: Task, tenant: str) -> ResumableHost:
+        """Return the host for a new episode.
+
+        Raises:
+            EnvRejectedError: New episodes of this environment are rejected.
+        """
+        is_isolated = self.offenders.is_isolated(tenant, task.env_id)
+        return self.own if is_isolated or not self.is_shareable(task.env_id) else self.shared

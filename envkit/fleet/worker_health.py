@@ -27,8 +27,8 @@ class HeartbeatTimes:
         interval_s: Seconds from an answer to the next probe.
         timeout_s: See `lost_s`.
         misses: See `lost_s`.
-        longest_step_s: Seconds without an answer of the event loop after which the server is lost, even if its process
-            sends heartbeats.
+        longest_step_s: Seconds without an answer of the event loop after which the server counts as lost, even if its
+            process still answers heartbeats.
     """
 
     interval_s: float = 5.0
@@ -76,7 +76,7 @@ async def _await_loss(worker: EnvWorker, heartbeat: HeartbeatTimes) -> Cause:
 
 
 async def _poll_health(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> None:
-    """Poll the server's event loop at intervals, without a timeout."""
+    """Check at intervals whether the server's event loop answers. A check has no timeout."""
     while True:
         await anyio.sleep(heartbeat.interval_s)
         with suppress(EnvkitError):

@@ -11,7 +11,14 @@ from envkit.protocols.environments import (
     ResumableHost,
     SplitStepEpisode,
 )
-from envkit.protocols.sandboxes import Sandbox, SandboxBackend, SandboxPool, Shell
+from envkit.protocols.sandboxes import (
+    InteractiveSandbox,
+    Program,
+    Sandbox,
+    SandboxBackend,
+    SandboxPool,
+    Shell,
+)
 from envkit.protocols.training import Engine, Renderer, Trainer, WeightSink
 
 __all__ = [
@@ -20,7 +27,9 @@ __all__ = [
     "Episode",
     "EpisodePlayer",
     "Expert",
+    "InteractiveSandbox",
     "Player",
+    "Program",
     "ReadinessHost",
     "Renderer",
     "ResumableEpisode",

@@ -64,7 +64,7 @@ class EnvHost(Protocol):
 
 @runtime_checkable
 class ResumableEpisode(Episode, Protocol):
-    """An episode on another server. It has an id there, with which a new client can resume it."""
+    """An episode that runs on a server under an id. A new client can resume the episode with this id."""
 
     @property
     def turn(self) -> int:
@@ -82,13 +82,13 @@ class ResumableEpisode(Episode, Protocol):
 
 @runtime_checkable
 class SplitStepEpisode(ResumableEpisode, Protocol):
-    """An episode whose steps are split in two calls, so that steps need no waiting tasks.
+    """An episode whose steps are split in two calls, so that no task has to wait for the answer.
 
-    Waiting tasks are most of the cost of remote steps.
+    Tasks that wait cause most of the cost of remote steps.
     """
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step and return its future, which the caller may cancel; None if only `step` can play it.
+        """Start a step and return its future, which the caller may cancel; None if only `step` can play this step.
 
         Raises:
             EnvkitError: As for `step`.
@@ -99,7 +99,8 @@ class SplitStepEpisode(ResumableEpisode, Protocol):
         """Decode the answer to a started step.
 
         Raises:
-            SandboxLostError, UnreachableError: The outcome is unknown; `step` with the same action resolves it.
+            SandboxLostError, UnreachableError: It is unknown whether the step was played. Call `step` with the same
+                action.
             EnvkitError: As for `step`.
         """
         ...
@@ -107,10 +108,16 @@ class SplitStepEpisode(ResumableEpisode, Protocol):
 
 @runtime_checkable
 class ResumableHost(EnvHost, Protocol):
-    """A host whose episodes may outlive it. The next host with the same ledger resumes them by their keys."""
+    """A host whose episodes may outlive the host. The next host with the same ledger resumes each by its key."""
 
-    def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode as `lease` does, but resume the episode of this key if it has the same task."""
+    def lease_as(self, key: str, task: Task, tenant: str = "") -> AbstractAsyncContextManager[Episode]:
+        """Lease an episode as `lease` does, but resume the episode of this key if it has the same task.
+
+        Args:
+            key: Key of the episode.
+            task: Its task.
+            tenant: Its owner. Losses of sandboxes that the episode causes count against the tenant.
+        """
         ...
 
     def resumable_task(self, key: str) -> Task | None:
@@ -124,7 +131,7 @@ class ResumableHost(EnvHost, Protocol):
 
 @runtime_checkable
 class ReadinessHost(EnvHost, Protocol):
-    """A host that reports whether it is ready. For example, a fleet is not ready if all its sandboxes are lost."""
+    """A host that reports whether it can start episodes. A fleet, for example, cannot if all its sandboxes are lost."""
 
     @property
     def why_unready(self) -> str:
@@ -133,18 +140,18 @@ class ReadinessHost(EnvHost, Protocol):
 
 
 class Expert(Protocol):
-    """The expert policy of an environment, for play and for demonstrations."""
+    """A policy that solves an environment. It gives hints to people and writes demonstrations for training."""
 
     def moves(self, observation: Observation) -> Sequence[str]:
         """Return all moves on a shortest path to success, best first; empty if there is no path."""
         ...
 
     def is_hazardous(self, observation: Observation) -> bool:
-        """Return whether a careless move loses in this state, so that demonstrations should include it."""
+        """Return whether a careless move loses in this state; demonstrations should include such states."""
         ...
 
     def answer(self, move: str) -> str:
-        """Return the answer for `move`, in the format that a language model would write."""
+        """Return the text with which a language model would answer to play `move`."""
         ...
 
 
@@ -157,13 +164,16 @@ class EpisodePlayer(Protocol):
         ...
 
     async def act(self, observation: Observation) -> str:
-        """Choose an action. May wait, for example for a server."""
+        """Choose an action. The call may wait, for example for a server that runs a model."""
         ...
 
 
 class Player(Protocol):
-    """A player of `envkit eval`."""
+    """A policy in `envkit eval`; calling it returns the player of one episode."""
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        """Return the player of one episode of `task`, whose reset returned `start`; all randomness is from `rng`."""
+        """Return the player of one episode of `task`.
+
+        `start` is the result of the episode's reset. The player takes all its random numbers from `rng`.
+        """
         ...

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, runtime_checkable
 
 from envkit.types import (
     EXEC_TIMEOUT_S,
@@ -18,9 +18,6 @@ from envkit.types import (
     SandboxUser,
     SandboxView,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Shell(Protocol):
@@ -44,6 +41,65 @@ class Shell(Protocol):
         ...
 
 
+class Program(Protocol):
+    """A running program with streamed input and output."""
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        """Wait for output; return its stream (``"out"`` or ``"err"``) and its content, or None at the end of output.
+
+        Raises:
+            SandboxLostError: The sandbox was lost.
+        """
+        ...
+
+    async def send(self, content: bytes) -> None:
+        """Send input; wait while the program does not read."""
+        ...
+
+    async def send_eof(self) -> None:
+        """Send the end of input; if the program has a terminal, send Ctrl-D instead."""
+        ...
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Resize the terminal of the program."""
+        ...
+
+    async def result(self) -> ExecResult:
+        """Return the exit code and the other results, but no output. Call it only after `receive` has returned None."""
+        ...
+
+
+@runtime_checkable
+class InteractiveSandbox(Protocol):
+    """A sandbox that runs programs with streamed input and output."""
+
+    def program(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: SandboxUser = "agent",
+        terminal: tuple[int, int] | None = None,
+    ) -> AbstractAsyncContextManager[Program]:
+        """Run a program during the block; leaving the block ends it.
+
+        Args:
+            argv: Program and arguments.
+            timeout_s: Seconds until the program is killed.
+            env: Environment variables in addition to those of the spec.
+            cwd: Working directory; None for the same default as `Sandbox.exec`.
+            user: The user that the program runs as.
+            terminal: Rows and columns of the program's terminal; None for pipes.
+
+        Raises:
+            SandboxLostError: The sandbox was lost.
+            UnsupportedError: This sandbox has no such user, or cannot open terminals.
+        """
+        ...
+
+
 class Sandbox(Protocol):
     """A sandbox for programs. File paths are paths inside the sandbox."""
 
@@ -52,10 +108,10 @@ class Sandbox(Protocol):
 
     @property
     def grader_home(self) -> str:
-        """Private folder and ``HOME`` of the grader: in memory, at most 64 MiB.
+        """Path of the grader's private folder, which is also its ``HOME``. The folder is in memory and at most 64 MiB.
 
-        The folder is not private if all programs run as one user. This is the case if the backend lacks ``uid`` in
-        `SandboxBackend.capabilities`, and in the profile ``"system"``, where all programs are root.
+        The folder is not private if grader and agent run as the same user. This is so if the backend lacks ``uid``
+        in `SandboxBackend.capabilities`, and in the profile ``"system"``, where all programs run as root.
         """
         ...
 
@@ -72,15 +128,15 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run a program to its end. Failures and timeouts are reported in the result and raise no error.
 
-        All processes that the program started end with it. A program that cannot be started has exit code 127 (not
-        found) or 126.
+        All processes that the program started end with it. If a program cannot be started, its exit code
+        is 127 (not found) or 126 (any other reason).
 
         Args:
             argv: Program and arguments.
             timeout_s: Timeout in seconds, by default 60.
             env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None for the workspace, or `grader_home` for a grader, because Python and other
-                programs load modules and settings from their working directory.
+            cwd: Working directory; None is the workspace for the agent and `grader_home` for the grader. The
+                grader must not start in the workspace, because Python and others load code from there.
             stdin: Its standard input.
             user: User that runs the program. A grader can read the agent's files. The agent cannot read a grader's
                 files unless the grader changes their mode (umask 077).
@@ -93,7 +149,7 @@ class Sandbox(Protocol):
         ...
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
-        """Return the shell `name`. It starts when it runs its first command, in the working directory of `exec`."""
+        """Return the shell `name`. It starts with its first command, in the default working directory of `exec`."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
@@ -128,14 +184,15 @@ class Sandbox(Protocol):
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder from the host into the sandbox, as `target`.
 
-        `user` owns all copied files; a grader's files are private. Raises the same errors as `write`.
+        `user` owns all copied files. The agent cannot read files of the grader. Raises the same errors as `write`.
         """
         ...
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder from the sandbox to the host, as `target`, which must not exist.
 
-        Links that lead outside, devices and absolute names are refused; files that vanish during the copy are skipped.
+        Links that lead outside of `source`, devices and absolute names are refused. Files that vanish during the copy
+        are skipped.
 
         Args:
             source: Path in the sandbox.
@@ -183,7 +240,7 @@ class Sandbox(Protocol):
         ...
 
     async def wait(self) -> Cause:
-        """Wait until the sandbox ends, and return the cause."""
+        """Wait until the sandbox ends, and return the cause of its end."""
         ...
 
     async def stop(self) -> None:
@@ -195,7 +252,7 @@ class SandboxBackend(Protocol):
     """Starts sandboxes of one kind. Used as ``async with``; leaving the block stops its sandboxes."""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox. When this returns, the sandbox answers and its command runs.
+        """Start a sandbox, and wait until the sandbox answers and its command runs.
 
         Raises:
             SandboxRefusedError: The backend cannot grant `spec`.
@@ -223,8 +280,9 @@ class SandboxBackend(Protocol):
         ...
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return which limits are enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
-        ``disk``, ``uid`` and ``seccomp``.
+        """Return for each limit whether this machine enforces it.
+
+        The limits are ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``, ``disk``, ``uid`` and ``seccomp``.
         """
         ...
 
@@ -238,10 +296,10 @@ class SandboxPool(Protocol):
     def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a sandbox for the block, if possible a warm one. At the end of the block it is stopped.
+        """Lease a sandbox for the block, and stop it afterwards. A sandbox that was started in advance is preferred.
 
         Raises:
-            ImpossibleSandboxError: No node is large enough, even if empty; raised immediately.
+            ImpossibleSandboxError: No node is large enough, even if it were empty; raised without waiting.
             CapacityError: No capacity became free within `wait_s` seconds.
             SandboxRefusedError: No node grants `spec`.
             SandboxEndedError: Its command ended immediately, or the limits of `spec` are too small to start.
@@ -259,17 +317,17 @@ class SandboxPool(Protocol):
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lease a sandbox under an id until it is stopped or unused for `ttl_s` seconds.
+        """Lease a sandbox under an id until the sandbox is stopped, or unused for `ttl_s` seconds.
 
-        The call is idempotent: repeating it returns the current view, even if the sandbox has ended, so that callers
-        notice its end. If the sandbox was stopped by `stop`, or never started, it is created again. `snapshot` is a
-        name that `Sandbox.snapshot` returned for a sandbox of this pool. The call waits up to `wait_s` seconds for
-        capacity; with None it waits only for running evictions.
+        A repeated call returns the current view of the sandbox with this id. If that sandbox has ended by itself, the
+        view says so, and no new sandbox starts. If it was stopped by `stop`, or never started, a new one is created.
+        `snapshot` is a name that `Sandbox.snapshot` returned for a sandbox of this pool. The call waits up to `wait_s`
+        seconds for capacity. If `wait_s` is None, the call waits only for evictions that are already running.
 
         Raises:
             SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.
             ImpossibleSandboxError, CapacityError, SandboxStartError: As for `lease`.
-            LeaseNotPersistedError: The ledger cannot persist the lease.
+            LeaseNotPersistedError: The lease could not be written to the ledger.
         """
         ...
 
@@ -311,5 +369,5 @@ class SandboxPool(Protocol):
         ...
 
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
-        """Yield the stored events after number `after`, then new events when they happen."""
+        """Yield the stored events with a number above `after`, then each new event when it happens."""
         ...

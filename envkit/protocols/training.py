@@ -27,8 +27,9 @@ class Engine(Protocol):
         Args:
             prompt_ids: The whole prompt.
             params: Sampling parameters.
-            session: Id of the episode. Its later prompts usually begin with this prompt and its completion, so the
-                engine may keep the KV cache. It must compare prefixes, because a chat template may rewrite history.
+            session: Id of the episode. Later prompts of the episode usually begin with this prompt and its completion,
+                so the engine may keep the KV cache. The engine must compare prefixes, because a chat template may
+                rewrite earlier turns.
         """
         ...
 
@@ -38,13 +39,13 @@ class Engine(Protocol):
 
 
 class WeightSink(Protocol):
-    """Receives new weights between completions."""
+    """The part of an engine that receives new policy weights between completions."""
 
     async def load(self, weights: Weights) -> None: ...
 
 
 class Renderer(Protocol):
-    """Converts text to tokens and back, one turn at a time. Within a sample, sampled tokens are never encoded again."""
+    """Converts text to tokens and back, one turn at a time. Sampled tokens are kept as they are, not encoded again."""
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -52,7 +53,7 @@ class Renderer(Protocol):
         ...
 
     def open(self, observation: Observation) -> tuple[int, ...]:
-        """Return the first prompt."""
+        """Return the prompt of an episode's first turn."""
         ...
 
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
@@ -81,7 +82,7 @@ class Trainer(Protocol):
     """Trains the policy's weights."""
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Collect samples for the next update."""
+        """Store samples for the next update."""
         ...
 
     def update(self) -> Mapping[str, float]:
@@ -89,15 +90,15 @@ class Trainer(Protocol):
         ...
 
     def publish(self) -> Weights:
-        """Write the current weights for the engine, unless it copies them from the trainer's model."""
+        """Write the current weights for the engine, unless the engine copies them from the trainer's model."""
         ...
 
     def save(self, folder: str) -> None:
-        """Write a checkpoint for `restore` into the existing `folder`."""
+        """Write a checkpoint, which `restore` can read, into the existing `folder`."""
         ...
 
     def restore(self, folder: str) -> None:
-        """Restore the exact state of `save`.
+        """Restore the exact training state that `save` wrote.
 
         Raises:
             UsageError: The folder does not contain a checkpoint of this policy and algorithm.

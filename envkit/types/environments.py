@@ -28,11 +28,12 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Canonical text of the task; equal tasks have equal keys."""
+        """Text that identifies the task; equal tasks have the same key."""
         return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
 
 
-class Observation(msgspec.Struct, frozen=True):  # created for every step, eight times as fast as a dataclass
+# This is a msgspec struct, which is created eight times as fast as a dataclass, because every step creates one.
+class Observation(msgspec.Struct, frozen=True):
     """An observation.
 
     Attributes:

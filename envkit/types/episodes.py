@@ -1,7 +1,7 @@
 """Records of episodes in files: one JSON object per line, with readable text before token ids.
 
-Training runs and evaluations write the same records, and `envkit show` reads them. They are independent of
-`Trajectory`, which is the trainer's type.
+Training runs and evaluations write the same records, and `envkit show` reads them. The trainer does not use these
+records: its own type is `Trajectory`.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One episode.
 
     Attributes:
-        format: `FORMAT` of the writer.
+        format: Version of the file format: the value of `FORMAT` in the version of envkit that wrote the record.
         env_id: Id of the environment.
         seed: Seed of the task.
         options: Options of the task.
         index: Number of the task in its train step or evaluation, from 0.
         member: Number of the attempt at the task, from 0.
         train_step: Its train step; None in an evaluation.
-        valid: False if infrastructure failed, so that the episode says nothing about the policy.
+        valid: False if the sandbox, server or environment failed, so that the result says nothing about the policy.
         stop: Why it ended.
         error: One line if it is not valid, otherwise None.
         reward: Sum of the rewards; None if not finite.
@@ -152,7 +152,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the metric ``success`` is positive, or without this metric, whether the reward is positive."""
+        """Whether the episode succeeded: its metric ``success``, or without this metric its reward, is positive."""
         if not self.valid:
             return False
         success = self.metrics.get("success", float((self.reward or 0.0) > 0))

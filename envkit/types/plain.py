@@ -15,7 +15,7 @@ Options: TypeAlias = Mapping[str, JSON]
 def stable_hash(*parts: JSON) -> int:
     """Return a 64-bit hash that is the same in every process and on every machine.
 
-    Python's ``hash`` of a string is salted per process, so with it levels would differ between workers.
+    Use it for seeds: Python's ``hash`` of a string differs between processes, so workers would play different levels.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

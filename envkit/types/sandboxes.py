@@ -46,8 +46,8 @@ class SandboxSpec:
         views: Read-only mounts of host files and folders: pairs of an absolute host path and the path in the sandbox,
             such as ``(("/srv/levels", "/data"),)``. Not supported by remote sandboxes.
         runtime: Docker runtime, such as ``"runsc"``; None for Docker's default.
-        untrusted: Whether the code inside may be hostile. If so, backends that cannot contain it refuse to start.
-        ttl_s: Seconds after which the sandbox ends itself, even if its server is gone; None for never.
+        untrusted: Whether the code inside may be hostile. If so, backends without isolation refuse to start.
+        ttl_s: Seconds after its start at which the sandbox ends itself, even if its server is gone; None for never.
         detached: Whether the sandbox outlives the process that started it.
         orphan_ttl_s: Seconds without a connection after which a detached sandbox ends itself; None for never.
         start_timeout_s: Timeout of the start in seconds.
@@ -107,7 +107,7 @@ class SandboxState(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """Kind of cause of a sandbox's end or failed start."""
+    """Why a sandbox ended or failed to start, as one of a fixed set of kinds."""
 
     EXITED = "exited"
     """Process 1 exited with a code: its own, or that of the sandbox's command."""
@@ -139,13 +139,13 @@ class CauseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a sandbox's end or failed start. ``str(cause)`` is a one-line message.
+    """Why a sandbox ended or failed to start. ``str(cause)`` is a one-line message.
 
     Attributes:
-        kind: The kind, for programs.
-        detail: One-line description.
-        by_agent: Whether the code in the sandbox ended it: the code exceeded a limit of the sandbox (memory, disk), or
-            the command exited. False if uncertain, as for every signal, because signals may come from outside.
+        kind: The kind of cause, which programs can compare.
+        detail: One-line description, for people.
+        by_agent: Whether the code in the sandbox ended the sandbox: it exceeded a limit (memory, disk), or the command
+            exited. False if uncertain, as for every signal, because signals may come from outside.
     """
 
     kind: CauseKind
@@ -187,7 +187,7 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SandboxView:
-    """Snapshot of a pool's record of a sandbox.
+    """State of a sandbox in a pool, at the time of the call that returned it.
 
     Attributes:
         id: Its id in the pool.
@@ -196,7 +196,7 @@ class SandboxView:
         tenant: Name of its tenant; empty if it has no tenant.
         spec: Its spec.
         phases: Its history, oldest first; the last phase is the current one.
-        expires_at_s: When its lease expires unless it is used, in seconds since 1970; None for never.
+        expires_at_s: When the lease expires if nobody uses the sandbox, in seconds since 1970; None for never.
     """
 
     id: str

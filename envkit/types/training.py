@@ -1,7 +1,7 @@
 """Data types that engine, rollout and trainer exchange.
 
-Axes: B samples, L tokens, T turns, G siblings. Tokens are append-only: the prompt of a turn begins with all earlier
-tokens of the sample, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
+Array axes: B samples, L tokens, T turns, G episodes of the same task. Within a sample, the prompt of a turn begins with
+all earlier tokens, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SamplingParams:
         top_k: Samples from the `top_k` most likely tokens; 0 means all tokens.
         max_tokens: Maximum length of the completion in tokens.
         stop: Token ids that end the completion, and are part of it.
-        seed: Seed; together with prompt, weights and parameters it determines the completion.
+        seed: Random seed. The same seed, prompt, weights and parameters give the same completion.
     """
 
     temperature: float = 1.0
@@ -65,7 +65,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion and its step.
+    """One turn of an episode: a completion, and the step that played its action.
 
     Attributes:
         new_ids: Tokens since the last completion (the observation and the template's text around it), or the whole
@@ -136,7 +136,7 @@ class StopReason(StrEnum):
 
     @property
     def is_void(self) -> bool:
-        """Whether the episode says nothing about the policy, so that training must not use it."""
+        """Whether the episode says nothing about the policy, as after a lost sandbox; training then ignores it."""
         return self in (
             StopReason.TIMEOUT,
             StopReason.ENV_ERROR,

@@ -1,1 +1,4 @@
-"""Creates objects from configuration. Only this package combines environments, sandboxes and training."""
+"""Builds servers, evaluations and training runs from their settings.
+
+Only this package imports environments, sandboxes and training together.
+"""

@@ -1,4 +1,4 @@
-"""Registration of the built-in environments, even in a checkout without installed entry points."""
+"""Registers the built-in environments. Works in a checkout of the repository too, where entry points are missing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A server that runs environments in slots of its own process, on a host or in a sandbox.
 
 In a sandbox it runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops
-on SIGTERM, or when its parent closes the pipe or socket of its standard input. A thread answers each connection to a
-second socket (``env.heartbeat`` beside ``env.sock``) with one byte. This heartbeat works even while an environment
-blocks the event loop. The server does not enforce the timeout of a step; its caller does.
+on SIGTERM, or when its parent closes the pipe or socket of its standard input. To show that the process is alive, a
+thread answers each connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte, even while an
+environment blocks the event loop. The caller, not this server, enforces the timeout of a step.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ async def serve_envs(
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session is broken.
         on_ready: Called once with the address, when the server accepts requests.
-        lazy: Whether to build the OpenAPI application at its first request, so that the server starts faster.
-        sends_traces: Send callers the tracebacks of environments.
+        lazy: Whether to build the OpenAPI application only when it gets a request, so that the server starts faster.
+        sends_traces: Whether callers receive the tracebacks of environments.
 
     Raises:
         UsageError: The address cannot be used; the message says what to do.
@@ -88,7 +88,8 @@ async def serve_inside(path: str, capacity: int) -> None:
                 lazy=True,
                 sends_traces=True,  # send traces to the parent process, which decides what its callers get
             )
-        except UsageError as error:  # raised again below, because the task group would wrap it
+        except UsageError as error:
+            # Raise the error after the task group, because the group would wrap it in an exception group.
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -99,7 +100,7 @@ async def _stop_without_parent(scope: anyio.CancelScope) -> None:
     stdin = sys.stdin.fileno()
     mode = os.fstat(stdin).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return  # a terminal, a file or /dev/null has no other end that could close
+        return  # a terminal, a file or /dev/null does not tell when the parent ends
     while True:
         await anyio.wait_readable(stdin)
         if not os.read(stdin, 1 << 16):

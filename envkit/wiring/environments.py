@@ -1,4 +1,4 @@
-"""Environments by name: `make`, `make_vec`, and hosts of slots."""
+"""Creates environments by name (`make`, `make_vec`), and hosts that play them in this process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def make(
 
 
 def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Create an environment in this process, as `make` does. Options may have any names, such as ``url``."""
+    """Create an environment in this process, as `make` does, but with options of any name, even ``url``."""
     env = open_env(env_id, **options)
     if isinstance(env, AsyncEnv):
         return BlockingEnv(env_id, partial(_one_slot, env), options)
@@ -84,7 +84,7 @@ def make_vec(
     ca: Path | str | None = None,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """Create `num_envs` copies that step together. All modes play the same episodes from the same seeds.
+    """Create a vector environment of `num_envs` copies. All modes play the same episodes from the same seeds.
 
     Args:
         env_id: Registered id.
@@ -130,11 +130,11 @@ def make_vec(
 def _in_processes(
     copies: Sequence[Callable[[], gymnasium.Env[Any, Any]]], autoreset: AutoresetMode
 ) -> AsyncVectorEnv[Any, Any]:
-    """Run each copy in a separate process.
+    """Return a vector environment that runs each copy in a separate process.
 
-    Text cannot use shared memory, and without shared memory Gymnasium's workers have a bug: a reset does not clear the
-    mark that an episode has ended, so the next step starts another episode and loses the action. Therefore the copies
-    restart themselves.
+    Gymnasium's automatic restart is not used, because it has a bug without shared memory, which text cannot use: after
+    a reset, a worker still takes the last episode as ended, so the next step starts another episode and ignores the
+    action. Each copy restarts itself instead.
     """
     restarts = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
@@ -179,17 +179,18 @@ class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _CarriedError(Exception):
-    """Carries an envkit error out of a worker process.
+    """Carries an envkit error from a worker process to this process.
 
-    Gymnasium re-raises the worker's error in this process as ``type(error)(error)``, but most envkit errors take other
-    arguments. If the argument is a `_CarriedError`, this class returns the error that it carries.
+    Gymnasium re-raises a worker's error here as ``type(error)(error)``, but most envkit errors take other arguments.
+    Workers therefore raise a `_CarriedError`, and ``_CarriedError(error)`` returns the envkit error inside `error`.
     """
 
     def __new__(cls, carried: Exception) -> Any:
         return carried.args[0] if isinstance(carried, cls) else super().__new__(cls, carried)
 
     def __str__(self) -> str:
-        return super().__str__().replace("%", "%%")  # Gymnasium also logs it as a format string without arguments
+        # Gymnasium also logs this text as a format string, so escape the percent signs.
+        return super().__str__().replace("%", "%%")
 
 
 @contextmanager
@@ -218,7 +219,7 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
 
 
 def open_env(env_id: str, /, **options: JSON) -> AnyEnv:
-    """Create the environment itself, without an adapter.
+    """Create the environment as its entry point returns it, without an adapter around it.
 
     Raises:
         UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.

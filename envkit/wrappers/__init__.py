@@ -1,7 +1,7 @@
-"""Wrappers for text environments: each is a ``gymnasium.Wrapper`` for any text ``gymnasium.Env``.
+"""Wrappers for text environments. Each wrapper is a ``gymnasium.Wrapper`` for any ``gymnasium.Env`` of texts.
 
-They do not duplicate the wrappers of Gymnasium (``TimeLimit``, ``TransformObservation``, ``TransformReward``,
-``RecordEpisodeStatistics``).
+This package contains nothing that Gymnasium's own wrappers already do (``TimeLimit``, ``TransformObservation``,
+``TransformReward``, ``RecordEpisodeStatistics``).
 """
 
 from envkit.wrappers.answers import FormatPenalty, StrictAnswer

@@ -15,12 +15,12 @@ _THOUGHT = ["<think>", "</think>"]
 class FormatPenalty(TextWrapper):
     """Subtracts `penalty` from the reward of an invalid answer (``info["action_is_valid"]`` is false).
 
-    Adds the metric ``format_penalty`` (mean), which is the subtracted amount.
+    Adds the metric ``format_penalty``, the subtracted amount, which is averaged over the steps of an episode.
 
     Args:
         env: A text environment that reports ``action_is_valid``.
         penalty: Amount to subtract, at least 0.
-        ends_episode: Whether an invalid answer also terminates the episode (GEM's rule).
+        ends_episode: Whether an invalid answer also terminates the episode, as in the library GEM.
     """
 
     def __init__(self, env: TextEnv, penalty: float, *, ends_episode: bool = False) -> None:
@@ -42,7 +42,8 @@ class FormatPenalty(TextWrapper):
 class StrictAnswer(TextWrapper):
     """Passes a reply to the environment only if it is exactly ``<answer>...</answer>``. Other replies become empty.
 
-    Without this wrapper, environments accept an answer anywhere in a reply. Adds the metric ``format_is_valid`` (mean).
+    Without this wrapper, environments accept an answer anywhere in a reply. Adds the metric ``format_is_valid``, which
+    is averaged over the steps of an episode.
 
     Args:
         env: A text environment.
@@ -62,7 +63,7 @@ class StrictAnswer(TextWrapper):
 def strict_answer(reply: str, *, think: bool) -> str | None:
     """Return the ``<answer>...</answer>`` part of `reply`; None if `reply` has any other form.
 
-    Whitespace around the tags is allowed, and tags are case-insensitive. Reads the text only once.
+    Whitespace around the tags is allowed, and tags are case-insensitive. The run time is linear in the reply's length.
     """
     tags = [(found[0].lower(), found.start(), found.end()) for found in islice(_TAGS.finditer(reply), 5)]
     if [tag for tag, _, _ in tags] != (_THOUGHT if think else []) + ["<answer>", "</answer>"]:

@@ -18,7 +18,7 @@ _LONGEST = 1 << 20
 
 
 class EpisodeHistory(NamedTuple):
-    """An episode so far.
+    """The turns of a running episode.
 
     Attributes:
         first: The first observation, which contains the rules.
@@ -36,17 +36,17 @@ Message = dict[str, str]
 
 
 def observations(past: EpisodeHistory) -> str:
-    """Return all observations, separated by empty lines."""
+    """History style that shows all observations, separated by empty lines."""
     return "\n\n".join([_opening(past), *(observation for _, observation in past.turns)])
 
 
 def transcript(past: EpisodeHistory) -> str:
-    """Return all observations and replies, separated by empty lines."""
+    """History style that shows all observations and replies, separated by empty lines."""
     return "\n\n".join([_opening(past), *(text for turn in past.turns for text in turn)])
 
 
-class chat:  # noqa: N801 - a style like the others, which are functions
-    """Style that renders a chat: observations are the user's messages, replies the assistant's.
+class chat:  # noqa: N801 - lower case, because the other styles are functions
+    """History style that renders a chat. Observations are the user's messages, and replies are the assistant's.
 
     Args:
         render: Converts a list of ``{"role": ..., "content": ...}`` to the prompt. For transformers' tokenizers:
@@ -68,18 +68,18 @@ class History(TextWrapper):
     """Replaces each observation by the episode so far, as `style` formats it.
 
     The new observation contains the first observation, which has the rules, and the last `limit` turns. If the text
-    would exceed the observation space, it contains fewer turns. A line gives the number of omitted turns. A reply that
-    is longer than a quarter of the space is cut. If ``info["parsed_action"]`` gives the part of a reply that was used,
-    the history contains only this part.
+    would exceed the maximum length of an observation, it contains fewer turns. A line states how many turns are
+    omitted. A reply that is longer than a quarter of the maximum length is cut. If the environment reports the part of
+    the reply that it used as ``info["parsed_action"]``, the history contains only this part.
 
     Args:
         env: A text environment.
-        style: `observations`, `transcript`, `chat`, or any function of an `EpisodeHistory`.
+        style: `observations`, `transcript`, a `chat`, or any function that converts an `EpisodeHistory` to text.
         limit: Maximum number of turns to show, at least 1; None for all.
 
     Raises:
-        UsageError: `limit` is below 1, or `style` is not a style. Raised by a reset or step if the style returns no
-            text, or a text that is too long even for one turn.
+        UsageError: `limit` is below 1, or `style` is not a function. `reset` and `step` raise it if the style returns
+            no text, or a text that is too long even with only one turn.
     """
 
     def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:
@@ -109,7 +109,7 @@ class History(TextWrapper):
         return self._write(), reward, terminated, truncated, info
 
     def _shortened(self, reply: str) -> str:
-        """Return a reply, cut so that it always fits together with an observation."""
+        """Return the reply, cut to a length that always fits into the new observation."""
         most = self._longest // 4
         return reply if len(reply) <= most else f"{reply[:most]} [{len(reply) - most:,} more characters are cut]"
 

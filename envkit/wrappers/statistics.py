@@ -1,4 +1,4 @@
-"""Statistics of an episode in the info of its last step."""
+"""Wrapper that adds statistics of the whole episode to the info of its last step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper
 class EpisodeStatistics(TextWrapper):
     """Adds ``info["episode"]`` to the last step: statistics of the whole episode.
 
-    It contains ``r`` (sum of the rewards), ``l`` (number of steps) and each metric of the environment, aggregated as
-    declared: mean, last or sum. Gymnasium's ``RecordEpisodeStatistics`` uses the same keys and adds the time. To use
-    both, wrap it in this wrapper.
+    The statistics are ``r`` (sum of the rewards), ``l`` (number of steps) and each metric of the environment. The
+    environment declares whether a metric is aggregated as mean, last or sum. Gymnasium's ``RecordEpisodeStatistics``
+    also writes ``info["episode"]`` and adds the time. To use both wrappers, put this wrapper around Gymnasium's.
     """
 
     def __init__(self, env: TextEnv) -> None:

@@ -1,4 +1,4 @@
-"""Tools wrapper: a reply can call a tool, such as a calculator, a search or a sandbox, within a budget."""
+"""Tools wrapper: a reply can call a tool, such as a calculator or a search, for a limited number of times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tool(Protocol):
     """A tool that a reply can call.
 
     Attributes:
-        name: Its name in ``info``.
+        name: Name of the tool, which the keys of ``info`` contain.
         instructions: Text that tells the policy how to call the tool.
     """
 
@@ -48,22 +48,22 @@ class Tool(Protocol):
 class ToolUse(TextWrapper):
     """Runs the tool that a reply calls. The call takes one turn, and the observation is the tool's output.
 
-    All other replies go to the environment. When the budget is spent, all replies do. Each output states how many calls
-    remain. If a tool raises, the error message is the observation. ``info`` contains the counts ``tool_uses``,
-    ``tool_errors`` and, for each tool, ``tool_uses_NAME``; all are metrics (last).
+    Replies without a call go to the environment. After `max_uses` calls, all replies go to the environment. Each output
+    states how many calls remain. If a tool raises, the observation is the error message. ``info`` contains the counts
+    ``tool_uses`` and ``tool_errors`` and, for each tool, ``tool_uses_NAME``. They are metrics whose last value counts.
 
     Args:
         env: A text environment.
-        tools: The tools, in order; if a reply calls several, the first of them is run.
-        max_uses: Budget per episode, at least 1.
+        tools: The tools. If a reply calls several tools, only the first of them in this order is run.
+        max_uses: Maximum number of tool calls per episode, at least 1.
         reward: Reward of a turn with a successful tool call.
         error_reward: Reward of a turn with a failed tool call.
         instructions: Whether to append the tools' instructions to the first observation.
-        max_output: Maximum characters of an output; longer outputs are cut.
+        max_output: Maximum number of characters in an output; longer outputs are cut.
 
     Raises:
-        UsageError: There are no tools, a tool is incomplete, a name is duplicate, or a limit is below 1. Raised by a
-            step if a tool returns anything but None or a `ToolResult` with text.
+        UsageError: There are no tools, a tool is incomplete, two tools have the same name, or a limit is below 1.
+            `step` raises it if a tool returns anything except None or a `ToolResult` with text.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ToolUse(TextWrapper):
 def _run(tool: Tool, reply: str) -> ToolResult | None:
     try:
         result: object = tool.run(reply)
-    except Exception as error:  # an error of a tool does not end the episode
+    except Exception as error:  # Catch any error, because a tool that fails must not end the episode.
         return ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", reply, is_error=True)
     if result is None:
         return None

@@ -17,12 +17,12 @@ TextStep: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """A wrapper of a text environment.
+    """Base class for a wrapper of a text environment.
 
     Args:
-        env: The environment, or a wrapper of it.
+        env: The environment to wrap, which may itself be wrapped.
         metrics: Metrics that this wrapper adds to ``info``, with their aggregations over an episode.
-        arguments: The wrapper's own arguments, so that Gymnasium can recreate it from a spec.
+        arguments: The arguments of the wrapper's constructor. Gymnasium recreates the wrapper from them.
 
     Raises:
         TypeError: The observation or action space is not text.
@@ -54,11 +54,11 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return step
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the result of `reset`, given the result of the environment's `reset`."""
+        """Return the result of the wrapper's `reset`, given that of the environment's. Subclasses change the result."""
         return observation, info
 
     def _played(self, action: str) -> TextStep:
-        """Return the result of `step`, given the result of the environment's `step`."""
+        """Call the environment's `step` and return its result. Subclasses return a changed result."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward), terminated, truncated, info
 

@@ -1,13 +1,16 @@
 """The bootstrap of the agent: sends the hello frame as soon as possible, then receives and loads the other modules.
 
-It runs as a script. The program that starts it defines ``take(fd, count)``, which reads `count` bytes. It imports
-neither ``os`` nor ``__future__``, which are slow to load, so annotations that Python 3.7 cannot evaluate are strings.
+This file runs as a script. The program that starts it defines ``take(fd, count)``, which reads `count` bytes. The
+bootstrap does not import ``os`` and ``__future__``, because they are slow to load. Annotations that Python 3.7 cannot
+evaluate are therefore strings.
 """
 
 import marshal
 import posix
 import sys
-from _frozen_importlib import ModuleSpec  # importlib.machinery re-exports it, but is slow to load
+
+# Do not import ModuleSpec from importlib.machinery, which is slow to load.
+from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import MAGIC_NUMBER
 
 TYPE_CHECKING = False
@@ -19,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Imports the received modules as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
+    """Import hook that makes the received modules importable as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
 
     Args:
-        content: For each module a line ``NAME SIZE`` and SIZE bytes of source, or ``NAME@MAGIC SIZE`` and bytecode.
+        content: For each module either a line ``NAME SIZE`` and SIZE bytes of source, or a line ``NAME@MAGIC SIZE`` and
+            SIZE bytes of bytecode. MAGIC is the magic number of the Python version that can load the bytecode.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -60,7 +64,7 @@ class Finder:
 def take_channel() -> "tuple[int, int]":
     """Move the channel from standard input and output to other descriptors, and return its reader and writer."""
     nothing = posix.open("/dev/null", posix.O_RDWR)
-    while nothing < 3:  # standard error may be closed
+    while nothing < 3:  # Descriptors below 3 can be free, because the sandbox may start us without standard error.
         nothing = posix.dup(nothing)
     ends = posix.dup(0), posix.dup(1)
     posix.dup2(nothing, 0)
@@ -85,5 +89,5 @@ def boot() -> None:
     main(reader, writer, hello())
 
 
-if __name__ == "__main__":  # true when `BOOT` runs this file
+if __name__ == "__main__":  # `BOOT` executes this file with the name "__main__".
     boot()

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     Header = dict[str, Json]
 
 _HIGH_WATER_BYTES = 256 << 10
-"""Number of unsent bytes at which senders must pause, if they can."""
+"""Number of unsent bytes at which a sender that can pause must pause."""
 _READ_BYTES = 1 << 18
 
 
 class CallError(Exception):
-    """A call failed.
+    """A call of the host failed; the agent sends the code and the text of this error to the host.
 
     Attributes:
         code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
@@ -37,10 +37,12 @@ class CallError(Exception):
 
 
 class IncomingCall:
-    """One call of the host in progress. `HostConnection` passes its frames to `more`, `eof`, `ack` and `cancel`.
+    """A call that the host has made and that is in progress.
+
+    `HostConnection` passes the further frames of the call to `more`, `eof`, `ack` and `cancel`.
 
     Attributes:
-        is_over: Whether the reply was sent.
+        is_over: Whether the reply to the call was sent.
     """
 
     def __init__(self, connection: HostConnection, number: int) -> None:
@@ -49,27 +51,27 @@ class IncomingCall:
         self._number = number
 
     def more(self, piece: bytes) -> None:
-        """Handle a piece of input."""
+        """Handle a piece of input that the host sends for this call."""
 
     def eof(self) -> None:
-        """Handle the end of input."""
+        """Handle the end of the input that the host sends for this call."""
 
     def ack(self, count: int) -> None:
-        """Handle the host's acknowledgement of `count` more bytes."""
+        """Handle the host's acknowledgement that it has read `count` more bytes of the reply."""
 
     def cancel(self) -> None:
-        """End the call and everything that it started, and send the result."""
+        """Cancel the call: end everything that it started, and send the result to the host."""
         self.finish()
 
     def send_header(self, **header: Json) -> None:
         self.connection.send({"id": self._number, **header})
 
     def send_piece(self, of: str, piece: bytes | memoryview) -> None:
-        """Send at most `framing.MAX_BODY_BYTES` of the output `of`, such as ``data``."""
+        """Send the next bytes of the output named `of`, such as ``data``; at most `framing.MAX_BODY_BYTES`."""
         self.connection.send({"id": self._number, "of": of}, piece)
 
     def pieces(self, of: str, content: bytes) -> Iterator[bytes]:
-        """Split `content` into frames for the output `of`."""
+        """Split `content` into frames for the output named `of`, such as ``data``."""
         view = memoryview(content)
         for at in range(0, len(content), framing.MAX_BODY_BYTES):
             yield framing.frame({"id": self._number, "of": of}, view[at : at + framing.MAX_BODY_BYTES])
@@ -88,7 +90,7 @@ class IncomingCall:
         self._end()
 
     def finish_with_outputs(self, tails: dict[str, OutputTail], **result: Json) -> None:
-        """End the call with the tail of each output and the result, whose ``cut`` is the number of dropped bytes."""
+        """End the call: send the stored tail of each output, then `result` and ``cut``, the number of dropped bytes."""
         kept = {of: tail.take() for of, tail in tails.items()}
         cut = sum([dropped for _, dropped in kept.values()])
 
@@ -119,8 +121,9 @@ class HostConnection:
     Args:
         reader: Descriptor to read frames from.
         writer: Descriptor to write frames to; may be the same as `reader`.
-        start: Starts the call that a header describes, or raises `CallError`. Returns None if the call is already over.
-        on_config: Receives the configuration.
+        start: Starts the call that a header describes and returns it, or None if it is already over. May raise
+            `CallError`.
+        on_config: Receives the host's configuration of the sandbox.
         on_over: Called once when the channel is closed, with the kind of cause and one line of text.
     """
 
@@ -160,7 +163,7 @@ class HostConnection:
         return self._queued >= _HIGH_WATER_BYTES
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, as soon as senders may continue, or when the channel is closed."""
+        """Call `callback` once, as soon as senders may continue or the channel is closed."""
         self._room_callbacks.append(callback)
 
     def send(self, header: Header, body: bytes | memoryview = b"") -> None:
@@ -174,13 +177,13 @@ class HostConnection:
             self._flush_soon()
 
     def feed(self, frames: Iterator[bytes]) -> None:
-        """Send `frames` lazily: take the next frame only when little data is unsent."""
+        """Send `frames` from an iterator; take the next frame only when little data is waiting to be sent."""
         if self.is_open:
             self._feeds.append(frames)
             self._flush_soon()
 
     def hold(self, holder: object, held: bool) -> None:
-        """Register (`held`) or unregister a holder; reading from the host pauses while any holder is registered."""
+        """Stop reading from the host while any `holder` is registered; `held` registers the holder or removes it."""
         if held:
             self._holders.add(holder)
         else:
@@ -199,7 +202,7 @@ class HostConnection:
         return self._calls.get(number)
 
     def send_last(self, header: Header) -> None:
-        """Write the queued frames and one last frame without blocking. The process exits afterwards."""
+        """Write the queued frames and one last frame without blocking. The caller then exits the process."""
         try:
             os.write(self._files[1], b"".join([*self._out, framing.frame(header)]))
         except OSError:
@@ -257,7 +260,7 @@ class HostConnection:
             self._begin(number, header)
             return
         call = self._calls.get(number)
-        if call is None:  # the call ended before this frame arrived
+        if call is None:  # The call ended before this frame arrived, so nobody needs the frame.
             return
         try:
             if header.get("more"):
@@ -278,7 +281,7 @@ class HostConnection:
             call = self._start(self, number, header)
         except CallError as error:
             self.send({"id": number, "error": error.code, "text": str(error)})
-        except Exception as error:  # a malformed header, or a bug in the agent
+        except Exception as error:  # The header is malformed, or the agent has a bug. Fail only this call.
             self.send({"id": number, "error": "bad", "text": "%s: %s" % (type(error).__name__, error)})
         else:
             if call is not None and not call.is_over:

@@ -1,6 +1,7 @@
 """The event loop: one thread that waits for file descriptors, timers and signals, and calls callbacks.
 
-An uncaught exception in process 1 would end the sandbox. The loop catches it, and only the callback's owner fails.
+An uncaught exception in process 1 would end the sandbox. The loop therefore catches the exceptions of callbacks, so
+that only the callback's owner (such as one call of the host) fails.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 else:
-    import _signal as signal  # `signal` itself takes longer to load than the whole agent
+    import _signal as signal  # The module `signal` takes longer to load than the whole agent.
 
-_READ = 1  # these values are the same in poll and in epoll
+# `poll` and `epoll` use the same values for these events.
+_READ = 1
 _WRITE = 4
 _CLOSED = 8 | 16
 
@@ -48,7 +50,7 @@ class FdWatch:
         self._registered_turn = loop.turn
 
     def want(self, *, read: bool | None = None, write: bool | None = None) -> None:
-        """Set whether to wait for data to read and for space to write; None leaves a setting unchanged."""
+        """Set whether to wait until the descriptor can be read or written; None leaves a setting unchanged."""
         mask = self._mask
         if read is not None:
             mask = mask | _READ if read else mask & ~_READ
@@ -58,7 +60,8 @@ class FdWatch:
             return
         poller = self._loop.poller
         if not mask:
-            poller.unregister(self.fd)  # an empty mask would report a hangup in every poll
+            # With an empty mask, every poll would still report a hangup.
+            poller.unregister(self.fd)
         elif self._mask:
             poller.modify(self.fd, mask)
         else:
@@ -73,9 +76,10 @@ class FdWatch:
             del self._loop.watches[self.fd]
 
     def dispatch(self, mask: int) -> None:
-        """Run the callbacks for the events in `mask`."""
+        """Run the callbacks for the poll events in `mask`."""
         if self._registered_turn == self._loop.turn:
-            return  # registered after the poll: the events belong to a closed file that had the same descriptor
+            # This watch was registered after the poll. The events belong to a closed file that had the same descriptor.
+            return
         if mask & (_READ | _CLOSED) and self._mask & _READ and self._on_read is not None:
             self._on_read()
         if mask & (_WRITE | _CLOSED) and self._mask & _WRITE and self._on_write is not None:
@@ -83,7 +87,7 @@ class FdWatch:
 
 
 class Timer:
-    """A scheduled callback; a repeated `cancel` does nothing."""
+    """A callback that the loop calls later unless it is cancelled; a repeated `cancel` does nothing."""
 
     __slots__ = ("_loop", "callback", "owner")
 
@@ -201,7 +205,7 @@ class Loop:
             callback(*arguments)
         except Exception as error:
             if watch is not None:
-                watch.close()  # otherwise the same event would raise again in every poll
+                watch.close()  # If the watch stayed open, the same event would raise again in every poll.
             self._on_crash(owner, error)
 
     def _read_signals(self) -> None:

@@ -35,7 +35,7 @@ class Decoder:
         self._waiting = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[tuple[dict[str, Json], bytes]]:
-        """Yield the header and the body of each frame that `piece` completes.
+        """Add the received bytes `piece`, and yield the header and the body of each frame that is now complete.
 
         Raises:
             MalformedFrameError: A frame is too long, or its header is not a JSON object.

@@ -1,4 +1,4 @@
-"""Memory and disk use, OOM kills and memory limit hits of a sandbox. Only its process 1 can read them."""
+"""Reads memory use, disk use, OOM kills and memory limit hits of a sandbox. Must run in process 1 of the sandbox."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from .json_fallback import Json
 
 _EVENTS = "/sys/fs/cgroup/memory.events"
-"""The event counts of cgroup v2."""
+"""File with the counts of memory events (cgroup v2)."""
 _MEMORY_GROUPS = ("/sys/fs/cgroup/memory/", "/sys/fs/cgroup/memory/agent/")
-"""The cgroups of cgroup v1: the sandbox's and the agent user's. A cgroup does not count OOM kills of its children."""
+"""The memory cgroups (v1) of the sandbox and of the agent user. A cgroup does not count kills in its children."""
 _KILL_COUNTS = (_EVENTS, *(folder + "memory.oom_control" for folder in _MEMORY_GROUPS))
 _HUGE_PAGE_BYTES = 2 << 20
-"""Size of the largest single allocation. When an allocation has failed, at most this much is free below the limit."""
+"""Size of the largest allocation. After a failed allocation, less than this size is free below the memory limit."""
 _WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -22,13 +22,14 @@ _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory
 def fullest() -> dict[str, Json]:
     """Return which writable file system is fullest (``disk_place``) and how full it is (``disk_percent``).
 
-    Empty if no writable path is a separate file system.
+    The result is empty if no writable path is a separate file system.
     """
     found: dict[str, Json] = {}
     peak = -1
     for path in _WRITABLE if os.getpid() == 1 else ():
         try:
-            if os.stat(path).st_dev == os.stat("/").st_dev:  # the host limits the root file system
+            # Skip a path on the root file system, because the host measures how full that is.
+            if os.stat(path).st_dev == os.stat("/").st_dev:
                 continue
             size = os.statvfs(path)
         except OSError:
@@ -42,7 +43,7 @@ def fullest() -> dict[str, Json]:
 
 
 def kill_count() -> int | None:
-    """Return the number of OOM kills in the sandbox; None if its cgroup is not visible."""
+    """Return the number of OOM kills in the sandbox; None if the sandbox's cgroup is not visible."""
     counts = []
     for path in _KILL_COUNTS if os.getpid() == 1 else ():
         for line in (_read(path) or b"").splitlines():
@@ -53,9 +54,9 @@ def kill_count() -> int | None:
 
 
 def limit_hits() -> int:
-    """Return how often the sandbox's own memory limit, or the agent user's, caused an out-of-memory condition.
+    """Return how often memory ran out because of the limit of the sandbox or of the agent user's programs.
 
-    With cgroup v1, return how many of the two cgroups have reached their limit since the host last reset their peaks.
+    With cgroup v1, return how many of these two limits were reached since the host last reset the peaks.
     """
     for line in (_read(_EVENTS) or b"").splitlines():
         if line.startswith(b"oom "):
@@ -68,7 +69,7 @@ def limit_hits() -> int:
 
 
 def memory_in_use() -> int | None:
-    """Return the memory in use in bytes; None if the sandbox's cgroup is not visible."""
+    """Return the sandbox's memory use in bytes; None if the sandbox's cgroup is not visible."""
     found = [_read(path) for path in _MEMORY_IN_USE] if os.getpid() == 1 else []
     return next((int(text) for text in found if text is not None), None)
 

@@ -22,8 +22,8 @@ _IPC_RMID = 0
 def remove_large(user: User) -> None:
     """Remove the System V objects of `user` of each kind whose total size exceeds 16 MiB.
 
-    Programs that are attached to shared memory can use it until they end. Does nothing without ctypes. Does nothing if
-    we are not process 1, because the objects of the host's IPC namespace belong to other programs.
+    Programs that are attached to removed shared memory can use it until they end. Does nothing without ctypes. Does
+    nothing if this process is not process 1, because it then sees the host's objects, which belong to other programs.
     """
     if os.getpid() != 1:
         return
@@ -41,11 +41,11 @@ def _objects(path: str) -> list[dict[str, int]]:
     """Read a table in /proc; return each row as a dict whose keys are the column names in the first line."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # the kernel has no System V objects
+    except OSError:  # The table is missing, because this kernel does not support System V objects.
         return []
     with open(fd) as file:
         names = file.readline().split()
-        # The second column is the id; its name differs between the three tables.
+        # The second column contains the object's id. Its name is different in each of the three tables.
         if len(names) > 1:
             names[1] = "id"
         return [dict(zip(names, [int(value) for value in line.split()])) for line in file]

@@ -1,7 +1,7 @@
 """Encodes and decodes JSON without the package `json`.
 
-That package is slower to load than the whole agent, and reduced Pythons lack it. Decoding uses its C scanner
-(`_json`) if available. Encoding supports only objects without nested values, because the agent sends no others.
+The package `json` is slower to load than the whole agent, and reduced Pythons lack it. Decoding uses the package's C
+scanner (`_json`) if available. Encoding supports only objects without nested values, because the agent sends no others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _plain(value: Json) -> str:
 
 
 class _Rules:
-    """The options that the C scanner reads as attributes."""
+    """Options of the C scanner, which reads them as attributes of this class."""
 
     strict = True
     object_hook = None
@@ -112,7 +112,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
             raise ValueError("control character in a string")
         parts.append(plain)
         if escape < 0:
-            # A character above U+FFFF is written as two escapes (a surrogate pair); join them.
+            # JSON writes a character above U+FFFF as two escapes (a surrogate pair), which are joined here.
             joined = "".join(parts)
             return joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), quote + 1
         letter = text[escape + 1]

@@ -51,7 +51,7 @@ class User:
         uid: User and group id; None for the user that the agent runs as.
         env: Environment variables of the user's programs, in addition to the sandbox's.
         is_private: Whether other users have no access to the user's files; ignored if `uid` is None.
-        preemptible: Whether the user's programs are killed when another user's process cannot start.
+        preemptible: Whether the user's programs may be killed so that processes of other users can start.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class User:
 
     @property
     def rights(self) -> int:
-        """The mode bits that new files of this user may have."""
+        """The mode bits that new files of this user may have; the others are cleared."""
         return 0o700 if self.is_private else 0o777
 
     def act(self, action: Callable[[], T]) -> T:
@@ -87,7 +87,7 @@ class User:
             os.setegid(0)
 
     def pipe(self) -> tuple[int, int]:
-        """Open a pipe whose write end this user can reopen by name, as programs do with ``/dev/stderr``."""
+        """Open a pipe whose write end this user's programs can reopen by name, for example as ``/dev/stderr``."""
         reader, writer = os.pipe()
         if self.uid is not None:
             os.fchown(writer, self.uid, self.uid)
@@ -109,19 +109,21 @@ class User:
             os.umask(0o077)
         _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
-            _prctl(libc, _PR_CAPBSET_DROP, capability)  # fails without CAP_SETPCAP; the steps below still apply
+            # Ignore a failure of this call without CAP_SETPCAP, because the steps below still drop the capabilities.
+            _prctl(libc, _PR_CAPBSET_DROP, capability)
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
-        known = _HIDDEN_UID if hidden else self.uid  # a sender's uid must match our real or saved uid
+        # A process can send us signals only if its uid equals our real or saved uid.
+        known = _HIDDEN_UID if hidden else self.uid
         os.setresuid(known, self.uid, known)
         if libc is not None:
             libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def lent_files() -> dict[str, int]:
-    """Receive open files from the host; our first argument is the number of the socket to receive them from.
+    """Receive open files from the host over the socket whose descriptor is our first command-line argument.
 
-    The keys are ``s`` for our OOM score and ``g`` for the tasks file of the agent user's memory cgroup.
+    Returns the descriptors: ``s`` for our OOM score, and ``g`` for the tasks file of the agent user's memory cgroup.
     """
     if len(sys.argv) < 2:
         return {}
@@ -145,7 +147,8 @@ class JoinedCgroup:
 
     def find(self) -> None:
         """Open the tasks file if it is writable. Must be called before the first `join`."""
-        if not self._is_known and os.getpid() == 1:  # other processes see the host's cgroups at this path
+        # If we are not process 1, this path belongs to the host's cgroups.
+        if not self._is_known and os.getpid() == 1:
             self._is_known = True
             try:
                 self._fd = os.open(_AGENT_GROUP, os.O_WRONLY | os.O_CLOEXEC)
@@ -153,7 +156,7 @@ class JoinedCgroup:
                 pass
 
     def join(self) -> None:
-        """Move this process, which must be single-threaded, into the cgroup. Raises `OSError` if that fails."""
+        """Move this process, which must have only one thread, into the cgroup. Raises `OSError` if that fails."""
         if self._fd is not None:
             os.write(self._fd, b"0")
 
@@ -164,9 +167,10 @@ def adopt_orphans() -> bool:
 
 
 def hide_memory() -> None:
-    """Prevent other processes of our user, such as root's programs, from tracing us and reading our memory."""
+    """Prevent other processes with the same uid as this process from tracing it and reading its memory."""
     if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
-        os.setegid(_HIDDEN_UID)  # without prctl: a change of the group id makes a process undumpable, too
+        # Without prctl, change the group id and restore it. The change also makes the process undumpable.
+        os.setegid(_HIDDEN_UID)
         os.setegid(0)
 
 
@@ -189,9 +193,9 @@ class Score:
         self._lent = lent
 
     def fork_first_to_die(self) -> int:
-        """Fork a child that the kernel kills before us; without permission to change the score, only fork.
+        """Fork a child that the kernel kills before this process when memory runs out.
 
-        Returns and raises the same as `os.fork`.
+        Without permission to change the OOM score, only fork. Returns and raises the same as `os.fork`.
         """
         try:
             fd = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC) if self._lent is None else os.dup(self._lent)
@@ -205,7 +209,7 @@ class Score:
                 pid = os.fork()
                 return pid
             finally:
-                if pid != 0:  # in the child, `fd` is still the parent's file
+                if pid != 0:  # The child must not restore the score, because its `fd` is the parent's file.
                     os.pwrite(fd, before, 0)
         finally:
             os.close(fd)
@@ -227,10 +231,9 @@ def limit_resources() -> None:
 
 
 def be_killed_first() -> None:
-    """Raise our OOM score above the agent's, if the agent could not do so before the fork."""
-    is_seen = os.geteuid() != 0 and _prctl(
-        _library(), _PR_SET_DUMPABLE, 1
-    )  # we can write the file only while we are dumpable; otherwise root owns it
+    """Set this process's OOM score above the agent's, in case the agent could not set it before the fork."""
+    # A process that is not dumpable cannot write its score file, because root then owns the file.
+    is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)
     try:
         fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -249,12 +252,12 @@ def waiting_bytes(fd: int) -> int:
 
 
 def process_bound() -> int | None:
-    """Return the maximum number of processes and threads; None if there is no limit, or we are not process 1."""
+    """Return the sandbox's limit of processes and threads; None without a limit, or if we are not process 1."""
     return _processes(".max") if os.getpid() == 1 else None
 
 
 def process_count() -> int | None:
-    """Return the number of processes and threads, including zombies; None if it is unknown."""
+    """Return the sandbox's number of processes and threads, including zombies; None if it is unknown."""
     return _processes(".current")
 
 
@@ -266,7 +269,7 @@ def close_others(*kept: int) -> None:
         if fd > 2 and fd not in kept:
             try:
                 os.close(fd)
-            except OSError:  # listdir itself used this descriptor, and has closed it
+            except OSError:  # This is the descriptor that `listdir` used and has already closed.
                 pass
 
 
@@ -294,9 +297,9 @@ def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
 
 
 def _library() -> CDLL | None:
-    """Return the C library; None in a Python without ctypes, where the container's own settings apply instead.
+    """Return the C library; None in a Python without ctypes, where only the container's own protections apply.
 
-    Loads ctypes on demand, because that takes a fifth of a sandbox's start, and the first reply need not wait for it.
+    Loads ctypes on demand. Loading takes a fifth of a sandbox's start time, and the first reply does not need it.
     """
     if not _LINUX:
         return None

@@ -37,7 +37,7 @@ _BROKEN = 3
 
 
 class Agent:
-    """The agent, which is process 1 of a sandbox, or the root of its processes.
+    """The agent: process 1 of a sandbox, or the ancestor of all processes of a sandbox without its own process 1.
 
     Args:
         hello: The first frame to send on each further channel.
@@ -70,7 +70,7 @@ class Agent:
         }
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> HostConnection:
-        """Serve calls from a channel. A channel that is configured with ``as_observer`` does not count as a client."""
+        """Serve calls from a channel. The channel counts as a client unless its configuration has ``as_observer``."""
         is_client = True
         self._channels += 1
         if self._orphan_timer is not None:
@@ -96,14 +96,14 @@ class Agent:
         return connection
 
     def _remove_client(self) -> None:
-        """Remove a client from the count; the sandbox ends `_orphan_ttl_s` after the last client has left."""
+        """Decrease the number of clients. The sandbox ends `_orphan_ttl_s` seconds after its last client has left."""
         self._channels -= 1
         if self._channels == 0 and self._orphan_ttl_s is not None:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)
             self._orphan_timer = self.loop.after(remaining_s, lambda: self._abort("orphaned", "no client came back"))
 
     def open_first(self, reader: int, writer: int) -> None:
-        """Serve the first channel; unless the sandbox is detached, it ends when this channel is closed."""
+        """Serve the first channel. The sandbox ends when this channel is closed, unless the sandbox is detached."""
         self.open(reader, writer, on_over=self._on_first_over)
 
     def leave(self, code: int, kind: str) -> None:
@@ -121,7 +121,7 @@ class Agent:
 
     def _configure(self, config: Header) -> None:
         if self._context.users:
-            return  # only the first channel configures the sandbox
+            return  # The sandbox is already configured, because only its first channel configures it.
         self._context.configure(config)
         self._is_detached = bool(config.get("detached"))
         if config.get("orphan_ttl_s") is not None:
@@ -136,7 +136,8 @@ class Agent:
 
     def _warm(self) -> None:
         gc.collect()
-        gc.freeze()  # the garbage collector would write to memory pages that forked workers share
+        # Exclude the existing objects from garbage collection, which would write to pages that workers share.
+        gc.freeze()
         self._context.workers.give_back(self._context.workers.take(self._context.user("agent")))
 
     def _run_command(self, argv: list[str]) -> None:
@@ -144,7 +145,7 @@ class Agent:
         if "/" not in argv[0] or argv[0].startswith("/"):
             try:
                 context.find(argv[0])
-            except CallError:  # leave before the first reply, so the host sees that the start failed
+            except CallError:  # Leave before the first reply, so that the host reports a failed start.
                 self._write_stderr(b"%s: No such file or directory\n" % encoded(argv[0]))
                 self.leave(127, "exited")
         user = context.user("agent")
@@ -154,7 +155,8 @@ class Agent:
         folder = encoded(context.work)
         request = worker.encode_request([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
         exec_worker = context.workers.take(user)
-        context.workers.protect(exec_worker)  # the sandbox ends if its command is killed
+        # The sandbox ends when its command ends, so the command must not be killed to free pids.
+        context.workers.protect(exec_worker)
         exec_worker.run(request, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: WorkerReport) -> None:
@@ -186,7 +188,7 @@ class Agent:
                 self._stderr.take_waiting()
             return _Log(connection, number, self._log.peek())
         if name in ("pack", "unpack"):
-            from .files import copy  # loaded on demand: most sandboxes never need it
+            from .files import copy  # Loaded on demand, because most sandboxes never copy folders.
 
             return (copy.Pack if name == "pack" else copy.Unpack)(self._context, connection, number, header)
         if name == "forward":
@@ -291,7 +293,7 @@ class Agent:
             crashed(text)
 
     def _write_stderr(self, text: bytes) -> None:
-        """Write to standard error; drop the text if that would block."""
+        """Write to the agent's standard error; drop the text if writing would block."""
         poller = select.poll()
         poller.register(2, select.POLLOUT)
         try:
@@ -313,7 +315,7 @@ def main(reader: int, writer: int, hello: bytes) -> None:
     Args:
         reader: Descriptor to read the channel from.
         writer: Descriptor to write the channel to.
-        hello: The first frame to send on each further channel; the bootstrap has sent it on this one.
+        hello: The first frame to send on each further channel. The bootstrap has already sent it on the first channel.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

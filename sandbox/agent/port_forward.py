@@ -23,7 +23,7 @@ _WINDOW_BYTES = 256 << 10
 
 
 class Forward(IncomingCall):
-    """One forwarded connection."""
+    """A call that forwards one connection."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -50,7 +50,7 @@ class Forward(IncomingCall):
     def more(self, piece: bytes) -> None:
         if self._input is not None and self._input.is_open:
             self._input.add(piece)
-        elif piece:  # the server no longer reads; acknowledge the data, so the host can continue
+        elif piece:  # The server no longer reads. Acknowledge the data anyway, so that the host can finish sending.
             self.send_header(ack=len(piece))
 
     def eof(self) -> None:
@@ -108,7 +108,7 @@ class Forward(IncomingCall):
         if not self.is_over:
             try:
                 self._socket.shutdown(SHUT_WR)
-            except OSError:  # the server has closed the connection
+            except OSError:  # The server has already closed the connection.
                 pass
             self._finish_when_over()
 

@@ -1,4 +1,4 @@
-"""The state that all calls share: event loop, workers, users, environment variables and working directory."""
+"""The agent's state that all calls share: event loop, workers, users, environment variables and working directory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ else:
 
 
 _RECENT_S = 1.0
-"""Maximum age of an OOM kill that is taken as the reason why a command was killed."""
+"""Seconds after an OOM kill within which the end of a command is attributed to that kill."""
 _CHECK_S = 0.5
-"""Interval of checks for OOM kills; they find kills of background programs, too."""
+"""Seconds between two checks for OOM kills; the checks also find kills of background programs."""
 
 
 class Context:
-    """The state that all calls share.
+    """The agent's state that all calls share.
 
     Attributes:
         loop: The event loop.
@@ -55,7 +55,7 @@ class Context:
             self._check()
 
     def configure(self, config: Header) -> None:
-        """Set users, working directory and environment variables."""
+        """Set users, working directory and environment variables from the host's configuration."""
         is_root = os.getuid() == 0
         self.users = {
             "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),
@@ -81,7 +81,7 @@ class Context:
         return self.users[name]
 
     def owner(self, header: Header) -> linux.User:
-        """Return the user whose rights a call has for files; never root.
+        """Return the user with whose rights a call accesses files; never root.
 
         Raises:
             CallError: The sandbox has no such user, or the user is root.
@@ -98,12 +98,13 @@ class Context:
     def start_folder(self, user: linux.User) -> str:
         """Return the working directory of `user`.
 
-        A grader starts in its own home, where the agent cannot place Python modules that the grader would import.
+        A grader starts in its own home, because the agent could place Python modules in other folders, and the grader
+        would import these modules.
         """
         return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
     def inside(self, path: bytes) -> bytes:
-        """Return `path` joined to the working directory."""
+        """Return `path`; a relative path is joined to the working directory."""
         return os.path.join(encoded(self.work), path)
 
     def find(self, program: str) -> bytes:
@@ -130,14 +131,15 @@ class Context:
 
     def _check(self) -> None:
         self.loop.after(_CHECK_S, self._check)
-        if self._limit_hits:  # with cgroup v1, the host resets the peaks after a report
+        # With cgroup v1, the count can decrease, because the host resets the peaks after each report.
+        if self._limit_hits:
             self._limit_hits = min(self._limit_hits, gauges.limit_hits())
         self.report_oom_kills()
 
     def hit_limit_recently(self) -> bool:
-        """Return whether an OOM kill was seen within the last second, caused by the sandbox's own memory limit.
+        """Return whether the sandbox's own memory limit has caused an OOM kill within the last second.
 
-        With cgroup v1, returns False after the first such kill if the host cannot reset the peak.
+        With cgroup v1, a host that cannot reset the peak memory use makes this False for every kill after the first.
         """
         self.report_oom_kills()
         return self._was_limit_hit and time.monotonic() - self._reported_at < _RECENT_S
@@ -145,7 +147,7 @@ class Context:
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Return as ``oom`` whether an OOM kill happened since the last call of this method.
 
-        Returns an empty dict if this is unknown, or if the exit code is not that of a killed program.
+        Returns an empty dict if OOM kills are not visible, or if `code` is not the exit code of a killed program.
         """
         if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}

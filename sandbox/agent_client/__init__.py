@@ -1,1 +1,1 @@
-"""The host's end of the agent protocol, and the `Sandbox` class of all backends that use an agent."""
+"""The host's end of the agent protocol, and the class that implements `Sandbox` for all backends with an agent."""

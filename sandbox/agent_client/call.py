@@ -20,9 +20,9 @@ GRACE_S = 10.0
 """How long after a call's own timeout its reply may arrive. A transfer must make progress within this time."""
 
 _QUEUE_BYTES = 1 << 20
-"""Reading from the channel pauses while the caller of one call leaves more than this number of bytes unread."""
+"""Reading from the channel pauses while the caller of one call has more than this number of unread bytes."""
 _SETTLE_S = 2.0
-"""How long a cancelled call waits for its program to end."""
+"""How many seconds a cancelled call waits for its program to end."""
 _RETRY_S = 0.5
 """Extra time after a deadline, because a blocked event loop may run the timer before it reads a punctual reply."""
 
@@ -77,7 +77,7 @@ class Reply:
 
 
 class CallChannel(Protocol):
-    """The part of `AgentChannel` that a call uses."""
+    """Protocol with the methods of `AgentChannel` that a call uses."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -91,7 +91,7 @@ class CallChannel(Protocol):
 
 
 class AgentCalls(Protocol):
-    """The part of `AgentSandbox` that a shell or a program uses."""
+    """Protocol with the methods of `AgentSandbox` that a shell or a running program uses."""
 
     @property
     def id(self) -> str: ...
@@ -168,7 +168,7 @@ class Call:
         await self._channel.send({"id": self.id, **header}, body)
 
     async def feed(self, content: bytes | AsyncIterator[bytes]) -> None:
-        """Send `content` and the end of input; stop early if the call is over."""
+        """Send `content` as the input of the call, then the end of input. Stop early if the call is over."""
         if isinstance(content, bytes):
             await self._feed_piece(content)
         else:
@@ -180,7 +180,7 @@ class Call:
             await self.send({"eof": True})
 
     async def send_within_window(self, data: bytes) -> None:
-        """Send input, but at most `WINDOW_BYTES` without an acknowledgement; stop early if the call is over."""
+        """Send input; wait for an acknowledgement after `WINDOW_BYTES`. Stop early if the call is over."""
         for start in range(0, len(data), MAX_BODY_BYTES):
             piece = data[start : start + MAX_BODY_BYTES]
             while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
@@ -198,7 +198,7 @@ class Call:
         await self.send({"ack": count})
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Wait for the next piece of the reply; return its kind and content, or None at the end.
+        """Wait for the next piece of the reply; return its kind (such as ``out``) and its content, or None at the end.
 
         Raises:
             RefusedCallError: The agent refused the call.
@@ -217,7 +217,7 @@ class Call:
         return kind, body
 
     async def reply(self) -> Reply:
-        """Wait for the complete reply and return it. Raises the same errors as `receive`."""
+        """Wait for the complete reply and return the reply. Raises the same errors as `receive`."""
         await self.over()
         assert self.end is not None
         pieces: dict[str, list[bytes]] = {}
@@ -233,9 +233,10 @@ class Call:
             await self._wait()
 
     async def leave(self) -> None:
-        """Cancel the call unless it is over, and wait for its program to end, for at most 2 s.
+        """Cancel the call unless it is over, and wait at most 2 s for its program to end.
 
-        Cancellation does not interrupt this method. It does not raise if the channel has ended.
+        Cancellation of the calling task does not interrupt this method. If the channel has ended, this method does not
+        raise.
         """
         if self.is_over:
             return
@@ -257,7 +258,7 @@ class Call:
             self._timer = None
 
     def take(self, header: dict[str, JSON], body: bytes) -> None:
-        """Handle a frame of the reply.
+        """Handle a frame of the reply that the channel has received.
 
         Raises:
             MalformedReplyError: The frame violates the protocol.
@@ -277,14 +278,14 @@ class Call:
             self._finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
-        elif header.get("eof") is True and not self._is_at_eof:  # accept it only once
+        elif header.get("eof") is True and not self._is_at_eof:  # A second ``eof`` is an error.
             self._is_at_eof = True
             self._wake()
         else:
             raise MalformedReplyError("an unknown header")
 
     def lose(self, error: ChannelEndedError) -> None:
-        """Fail the call because no reply will come."""
+        """Fail the call, because the channel has ended and no reply will come."""
         self._finish(error=error)
 
     def _take_piece(self, kind: JSON, body: bytes) -> None:
@@ -343,7 +344,7 @@ class Call:
 
     def _on_timer(self) -> None:
         loop = self._channel.loop
-        if self._channel.is_stalled:  # the host does not read, so the agent is not late
+        if self._channel.is_stalled:  # Extend the deadline, because the host itself has paused reading.
             self._deadline = loop.time() + self._allowance_s
         elif loop.time() >= self._deadline:
             if self._is_retried:
@@ -363,7 +364,7 @@ def one_line(text: str) -> str:
 
 
 def _bounds(do: str, fields: Fields) -> dict[str, int | None]:
-    """Return for each kind of piece that the reply may contain its maximum size in bytes; None for no maximum."""
+    """Return the allowed outputs of a reply with their maximum sizes in bytes; None means no maximum."""
     keep, most = fields.get("keep_bytes"), fields.get("max_bytes")
     if do == "forward":
         return {"open": 0, "data": WINDOW_BYTES}

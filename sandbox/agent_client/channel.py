@@ -1,9 +1,9 @@
 """The host's end of the agent protocol, which carries concurrent calls over one stream.
 
-A frame consists of two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The agent is not
-trusted: the host checks lengths, types, call numbers and the total size of each reply, and the first violation ends
-the channel and the sandbox. A late reply ends the channel too, because an unresponsive agent cannot cancel a call. One
-task reads all frames and wakes the callers.
+A frame consists of two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The host does not trust
+the agent. It checks lengths, types, call numbers and the total size of each reply. The first violation ends the channel
+and the sandbox. A late reply also ends the channel, because an unresponsive agent cannot cancel the call. One task
+reads all frames and wakes the callers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stream(Protocol):
     """A byte stream to and from an agent."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; wait while the other side does not read. Overlapping calls are sent one after another.
+        """Send all of `data`; wait while the other side does not read. Concurrent calls send their data in turn.
 
         Raises:
             ConnectionError: The other side is gone.
@@ -65,7 +65,7 @@ class Stream(Protocol):
         ...
 
     async def receive(self) -> bytes:
-        """Wait for data and return it; return empty bytes at the end. Calls must not overlap."""
+        """Wait for data and return it; return empty bytes at the end. Must not be called concurrently."""
         ...
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of an agent.
+    """The content of the first frame (the hello) of an agent.
 
     Attributes:
         pid: Process id of the agent inside the sandbox.
@@ -90,7 +90,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """The OOM kills that a sandbox has survived, because they did not kill its process 1.
+    """Count of the OOM kills that a sandbox has survived, because they did not kill its process 1.
 
     Attributes:
         oom_kills: Number of OOM kills since the start of the sandbox.
@@ -149,7 +149,7 @@ class AgentChannel:
         Raises:
             ChannelEndedError: The agent is gone, or sent no valid hello within `timeout_s` seconds.
         """
-        # Not in a task group, because the channel outlives this method.
+        # Do not use a task group for this task, because the task must outlive this method.
         self._reader = self.loop.create_task(self._read())
         with anyio.move_on_after(timeout_s):
             await asyncio.wait([self._hello])
@@ -163,10 +163,10 @@ class AgentChannel:
     async def call(
         self, do: str, /, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply:
-        """Make a call and return its reply.
+        """Make a call to the agent and return the reply.
 
         The fields ``timeout_s``, ``keep_bytes`` and ``max_bytes`` also limit the time and the size of the reply.
-        Cancelling this method cancels the call in the sandbox and waits for its program to end, for at most 2 s.
+        Cancelling this method cancels the call in the sandbox, and waits at most 2 s for its program to end.
 
         Args:
             do: Name of the call.
@@ -201,7 +201,7 @@ class AgentChannel:
         await self._end.wait()
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Call `call` when the channel has ended."""
+        """Register the function `call`, which is called when the channel has ended."""
         if self._is_ended:
             call()
         else:
@@ -233,12 +233,12 @@ class AgentChannel:
         return ChannelEndedError(self.reason)
 
     def forget(self, call: Call) -> None:
-        """Remove a call that is over; further frames for it are protocol errors."""
+        """Remove a call that is over. Further frames with its number are protocol errors."""
         self._calls.pop(call.id, None)
         self.unstall(call)
 
     def stall(self, call: Call) -> None:
-        """Pause reading until `unstall` is called for `call`."""
+        """Pause reading from the agent until `unstall` is called for `call`."""
         self._stalled.add(call)
 
     def unstall(self, call: Call) -> None:
@@ -362,7 +362,8 @@ def _frame(header: Fields, body: bytes = b"") -> bytes:
     """
     try:
         head = orjson.dumps(header)
-    except TypeError:  # file names that are not UTF-8 contain lone surrogates, which only `json` escapes
+    except TypeError:
+        # File names that are not UTF-8 contain lone surrogates. `orjson` rejects these, but `json` escapes them.
         head = json.dumps(header).encode()
     if len(head) > MAX_HEADER_BYTES:
         raise ValueError(f"arguments have more than {MAX_HEADER_BYTES} bytes; send large data as a file")

@@ -19,12 +19,12 @@ from .channel import AgentChannel, Call, ChannelEndedError, RefusedCallError, So
 async def connected(
     channel: AgentChannel, start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **address: JSON
 ) -> socket.socket:
-    """Connect to a socket inside the sandbox; return a host socket that is joined with it.
+    """Connect to a socket inside the sandbox; return a host socket whose data is forwarded to and from it.
 
     Args:
         channel: The channel to the sandbox's agent.
         start_task: Runs a coroutine in the background until the sandbox ends.
-        address: Either ``port`` (a TCP port) or ``socket`` (the path of a Unix socket inside).
+        address: Either ``port`` (a TCP port) or ``socket`` (the path of a Unix socket) inside the sandbox.
 
     Raises:
         RefusedCallError: No server listens at the address.
@@ -41,12 +41,13 @@ async def connected(
         raise
     theirs.setblocking(False)
     pump = start_task(_pump(call, ours))
-    pump.add_done_callback(lambda _: ours.close())  # even if it is cancelled before it starts
+    # Close the socket in a callback, which runs even if the task is cancelled before it starts.
+    pump.add_done_callback(lambda _: ours.close())
     return theirs
 
 
 async def _pump(call: Call, ours: socket.socket) -> None:
-    """Copy bytes between the call and `ours` until both directions have ended or one side is gone."""
+    """Copy bytes between the call and the socket `ours` until both directions have ended or one side is gone."""
     stream = SocketStream(ours)
     try:
         async with anyio.create_task_group() as tasks:

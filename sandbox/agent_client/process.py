@@ -40,7 +40,7 @@ class Program:
                     await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
 
     async def send_eof(self) -> None:
-        """Send the end of input, which is Ctrl-D for a terminal."""
+        """Send the end of input; if the program has a terminal, send Ctrl-D instead."""
         if not self._call.is_over:
             with suppress(ChannelEndedError):
                 await self._call.send({"eof": True})
@@ -51,7 +51,7 @@ class Program:
             await self._sandbox.call("resize", of=self._call.id, rows=rows, cols=columns)
 
     async def result(self) -> ExecResult:
-        """Return the exit code and the other results, but no output. Call it after `receive` has returned None."""
+        """Return the exit code and the other results, but no output. Call it only after `receive` has returned None."""
         end = self._call.end
         if end is None:
             raise RuntimeError("the program has not ended; call receive until it returns None")

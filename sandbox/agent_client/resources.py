@@ -16,9 +16,10 @@ class HostResources:
     """Callbacks and paths with which the host reaches, inspects and ends a sandbox.
 
     Attributes:
-        cause: Returns why the sandbox has ended, given the OOM kills that it survived; takes at most 2 s.
-        kill: Kills all processes of the sandbox and removes everything that it left; may be called repeatedly.
-        release_resources: Closes the host's handles while the sandbox continues to run; None if it has no handles.
+        cause: Returns why the sandbox has ended. Its argument is the OOM kills that the sandbox survived. Takes at
+        most 2 s.
+        kill: Kills all processes of the sandbox and removes its files and other resources; may be called repeatedly.
+        release_resources: Closes the host's handles without ending the sandbox; None if there are no handles.
         sockets: Host folder that contains the sandbox's sockets; None to connect through the agent instead.
         snapshot: Saves the sandbox's files and returns the snapshot's name; None if snapshots are not supported.
         unenforced: Limits that this sandbox does not enforce although its backend usually does, such as ``"uid"``.

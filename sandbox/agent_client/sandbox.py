@@ -1,4 +1,4 @@
-"""A running sandbox, as all backends with an agent return it: combines calls to the agent with host resources."""
+"""The sandbox class of all backends with an agent: combines calls to the agent with resources of the host."""
 
 from __future__ import annotations
 
@@ -55,19 +55,20 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
 class AgentSandbox:
     """One sandbox; implements `envkit.protocols.Sandbox`. Must be created in a running event loop.
 
-    When the agent ends or violates the protocol, the whole sandbox is ended and its resources are released
-    immediately, even without a call of `stop`.
+    If the agent ends or violates the protocol, the sandbox is ended and its resources are released immediately. This
+    does not need a call of `stop`.
 
     Args:
         sandbox_id: Id of the sandbox.
         channel: The channel to its agent.
-        resources: Its host resources.
+        resources: Resources of the sandbox on the host.
         work: Path of the programs' working directory inside the sandbox.
         forget: Called when the teardown is complete.
 
     Attributes:
         work: Path of the programs' working directory inside the sandbox.
-        grader_home: Path inside of the folder that only a grader can enter, if graders run as a separate user.
+        grader_home: Path of the graders' folder inside the sandbox. Only graders can enter it, if they have a separate
+        user.
         unenforced: Limits that this sandbox does not enforce although its backend usually does.
     """
 
@@ -96,7 +97,7 @@ class AgentSandbox:
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
         """Configure the agent, and wait until the sandbox's command runs and its control socket is open.
 
-        Stops the sandbox if it raises.
+        If this method raises, it has stopped the sandbox.
 
         Args:
             config: The configuration, which is the first frame to the agent.
@@ -112,14 +113,15 @@ class AgentSandbox:
                 await self._channel.open(config, timeout_s)
                 is_up = True
                 if config.get("command") or config.get("control_socket"):
-                    await self._channel.call("ping")  # the agent replies when both are ready
+                    # The agent replies when the command runs and the control socket is open.
+                    await self._channel.call("ping")
             if limit.cancelled_caught:
                 self._channel.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
                 raise ChannelEndedError(self._channel.reason)
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            if is_up and not self._channel.reason:  # the agent, not the host, ended the channel
+            if is_up and not self._channel.reason:  # No reason means that the agent ended the channel, not the host.
                 raise not_ready(self._id, cause) from None
             raise SandboxStartError(self._id, cause) from None
         except BaseException:
@@ -131,7 +133,8 @@ class AgentSandbox:
 
         Args:
             timeout_s: Seconds to wait for the agent.
-            as_observer: If True, this connection is not a client, and the sandbox's ``orphan_ttl_s`` keeps counting.
+            as_observer: If True, this connection does not count as a client, so it does not stop the timeout
+                ``orphan_ttl_s`` of the sandbox.
 
         Raises:
             UnreachableError: The agent did not reply within `timeout_s`.
@@ -201,7 +204,7 @@ class AgentSandbox:
             raise await self._error(error) from None
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> AgentShell:
-        """Return the shell `name`, which is started by its first command."""
+        """Return the shell with this name. Its first command starts the shell."""
         key = name, user
         if key not in self._shells:
             self._shells[key] = AgentShell(self, name, user)
@@ -273,9 +276,10 @@ class AgentSandbox:
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return resource use: ``processes`` and ``uptime_s``, and if known also ``memory_bytes``.
+        """Return the resource use of the sandbox: ``processes`` and ``uptime_s``, and if known also ``memory_bytes``.
 
-        If known, ``disk_place`` is the path of the fullest writable file system and ``disk_percent`` how full it is.
+        If known, ``disk_place`` is the path of the fullest writable file system, and ``disk_percent`` is how full this
+        file system is.
         """
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}
@@ -297,9 +301,9 @@ class AgentSandbox:
         return await self._teardown.cause()
 
     async def stop(self) -> None:
-        """End the sandbox and remove everything that it left on the host; takes at most 15 s.
+        """End the sandbox and remove its files and other resources from the host; takes at most 15 s.
 
-        Cancellation does not interrupt it. A repeated call does nothing.
+        Cancellation of the calling task does not interrupt this method. A repeated call does nothing.
 
         Raises:
             SandboxError: The teardown failed.
@@ -322,7 +326,7 @@ class AgentSandbox:
 
         Raises:
             SandboxLostError: The sandbox is gone.
-            EnvkitError: The agent refused the call; the error code selects the class.
+            EnvkitError: The agent refused the call. The class depends on the agent's error code.
         """
         try:
             return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
@@ -342,7 +346,7 @@ class AgentSandbox:
             raise SandboxLostError(self._id, await self.wait()) from None
 
     async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:
-        # The archive may be larger than its files, because a tar header can be larger than a small file.
+        # Allow more bytes than the files may have, because the tar header of a small file can be larger than the file.
         bound = 2 * max_bytes + (16 << 20)
         try:
             call = await self._channel.start("pack", path=source, max_bytes=bound, user=user)
@@ -361,7 +365,7 @@ class AgentSandbox:
             raise await self._error(error) from None
 
     async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
-        """Convert an error of the channel to the exception to raise."""
+        """Return the public exception for an error of the channel."""
         if isinstance(error, ChannelEndedError):
             return SandboxLostError(self._id, await self.wait())
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "

@@ -9,7 +9,7 @@ from ..host.validation import check_bounds
 from .call import AgentCalls
 
 _CHANGE_S = 5.0
-"""How long a shell may take, after a command has timed out, to end it and start the next command."""
+"""Seconds that a shell may take to end a timed-out command and to start the next command."""
 
 
 class AgentShell:

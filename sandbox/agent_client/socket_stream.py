@@ -9,7 +9,7 @@ from contextlib import suppress
 
 _READ_BYTES = 256 << 10
 _FULL_BYTES = 1 << 20
-"""Maximum number of buffered bytes per direction; above it, senders wait and reading pauses."""
+"""Maximum number of buffered bytes per direction. At this limit, senders wait and reading pauses."""
 
 
 class SocketStream:
@@ -74,7 +74,8 @@ class SocketStream:
         """Close the stream without waiting for unsent data; a repeated call does nothing."""
         if self._is_closed:
             return
-        if self._output and not self._waits_for_room:  # `_send_some` has not yet run for this data
+        if self._output and not self._waits_for_room:
+            # Try to send data that was queued in this iteration of the event loop, for which `_send_some` has not run.
             with suppress(OSError):
                 self._write(self._output)
         self._is_closed = self._is_at_end = True

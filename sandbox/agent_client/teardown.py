@@ -23,7 +23,7 @@ _FAREWELLS = {
     CauseKind.ORPHANED: "no client connected for orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
-"""Texts for the causes that the agent reports. Other causes get the exit code and standard error as their text."""
+"""Texts for the causes that the agent reports. The text of any other cause is the exit code and standard error."""
 
 
 class Teardown:
@@ -32,7 +32,7 @@ class Teardown:
     Args:
         sandbox_id: Id of the sandbox.
         channel: The channel to its agent.
-        resources: Its host resources.
+        resources: Resources of the sandbox on the host.
         forget: Called when the teardown is complete.
 
     Attributes:
@@ -63,7 +63,7 @@ class Teardown:
         return self._cause
 
     async def stop(self) -> None:
-        """End the sandbox and wait for its teardown, for at most 15 s. Cancellation does not interrupt it.
+        """End the sandbox and wait at most 15 s for its teardown. Cancellation does not interrupt this method.
 
         Raises:
             SandboxError: The teardown failed.
@@ -84,11 +84,11 @@ class Teardown:
         return task
 
     def _on_end(self) -> None:
-        # Not in a task group, because the sandbox may end while no task group is open.
+        # Do not use a task group, because the sandbox may end while no task group is open.
         self._teardown_task = self._channel.loop.create_task(self._tear_down())
 
     async def _tear_down(self) -> None:
-        """Find the cause and release the resources."""
+        """Find the cause of the sandbox's end and release its resources."""
         if self._cause is None:
             self._cause = self._channel.reason or await self._find_cause()
         self._has_cause.set()
@@ -102,7 +102,7 @@ class Teardown:
                     self._resources.release_resources()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
-        except Exception as error:  # `stop` waits for the teardown, so it must finish despite any error
+        except Exception as error:  # Catch any error, because `stop` waits until the teardown has finished.
             self._failure = f"{self._id} could not be ended: {error}"
         finally:
             self._forget()
@@ -113,8 +113,8 @@ class Teardown:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._resources.cause(channel.survived)
-                # Prefer the agent's report if the host knows only an exit code, which may be the command's or the
-                # agent's, or if the container is already removed.
+                # Use the cause that the agent reported in two cases: the host knows only an exit code, which may be the
+                # command's or the agent's; or the container is already removed.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):
@@ -123,6 +123,6 @@ class Teardown:
                 return Cause(channel.farewell, _FAREWELLS.get(channel.farewell, found.detail), is_own)
         except (EnvkitError, OSError):
             pass
-        except Exception as error:  # callers wait for a cause, so there must be one despite any error
+        except Exception as error:  # Catch any error, because callers wait until a cause is set.
             return Cause(CauseKind.UNKNOWN, f"it has ended; finding the cause failed: {error!r}")
         return Cause(CauseKind.UNKNOWN, "it has ended")

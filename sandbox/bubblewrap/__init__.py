@@ -1,1 +1,1 @@
-"""The backend `local`: bubblewrap sandboxes on this machine."""
+"""The sandbox backend `local`, which starts bubblewrap sandboxes on this machine."""

@@ -1,12 +1,13 @@
-"""Builds the command line of bubblewrap: the namespaces of a sandbox, the files that it sees and the paths to write to.
+"""Builds the command line of bubblewrap: a sandbox's namespaces, the files that it sees, and its writable paths.
 
-A sandbox sees the host's system (``/usr``, its links and a minimal ``/etc``) or the root file system of an image, and
-the files that its backend adds; all of them are read-only. It has a separate ``/proc`` and ``/dev``, which are
-read-only too. ``/tmp``, ``/workspace``, ``/dev/shm``, the grader's home and the folders for sockets are tmpfs mounts of
-limited size, so a sandbox cannot write to the host's disks.
+A sandbox sees either the host's system files (``/usr``, links to it and a minimal ``/etc``) or the root file system of
+an image, and the files that the backend adds. All of them are read-only. The sandbox has its own ``/proc`` and
+``/dev``, which are also read-only. ``/tmp``, ``/workspace``, ``/dev/shm``, the grader's home and the folders for
+sockets are tmpfs mounts of limited size, so a sandbox cannot write to the host's disks.
 
-As root, bubblewrap creates no user namespace. Process 1 has the capabilities to start programs as separate users. As
-another user, bubblewrap creates a user namespace with a single user and disables nested user namespaces.
+If we are root, bubblewrap creates no user namespace, and process 1 of the sandbox has the capabilities to start
+programs as separate users. Otherwise, bubblewrap creates a user namespace with a single user and forbids nested user
+namespaces.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..egress import allowlist
 from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, SOCKETS, WORK
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
-"""Capabilities with which the agent starts, owns files for and ends programs of other users; SETPCAP drops them all."""
+"""Capabilities that the agent needs to start and end other users' programs and to give them files."""
 _PROBE_TIMEOUT_S = 10.0
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 _MAX_SHM_MIB = 64
@@ -37,7 +38,7 @@ _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "s
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
 _HIDDEN_PROC = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _OWN = ("dev", "proc", "run", "sys", "tmp", "workspace")
-"""Top-level folders that every sandbox creates; an image's folders with these names are not shown."""
+"""Top-level folders that every sandbox creates. They replace folders of an image that have the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class BwrapOptions:
         disk_mib: Size of ``/tmp`` and of ``/workspace``, each in MiB.
         image: Host folder that contains a root file system; None to use the host's ``/usr``.
         readable: Files and folders of the host that the sandbox sees read-only at the same path.
-        views: Host paths and the paths at which the sandbox sees them read-only.
+        views: Pairs of a host path and the path at which the sandbox sees it, read-only.
         is_online: Whether the sandbox shares the host's network.
         is_detached: Whether the sandbox outlives this process.
     """
@@ -64,7 +65,7 @@ class BwrapOptions:
 
 
 def why_unavailable(user_namespace: int | None = None) -> str | None:
-    """Run bubblewrap once; return one line that says why it fails, or None if it works. Blocks for some milliseconds.
+    """Test bubblewrap; return one line that says why it fails, or None if it works. Blocks for some milliseconds.
 
     Args:
         user_namespace: File descriptor of the user namespace to run bubblewrap in; None for the current one.
@@ -124,7 +125,7 @@ def python_in(options: BwrapOptions) -> str | None:
 
 
 def write_etc(folder: Path) -> None:
-    """Write the contents of the sandboxes' ``/etc`` to `folder`, so that one mount suffices for all files."""
+    """Write the files of the sandboxes' ``/etc`` to the host folder `folder`, which a sandbox mounts as a whole."""
     users = {"root": (0, 0), "agent": (AGENT_UID, AGENT_UID), "grader": (GRADER_UID, GRADER_UID)}
     if os.geteuid() != 0:
         users = {"agent": (os.geteuid(), os.getegid())}
@@ -141,7 +142,7 @@ def write_etc(folder: Path) -> None:
 
 
 def writable_mib(disk_mib: int) -> dict[str, int]:
-    """Return for each path that programs can write to its size in MiB."""
+    """Return a dict from each path that programs can write to, to the size of its file system in MiB."""
     return {
         "/dev/shm": min(disk_mib, _MAX_SHM_MIB),
         "/tmp": disk_mib,
@@ -169,12 +170,13 @@ def bwrap_arguments(options: BwrapOptions) -> list[str]:
     parts += [*_memory_folder("/dev/shm", sizes["/dev/shm"] << 20), "--remount-ro", "/dev"]
     parts += _memory_folder("/tmp", sizes["/tmp"] << 20)
     for path in (WORK, SOCKETS):
-        parts += _memory_folder(path, sizes[path] << 20, mode="0755")  # the backend changes the owner later
+        # Root owns these folders until the backend changes their owners.
+        parts += _memory_folder(path, sizes[path] << 20, mode="0755")
     parts += _memory_folder(GRADER_HOME, sizes[GRADER_HOME] << 20, mode="0700")
     if options.is_detached:
         parts += _memory_folder(CONTROL_DIR, _CONTROL_BYTES, mode="0700")
-    # Mount these after /tmp, because they may be below it. Create their parent folders explicitly, because only root
-    # could enter the parent folders that bubblewrap creates by itself.
+    # Mount the visible host files after /tmp, because they may be below /tmp. Create their parent folders explicitly,
+    # because only root could enter parent folders that bubblewrap creates by itself.
     seen = [*((Path(shown), shown) for shown in options.readable), *options.views]
     parts += [part for folder in _folders_above(tuple(path for _, path in seen)) for part in ("--dir", folder)]
     for source, path in seen:
@@ -226,7 +228,8 @@ def _kernel() -> Iterator[str]:
     for name in _HIDDEN_PROC:
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
-    # Remount /proc read-only, because root inside could otherwise write to /proc/sys, which belongs to the host.
+    # Remount /proc read-only. Otherwise root in the sandbox could write to /proc/sys, which changes the host's
+    # settings.
     yield from ("--remount-ro", "/proc", "--dev", "/dev")
 
 

@@ -2,12 +2,14 @@
 
 Related modules: `envkit.sandbox.bubblewrap.arguments` (files that a sandbox sees and can write),
 `envkit.sandbox.host.cgroups` (limits) and `envkit.sandbox.host.seccomp` (filter). The network of a sandbox has only a
-loopback interface. Process 1 is our agent. As root, the agent has the capabilities to start programs as uid 1000 and
-graders as uid 1001, which have no capabilities. A sandbox ends when its channel is closed or this process ends.
+loopback interface. Process 1 is envkit's agent. If this process is root, the agent has the capabilities to start
+programs as uid 1000 and graders as uid 1001; neither has capabilities. A sandbox ends when its channel is closed or
+this process ends.
 
-As root, each sandbox has a separate range of host uids (`envkit.sandbox.bubblewrap.uid_ranges`), so no other process
-counts towards the kernel's per-user limits. If the machine does not allow user namespaces, all sandboxes and the host's
-uid 1000 share these limits (inotify instances, queued signals, pipe memory); `unenforced` then contains ``uid_range``.
+If this process is root, each sandbox has a separate range of host uids (`envkit.sandbox.bubblewrap.uid_ranges`). The
+kernel's per-user limits (inotify instances, queued signals, pipe memory) then apply to each sandbox separately. If the
+machine does not allow user namespaces, all sandboxes and the host's uid 1000 share these limits, and `unenforced`
+contains ``uid_range``.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ class LocalBackend:
     variables of its spec.
 
     Args:
-        readable: Host paths that sandboxes see read-only. None for what the host's Python needs, see `host_python`:
-            only Python's own modules if the spec is untrusted, and nothing if it has an image.
+        readable: Host paths that sandboxes see read-only. None for the paths that the host's Python needs (see
+            `host_python`); then a sandbox with an untrusted spec sees only Python's own modules, and a sandbox with an
+            image sees no host paths.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
@@ -81,11 +84,14 @@ class LocalBackend:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether `by_agent` distinguishes a sandbox's own memory limit from this machine's memory."""
+        """Whether out-of-memory causes tell if the sandbox's own limit or this machine's memory was exhausted.
+
+        The field `by_agent` of the cause is then true for the sandbox's own limit.
+        """
         return True
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return for each capability whether it is enforced; some need root or writable cgroups."""
+        """Return whether this backend enforces each kind of limit; some of them need root or writable cgroups."""
         return {
             "isolation": True,
             "network": True,
@@ -96,7 +102,7 @@ class LocalBackend:
         }
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return for each disk that sandboxes need the free MiB and the MiB that must stay free."""
+        """Return for each disk that sandboxes use how many MiB are free, and how many must stay free."""
         return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
@@ -106,11 +112,11 @@ class LocalBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox with the files of `snapshot`; its command starts after the files are restored."""
         sandbox_id = self._sandboxes.new_id()
-        file = store.find(self._sandboxes.folder / "snapshots", snapshot)
-        if file is None:
+        folder = store.find(self._sandboxes.folder / "snapshots", snapshot)
+        if folder is None:
             raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
         sandbox = await self._start(sandbox_id, spec, store.waiting(spec.command))
-        await store.restore(sandbox, file, spec, _files_uid())
+        await store.restore(sandbox, folder, spec)
         return sandbox
 
     async def snapshot_bytes(self, snapshot: str) -> int:
@@ -122,7 +128,10 @@ class LocalBackend:
         await clock.to_thread(store.remove, self._sandboxes.folder / "snapshots", snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of the detached sandboxes that `ledger` records ("": no ledger, None: all of them)."""
+        """Return the sorted ids of the detached sandboxes that `ledger` records.
+
+        An empty `ledger` selects the sandboxes that no ledger records; None selects all of them.
+        """
         return await clock.to_thread(detached.ids, ledger)
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
@@ -130,7 +139,8 @@ class LocalBackend:
 
         Args:
             sandbox_id: Id of the sandbox.
-            as_observer: If True, this connection is not a client, and the sandbox's orphan timeout keeps counting.
+            as_observer: If True, this connection does not count as a client, so it does not stop the sandbox's orphan
+                timeout.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.
@@ -154,7 +164,8 @@ class LocalBackend:
     async def open_channel(self, sandbox_id: str) -> socket.socket:
         """Return a connected, non-blocking socket to the agent of a detached sandbox, for an `AgentChannel`.
 
-        The caller closes the socket; the orphan timeout does not run while it is open. Raises what `attach` raises.
+        The caller must close the socket. The orphan timeout does not run while the socket is open. Raises the same
+        errors as `attach`.
         """
         supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
@@ -253,7 +264,8 @@ class LocalBackend:
             first.chown(WORK, AGENT_UID)
             first.chown(SOCKETS, AGENT_UID)
             first.chown(GRADER_HOME, GRADER_UID)
-            with suppress(OSError):  # if process 1 has exited, the first call to the agent fails
+            with suppress(OSError):
+                # Ignore an error here. If process 1 has exited, the first call to the agent fails.
                 first.limit_terminals()
         if supervised.folder is not None:
             detached.record(supervised.folder, first.pid, supervised.group.name, spec.ledger)
@@ -279,7 +291,7 @@ class LocalBackend:
             kill=partial(self._end, supervised, spec.detached),
             release_resources=supervised.release,
             sockets=sockets,
-            snapshot=partial(self._keep, sandbox_id, channel, store.Extent(disk_mib, _files_uid())),
+            snapshot=partial(self._keep, sandbox_id, channel, disk_mib),
             unenforced=tuple(name for name, holds in is_unenforced.items() if holds),
             diagnose=supervised.diagnose,
             on_survived=supervised.group.survived,
@@ -294,11 +306,11 @@ class LocalBackend:
         else:
             await supervised.kill()
 
-    async def _keep(self, sandbox_id: str, channel: AgentChannel, extent: store.Extent) -> str:
+    async def _keep(self, sandbox_id: str, channel: AgentChannel, disk_mib: int) -> str:
         self._snapshots_taken += 1
         name = f"snapshot-{self._snapshots_taken}"
         try:
-            await store.keep(channel, self._sandboxes.folder / "snapshots" / name, extent)
+            await store.keep(channel, self._sandboxes.folder / "snapshots" / name, disk_mib)
         except ChannelEndedError:
             raise SandboxLostError(
                 sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
@@ -331,7 +343,9 @@ class LocalBackend:
         )
 
     def _disk_mib(self, spec: SandboxSpec) -> int:
-        """Return the size of ``/tmp`` and of ``/workspace``, by default at most a quarter of the memory limit each."""
+        """Return the size of ``/tmp`` and of ``/workspace``. Each is by default at most a quarter of the memory
+        limit.
+        """
         if spec.disk_mib is not None:
             return spec.disk_mib
         memory_mib = self._limits(spec).memory_mib
@@ -394,11 +408,6 @@ def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _files_uid() -> int | None:
-    """Return the uid that owns a sandbox's files; None if sandboxes have only one user."""
-    return AGENT_UID if os.geteuid() == 0 else None
 
 
 def _size_mib(folder: Path) -> int:

@@ -1,7 +1,7 @@
-"""Registry of detached sandboxes, which outlive the process that starts them; other processes find them here.
+"""Registry of detached sandboxes, which outlive the process that starts them. Other processes find them by it.
 
-Each detached sandbox has a folder at a location that depends only on the user, so every process of our user finds it.
-The folder's owner is the sandbox's bubblewrap process; after that process has ended, the folder is removed. The
+Each detached sandbox has a folder. Its location depends only on the user, so every process of our user can find it.
+The folder's owner is the sandbox's bubblewrap process. After that process has ended, the folder is removed. The
 sandbox's id contains the end of the folder's name. A file in the folder records the sandbox's process 1, its cgroup
 and its ledger.
 """
@@ -54,7 +54,7 @@ def find(sandbox_id: str) -> DetachedNote | None:
     for folder in run_dirs.of_tail(match[1]):
         try:
             first, group, *ledger = (folder / _FILE).read_text().split()
-        except (OSError, ValueError):  # the file was removed, or is not yet complete
+        except (OSError, ValueError):  # The file was removed, or is not yet complete. Treat the sandbox as not running.
             continue
         if not run_dirs.is_owner_gone(first) and not run_dirs.is_owner_gone(folder.name):
             return DetachedNote(folder, group, int(first.split("-")[2]), "".join(ledger))
@@ -62,7 +62,10 @@ def find(sandbox_id: str) -> DetachedNote | None:
 
 
 def ids(ledger: str | None = None) -> list[str]:
-    """Return the sorted ids of our user's detached sandboxes on this machine; `ledger` selects those of one ledger."""
+    """Return the sorted ids of our user's detached sandboxes on this machine.
+
+    If `ledger` is not None, return only the sandboxes that this ledger records.
+    """
     named = {f"bwrap-{_tail(folder)}" for folder in run_dirs.of_tail("*") if (folder / _FILE).exists()}
     found = {sandbox_id: find(sandbox_id) for sandbox_id in named}
     return sorted(id for id, note in found.items() if note is not None and ledger in (None, note.ledger))

@@ -25,11 +25,12 @@ _SYSTEM = tuple(Path(name) for name in ("/usr", "/proc", "/dev", "/sys", "/run")
 """Paths that every sandbox has."""
 _SITES = ("site-packages", "dist-packages")
 _OF_VENV = ("bin", "lib", "lib64", "share", "pyvenv.cfg")
-"""Entries of a virtual environment to show; its folder may be a project's root, so it is not shown as a whole."""
+"""Entries of a virtual environment that sandboxes see. Other entries stay hidden; the folder may be a project's
+root."""
 
 
 def import_path() -> list[str]:
-    """Return the value for ``PYTHONPATH``: the needed entries of `sys.path` that Python does not add by itself."""
+    """Return the sandbox's ``PYTHONPATH``: the needed entries of `sys.path` that Python does not add by itself."""
     library = sysconfig.get_path("stdlib")
     by_itself = {library, str(Path(library, "lib-dynload")), *site.getsitepackages()}
     wanted = {*_site_folders(), *(package.parent for package in _packages())}
@@ -37,7 +38,7 @@ def import_path() -> list[str]:
 
 
 def standard_library() -> list[str]:
-    """Return the folder that contains Python's own modules; empty if every sandbox has it."""
+    """Return a list with the folder that contains Python's own modules; empty if every sandbox has this folder."""
     return [str(path) for path in _outermost([Path(sys.base_prefix)])]
 
 
@@ -59,7 +60,7 @@ def _site_folders() -> Iterator[Path]:
 
 
 def _packages() -> Iterator[Path]:
-    """Yield the import packages and modules of envkit and of editable packages."""
+    """Yield the paths of the import packages and modules of envkit and of editable distributions."""
     ours = Path(__file__).parents[2]
     yield from _with_links(ours, ours.parent.resolve())
     for folder in _site_folders():
@@ -68,7 +69,8 @@ def _packages() -> Iterator[Path]:
             if root is not None:
                 for name in _names(Distribution.at(file.parent)):
                     for package in _places(name):
-                        if root in package.resolve().parents:  # exclude the root and packages outside it
+                        if root in package.resolve().parents:
+                            # Only these packages are inside the project and are not its root.
                             yield from _with_links(package, root)
 
 
@@ -105,7 +107,7 @@ def _places(name: str) -> list[Path]:
 
 
 def _with_links(package: Path, root: Path) -> Iterator[Path]:
-    """Yield `package` and the targets of its links within the project at `root`."""
+    """Yield the path `package`, and the targets of links in this package that are inside the project at `root`."""
     yield package
     if package.is_dir():
         targets = (entry.resolve() for entry in package.iterdir() if entry.is_symlink())
@@ -119,7 +121,7 @@ def _tells_too_much(path: Path) -> bool:
 
 
 def _outermost(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the paths that are not inside another path or inside a folder that every sandbox has."""
+    """Yield those of the paths that are neither inside another of them nor inside a folder that every sandbox has."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda path: (len(path.parts), path)):
         if not any(path.is_relative_to(outer) for outer in (*chosen, *_SYSTEM)):

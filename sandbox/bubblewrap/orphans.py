@@ -19,8 +19,8 @@ from ..host import run_dirs
 def find() -> list[int]:
     """Return the pids of the orphans on this machine, which belong to sandboxes whose owner process has ended.
 
-    They do not include running sandboxes, where the child has become our agent, which has another argv[0]. They do not
-    include bubblewrap itself either, which is a session leader.
+    The result contains no running sandboxes, because their process has become the agent, which has another argv[0].
+    It does not contain bubblewrap itself, because bubblewrap is a session leader.
     """
     return [pid for pid, name in _named() if run_dirs.is_owner_gone(name) and _is_led(pid)]
 

@@ -25,9 +25,9 @@ from .uid_ranges import UidRange
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
-"""How long bubblewrap may take to exit after process 1 of the sandbox was killed."""
+"""Seconds that bubblewrap may take to exit after process 1 of the sandbox was killed."""
 _EMPTY_S = 2.0
-"""How long killed processes may take to leave the cgroup."""
+"""Seconds that killed processes may take to leave the cgroup."""
 _OOM_SCORE = 500
 """OOM score (of 1,000) of a sandbox's processes, which makes the kernel kill them before the host's processes."""
 
@@ -36,18 +36,19 @@ class Supervisor:
     """The handle with which the host inspects and ends one sandbox.
 
     Args:
-        child: The bubblewrap process; None if another process of ours started it.
+        child: The bubblewrap process; None if another envkit process started it.
         group: Cgroup of all processes of the sandbox.
         info: Pipe on which bubblewrap reports the pid of process 1; None if `first` is given.
         first: Process 1; None if `info` is given.
         folder: Folder to remove when the sandbox ends; None for no folder.
-        score_line: Socket to pass file descriptors to process 1; None to pass none.
+        score_line: Socket over which process 1 gets the descriptors of its OOM score and cgroup; None to send none.
         uids: The uid range of the sandbox; None if it has no separate range.
 
     Attributes:
         group: Cgroup of all processes of the sandbox.
         folder: Folder to remove when the sandbox ends; None for no folder.
-        holds_reserve: Whether the agent user's programs have a lower memory limit than the whole sandbox.
+        holds_reserve: Whether the agent user's programs have a lower memory limit than the whole sandbox, so that
+            memory is reserved for graders.
     """
 
     def __init__(
@@ -100,9 +101,9 @@ class Supervisor:
         return self._child.pid
 
     async def enclose(self) -> None:
-        """Move the sandbox into its cgroup. Must be called before the agent is configured and runs programs.
+        """Move the sandbox's processes into its cgroup. Must be called before the agent is configured.
 
-        This takes several milliseconds; the agent's Python starts at the same time.
+        This method takes several milliseconds, during which the agent's Python starts.
 
         Raises:
             OSError: The kernel refuses to move a process, or the sandbox has ended.
@@ -114,7 +115,7 @@ class Supervisor:
         await clock.to_thread(self._join, (self.pid, first.pid))
 
     async def cause(self, survived: Survived) -> Cause:
-        """Wait for the sandbox to end, for at most 2 s, and return the cause."""
+        """Wait at most 2 s for the sandbox to end, and return why it has ended."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
         if self._child is None:
@@ -131,9 +132,9 @@ class Supervisor:
         return "paused" if first is not None and first.is_stopped else ""
 
     async def kill(self) -> None:
-        """Kill the sandbox and remove its cgroup and folder; takes some seconds at most.
+        """Kill the sandbox and remove its cgroup and folder; takes at most some seconds.
 
-        Cancellation does not interrupt it. A repeated call does nothing.
+        Cancellation of the calling task does not interrupt this method. A repeated call does nothing.
         """
         with anyio.CancelScope(shield=True):
             if (first := self.first()) is not None:
@@ -145,7 +146,8 @@ class Supervisor:
             else:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
-            self._memory = self._memory or self.group.memory_counters()  # `empty` removes the counters
+            # Read the memory counters now, because `empty` removes them with the cgroup.
+            self._memory = self._memory or self.group.memory_counters()
             if await empty(self.group) and self._uids is not None:
                 self._uids.recycle()
                 self._uids = None
@@ -181,9 +183,9 @@ class Supervisor:
             self._lend(pids[-1], self._score_line)
 
     def _lend(self, pid: int, line: socket.socket) -> None:
-        """Send process 1 writable descriptors of its OOM score and the agent user's cgroup.
+        """Send process 1 writable descriptors of its OOM score and of the agent user's cgroup.
 
-        Process 1 cannot open these files for writing, because it sees them read-only.
+        Process 1 cannot open these files for writing by itself, because they are read-only in the sandbox.
         """
         wanted = {b"s": (Path(f"/proc/{pid}/oom_score_adj"), os.O_RDWR)}
         if self.holds_reserve and self.group.of_agent is not None:
@@ -200,7 +202,7 @@ class Supervisor:
 
 
 async def empty(group: cgroups.Cgroup) -> bool:
-    """Kill all processes in a cgroup and remove it; return False if that takes more than 2 s."""
+    """Kill all processes in a cgroup and remove the cgroup; give up after 2 s and return False."""
     with anyio.move_on_after(_EMPTY_S):
         while not group.remove():
             group.kill()
@@ -219,10 +221,12 @@ def launch(
     limits: cgroups.CgroupLimits,
     uids: UidRange | None = None,
 ) -> Supervisor:
-    """Create a cgroup and start bubblewrap. Passes options through a file, because other users can read a command line.
+    """Create a cgroup and start bubblewrap in it.
+
+    Bubblewrap reads its options from a file, because other users could read them on the command line.
 
     Args:
-        options: Mount and namespace options; mounts of the cgroup's files are added to them.
+        options: Mount and namespace options; this function adds mounts of the cgroup's files.
         command: The command that bubblewrap runs.
         stream: Becomes the command's standard input and output; closed in this process.
         filter_program: The seccomp filter; None for no filter.
@@ -255,14 +259,14 @@ def launch(
         argv += ["--", *command, str(its_end.fileno())]
         undo.callback(group.remove)
         group.make(limits)
-        # An empty environment, because programs in the sandbox can read bubblewrap's.
+        # Start bubblewrap with an empty environment, because programs in the sandbox can read its environment.
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
         undo.pop_all()
     return Supervisor(child, group, info=info, score_line=score_line, uids=uids)
 
 
 def _file_of(content: bytes) -> int:
-    """Create an in-memory file with `content`; return its descriptor, at offset 0."""
+    """Create an in-memory file with `content`; return a descriptor that reads from the start of the file."""
     handle = os.memfd_create("bwrap")
     os.write(handle, content)
     os.lseek(handle, 0, os.SEEK_SET)

@@ -1,15 +1,17 @@
 """Gives each bubblewrap sandbox a separate range of host uids, by means of a user namespace (as root only).
 
 The kernel counts many limited resources (inotify instances, queued signals and timers, memory of pipes and message
-queues) per user. It also counts them for the user that created the namespace. Each namespace is therefore created by
-a uid of its own range, so a sandbox does not use up the limits of other sandboxes or of real accounts.
+queues) per user. The kernel also counts them for the user that created the namespace. Each namespace is therefore
+created by a uid of its own range, so a sandbox does not use up the limits of other sandboxes or of real accounts.
 
-Uid 0 inside is the host's root, because bubblewrap must mount files that only root can reach. It has no capability
-outside the namespace. Uids 1 to 4094 and 65534 (nobody) map into the range; other uids do not exist inside.
+Uid 0 in the namespace is the host's root, because bubblewrap must mount files that only root can reach. This uid has no
+capabilities outside the namespace. Uids 1 to 4094 and 65534 (nobody) map into the range. No other uids exist in the
+namespace.
 
 The ranges are between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` do not use by default.
-A range is reserved by an open abstract Unix socket that is named after it. Process 1 of the sandbox inherits the
-socket. The kernel closes it, and so frees the range, when both the sandbox and the process that started it have ended.
+A range is reserved by an open abstract Unix socket whose name contains the first uid. Process 1 of the sandbox inherits
+the socket. When the sandbox and the process that started the sandbox have both ended, the kernel closes the socket,
+which frees the range.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ class UidRange:
     """A range of host uids and the user namespace that maps to it.
 
     Args:
-        base: First uid of the range. It creates the namespace and has no uid inside.
+        base: First uid of the range. This uid creates the namespace, and no uid in the namespace maps to it.
         lock: The socket that reserves the range; `close` closes it.
-        ranges: Pool that the range returns to after use; None to close the range instead.
+        ranges: Pool to which the range returns after use; None to close the range after use.
 
     Attributes:
         namespace: File descriptor of the user namespace.
@@ -61,13 +63,14 @@ class UidRange:
             self._ranges.free.append(self)
 
     def close(self) -> None:
-        """Close our descriptors; the range becomes free when no sandbox runs in it."""
+        """Close this process's descriptors. The range becomes free when no sandbox uses it any more."""
         self.lock.close()
         os.close(self.namespace)
 
 
 class UidRanges:
-    """The uid ranges of one backend. A range is reused after its sandbox has ended, because creating one takes 3 ms.
+    """The uid ranges of one backend. Ranges are reused after their sandboxes have ended, because a new range takes 3
+    ms.
 
     Attributes:
         why_none: One line that says why ranges are not available; None if they are available.
@@ -119,7 +122,7 @@ def why_unavailable() -> str | None:
 
 
 def shared() -> tuple[str, ...]:
-    """Return the kernel resources that sandboxes share with each other and with host users.
+    """Return names of the kernel resources that sandboxes share with each other and with users of the host.
 
     Blocks for some milliseconds.
     """
@@ -157,7 +160,7 @@ def _new_namespace(base: int) -> int:
     pipe = subprocess.PIPE
     env = {"PATH": os.environ.get("PATH", os.defpath)}
     with subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as made:
-        # `cat` echoes the line below once it runs in the namespace, and exits when its input is closed.
+        # When `cat` runs in the namespace, it echoes the line below. It exits when its input is closed.
         answer: bytes | None = b""
         assert made.stdin is not None
         assert made.stdout is not None

@@ -134,7 +134,7 @@ class AgentlessSandbox:
                 result = await self._run(wrapped, uid, timeout_s, max_output_bytes, env=env or {}, stdin=stdin)
                 is_over = not result.timed_out and result.exit_code != -signal.SIGKILL
             finally:
-                if not is_over:  # its shell may not have killed the user's other processes
+                if not is_over:  # the command's shell may not have killed the user's other processes
                     with anyio.CancelScope(shield=True):
                         await self._run(["/bin/sh", "-c", _END], uid, _END_S, 0)
         return result
@@ -245,7 +245,8 @@ class AgentlessSandbox:
             if stream is not None:
                 stream.close()
         if code not in (None, 128 + signal.SIGKILL) and not self._life_line.is_over:
-            self._survived = Survived(1, clock.wall())  # process 1 survived all out-of-memory kills until now
+            # Process 1 is still alive, so it survived all out-of-memory kills until now
+            self._survived = Survived(1, clock.wall())
         return ExecResult(
             exit_code=128 - code if code is not None and 128 < code <= 192 else code,
             stdout_bytes=bytes(output.kept),

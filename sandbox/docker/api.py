@@ -61,7 +61,8 @@ class Daemon:
         self._address = address
         self._orphans = set[str]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # separate, so that queries do not wait for slow calls
+        # A separate client, so that queries do not wait for slow calls
+        self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         self.info = info
         """Output of ``docker info``."""
 
@@ -92,7 +93,7 @@ class Daemon:
         """Create a container inside the context `during`, and return the container's id."""
 
         def create() -> Any:
-            with during:  # entered in this thread, which continues even if the caller is cancelled
+            with during:  # entered in this thread, because the thread continues even if the caller is cancelled
                 return self._api.create_container_from_config(options)
 
         try:

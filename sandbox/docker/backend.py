@@ -34,7 +34,7 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
-from ..host.layout import AGENT_UID, CONTROL_DIR, SOCKETS, WORK
+from ..host.layout import CONTROL_DIR, SOCKETS, WORK
 from ..snapshots import store
 from . import agentless, container, container_config, orphans, seccomp_profile
 from .agentless import LIFE_LINE, AgentlessSandbox
@@ -245,7 +245,8 @@ class DockerBackend:
                     image, files = await self._files(sandbox_id, spec, snapshot)
                     return await self._launch(_Plan(sandbox_id, spec, image, files))
             except DaemonError as error:
-                refuses = error.http_status == HTTPStatus.BAD_REQUEST  # e.g. too many CPUs, or a bad name
+                # For example, the spec has too many CPUs or an invalid name
+                refuses = error.http_status == HTTPStatus.BAD_REQUEST
                 raise (SandboxRefusedError if refuses else SandboxStartError)(sandbox_id, str(error)) from None
         raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
 
@@ -309,7 +310,7 @@ class DockerBackend:
         await sandbox.started(config, spec.start_timeout_s)
         await proxy.open_for(sandbox, spec, python)
         if plan.files is not None:
-            await store.restore(sandbox, plan.files, spec, AGENT_UID if has_users else None)
+            await store.restore(sandbox, plan.files, spec)
         return sandbox
 
     async def _launch_fallback(self, plan: _Plan) -> AgentlessSandbox:
@@ -398,8 +399,7 @@ class DockerBackend:
         self._snapshots += 1
         name = f"snapshot-{self._snapshots}"
         try:
-            extent = store.Extent(disk_mib, AGENT_UID)
-            await store.keep(channel, self._sandboxes.folder / _SNAPSHOTS / name, extent)
+            await store.keep(channel, self._sandboxes.folder / _SNAPSHOTS / name, disk_mib)
         except ChannelEndedError:
             raise SandboxLostError(
                 sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")

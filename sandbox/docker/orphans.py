@@ -134,11 +134,11 @@ async def clear(daemon: Daemon, run: str) -> None:
 
 async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
     """Try to remove all orphans and add them to `removed`; return True if none was found and no creation is pending."""
-    notes = list(_notes())  # read before the query, because a note is deleted once its container exists
+    notes = list(_notes())  # read the notes before the query, because a note is deleted once its container exists
     made = {_note(one["Labels"]) for one in await daemon.containers(OWNER_LABEL)}
     found = await gone(daemon)
     removers = {"container": daemon.remove, "volume": daemon.remove_volume, "image": daemon.remove_image}
-    for kind in removers:  # containers first, because they use their volumes and images
+    for kind in removers:  # remove containers first, because they use the volumes and images
         async with anyio.create_task_group() as tasks:
             for one in found:
                 if one.kind == kind:

@@ -133,7 +133,8 @@ class ProxyRequest:
         if any(part in one for one in (line, *headers) for part in (b"\r", b"\n", b"\0")):
             raise RefusedError(400, "not a request")  # servers may treat a lone CR, LF or NUL as the end of a header
         if any(one.startswith((b" ", b"\t")) for one in headers):
-            raise RefusedError(400, "not a request")  # an indented line continues the previous header, perhaps ours
+            # An indented line would continue the header before it, which may be one that the proxy adds
+            raise RefusedError(400, "not a request")
         try:
             method, target, version = line.decode("ascii").split(" ")
             parts = urlsplit(f"//{target}" if method == "CONNECT" else target)

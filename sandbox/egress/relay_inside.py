@@ -32,12 +32,13 @@ class Switch:
         if os.path.lexists(path):
             os.unlink(path)
         self._listen(socket.socket(socket.AF_INET), ("127.0.0.1", port), self._on_client)
-        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)  # last: the socket file signals readiness
+        # Create the socket last, because its file signals readiness
+        self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)
 
     def run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed it
+                if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed this socket
                     key.data(key.fileobj)
 
     def _listen(self, listener: socket.socket, address: object, on_connection: object) -> None:

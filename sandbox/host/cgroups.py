@@ -261,7 +261,7 @@ def _is_needed(group: Path) -> bool:
 def _heirs(group: Path) -> list[Path]:
     try:
         return list(group.glob("envkit-*"))
-    except FileNotFoundError:  # another process has just removed it
+    except FileNotFoundError:  # another process has just removed the cgroup
         return []
 
 

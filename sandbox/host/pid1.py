@@ -82,7 +82,7 @@ class FirstProcess:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(f"/proc/{self.pid}/root{path}", flags)
         try:
-            self.require_life()  # alive now, so its pid was not reused when the folder was opened
+            self.require_life()  # the process is still alive, so its pid was not reused when the folder was opened
         except BaseException:
             os.close(handle)
             raise

@@ -126,7 +126,9 @@ _MACHINES = {
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for an architecture (default: that of `platform.machine`); None if it is not supported."""
+    """Return the filter for a machine architecture, by default that of this machine; None if the architecture is not
+    supported.
+    """
     found = _MACHINES.get(platform.machine() if machine is None else machine)
     if found is None:
         return None

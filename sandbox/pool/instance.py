@@ -194,7 +194,7 @@ class Instance:
                 self._finish(SandboxState.LOST, cause)
 
     def fail(self, cause: Cause, why: SandboxStartError | None = None) -> None:
-        """Record that the start failed; the class of `why` tells callers whether the spec was the reason."""
+        """Record that the start failed. Callers receive `why`; its class tells whether their spec was the reason."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
                 self.failure = SandboxRefusedError(self.id, cause, why.everywhere)

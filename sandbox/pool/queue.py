@@ -63,7 +63,7 @@ class LeaseRequest(Generic[T]):
 
     @property
     def payer(self) -> str | None:
-        """Tenant to whose limits the sandbox counts; None means the pool's owner, who has no limits."""
+        """The tenant whose limits apply to the sandbox; None means the pool's owner, to whom no limits apply."""
         return payer(self.tenant, self.name)
 
     @property

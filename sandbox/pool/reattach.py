@@ -69,7 +69,9 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
                 return
 
     async with anyio.create_task_group() as tasks:
-        # A warm sandbox gets a new id when it is leased, and the ledger may contain both. The newer id comes first.
+        # A warm sandbox gets a new id when it is leased, and the ledger may still contain the old id. Attach under the
+        # id of the lease: sort leased sandboxes first, and skip a sandbox that is already attached.
+
         for view in sorted(views, key=was_leased, reverse=True):
             sandbox = (view.node, view.backend_id)
             if view.backend_id and not is_over(view.state) and sandbox not in taken:

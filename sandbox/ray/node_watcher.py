@@ -214,7 +214,8 @@ class RayNodes:
                 self._node_tasks.start_soon(self._use, hosted)
 
     def _lose(self, hosted: _HostedNode, cause: Cause) -> None:
-        self._remove(hosted.node.name, cause)  # first, or the pool would start replacements on this node
+        # Remove the node first; otherwise the pool would start replacements on it
+        self._remove(hosted.node.name, cause)
         hosted.backend.lose(cause)
 
     async def _use(self, hosted: _HostedNode) -> None:

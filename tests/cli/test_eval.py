@@ -150,7 +150,10 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--attempts", "2", "--greedy"], "--greedy makes all attempts at a task equal; leave it out, or use "),
+        (
+            ["--attempts", "2", "--greedy"],
+            "greedy play (--greedy, or --temperature 0) makes all attempts at a task identical; sample, or use ",
+        ),
         (["--force"], "--force needs --output, the folder whose evaluation it replaces"),
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),

@@ -211,7 +211,7 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         counted = Counter(outcome for outcomes in campaign.outcomes.values() for outcome in outcomes)
         assert all(len(outcomes) == 1 for outcomes in campaign.outcomes.values())
         assert counted.total() == episodes
-        assert counted.keys() - VOID_OF_TWO == {"finished", "rebuilt", VOID}
+        assert counted.keys() - VOID_OF_TWO == {"finished", "rebuilt", VOID}, counted
         kills = len(campaign.killed)
         assert 0.6 * episodes * kill_chance < kills <= len(campaign.drawn)
         assert campaign.seen == kills

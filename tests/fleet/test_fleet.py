@@ -11,12 +11,11 @@ import pytest
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import HeartbeatTimes, RoutedHosts
-from envkit.fleet.env_worker import WorkerEvent, after
+from envkit.fleet.offenders import Offenders
 from envkit.http.api.operations import Operations
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
-from envkit.types import SandboxState
 from tests.fleet.fleets import TASK, Worker, WorkerStarter, play, run, silent
 
 
@@ -183,7 +182,7 @@ def test_single_episode_workers_do_not_make_a_server_ready() -> None:
             shared.fleet(workers=1, slots_per_sandbox=1) as many,
             own.fleet(workers=1, slots_per_sandbox=1) as one,
         ):
-            routed = RoutedHosts(many, one, lambda env_id: True)
+            routed = RoutedHosts(many, one, lambda env_id: True, Offenders(RestartBudget()))
             assert routed.why_unready == ""
             own.workers[0].die("it has served its episodes")
             await anyio.sleep(0.01)
@@ -390,14 +389,3 @@ def test_a_lease_holds_its_slot_until_it_ends_and_raises_the_callers_error() -> 
             assert (starter.workers[0].playing, starter.workers[0].most_playing) == (0, 1)
 
     run(main)
-
-
-def test_only_a_worker_that_was_ready_can_be_lost() -> None:
-    assert after(SandboxState.STARTING, WorkerEvent.GONE) is SandboxState.STOPPED
-    assert after(SandboxState.READY, WorkerEvent.GONE) is SandboxState.LOST
-    assert after(SandboxState.LOST, WorkerEvent.CLOSED) is SandboxState.LOST
-
-
-def test_a_lost_worker_does_not_become_ready_again() -> None:
-    with pytest.raises(ValueError, match="invalid event answered for a worker that is lost"):
-        after(SandboxState.LOST, WorkerEvent.ANSWERED)

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError
 from envkit.fleet import FleetHost, RoutedHosts
+from envkit.fleet.offenders import Offenders
 from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task
@@ -261,7 +262,7 @@ def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_l
 def test_tasks_are_routed_to_shared_and_to_single_episode_workers() -> None:
     async def main() -> None:
         async with fleet_of(Worker("shared"), slots_per_sandbox=9) as shared, fleet_of(Worker("own")) as own:
-            routed = RoutedHosts(shared, own, lambda env_id: env_id != "Heavy-v0")
+            routed = RoutedHosts(shared, own, lambda env_id: env_id != "Heavy-v0", Offenders(RestartBudget()))
             assert routed.capacity == 10
             for env_id, worker in (("Light-v0", "shared"), ("Heavy-v0", "own")):
                 async with routed.lease(Task(env_id, 1)) as episode:

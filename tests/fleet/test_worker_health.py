@@ -143,6 +143,6 @@ def test_an_episode_whose_steps_block_two_workers_is_void_and_the_others_continu
                     await suspect.step("deadly")
                 assert type(raised.value) is SandboxLostError
                 assert (await other.step("two")).observation.text == "3 one two"
-            assert (host.lost, host.episodes.rebuilt, host.episodes.void) == (2, 2, 1)
+            assert (host.all_lost, host.episodes.rebuilt, host.episodes.void) == (2, 2, 1)
 
     run(main)

@@ -259,7 +259,7 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             self._bound_gradient(self._critic, key="trainer.critic_learning_rate")
             self._critic_optimizer.step()
-        self._optimizer.step()  # only now, since both gradients are finite
+        self._optimizer.step()  # update only now, when both gradients are known to be finite
         sums["tokens"] += tokens
         sums["turns"] += turns
         sums["learned_tokens"] += sum(sum(rows.samples[row].mask) for row in learned)

@@ -66,7 +66,7 @@ class _Screen:
             elif key == keyboard.END:
                 self._has_quit = True
             elif key == keyboard.RESIZED:
-                self._console.clear()  # the terminal has wrapped the drawn lines again
+                self._console.clear()  # the terminal has re-wrapped the lines that were drawn
             else:
                 self._message = ""
                 if self._line is None:

@@ -93,8 +93,7 @@ def run(
     """Run a program or a shell in a new sandbox.
 
     Without PROGRAM, starts a shell. The sandbox ends with the program. Input, output and exit code are those of the
-    program; 124 means a timeout, 125 a lost sandbox. On a server (--url) the program gets no input, and its output is
-    printed when it ends.
+    program; 124 means a timeout, 125 a lost sandbox. With --url the sandbox is one of a server.
     """
     options = {
         "image": image,
@@ -113,7 +112,7 @@ def run(
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
         raise UsageError("--detach does not wait for the program; leave out --tty and --timeout-s")
-    if (server := _server(url, token_file, ca, tty)) is not None:
+    if (server := _server(url, token_file, ca)) is not None:
         if backend != "auto":
             raise UsageError("--backend: a server chooses its own backend; leave out --backend or --url")
         from envkit import clock
@@ -122,7 +121,7 @@ def run(
         if detach:
             clock.run(remote_service.detach, server, options, program or [], uploads, partial(print, flush=True))
             return
-        sys.exit(clock.run(remote_service.run, server, options, program or [], uploads, timeout_s))
+        sys.exit(clock.run(remote_service.run, server, options, program or [], uploads, timeout_s, tty))
     from envkit import clock
     from envkit.wiring.sandboxes import local_service
 
@@ -144,19 +143,19 @@ def exec_(
 ) -> None:
     """Run a program or a shell in a detached sandbox."""
     program = program or []
-    if program[:1] == ["--"]:  # the parser does not remove it if it follows the id
+    if program[:1] == ["--"]:  # the parser does not remove "--" if it follows the id
         program = program[1:]
     elif program and program[0].startswith("-"):
         raise UsageError(
             f"{program[0]}: put options before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
         )
-    server = _server(url, token_file, ca, tty)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
         from envkit.wiring.sandboxes import remote_service
 
-        sys.exit(clock.run(remote_service.exec_in, server, sandbox_id, program, timeout_s))
+        sys.exit(clock.run(remote_service.exec_in, server, sandbox_id, program, timeout_s, tty))
     from envkit.wiring.sandboxes import local_service
 
     sys.exit(clock.run(local_service.exec_in, sandbox_id, program, timeout_s, tty))
@@ -295,14 +294,12 @@ def remove_snapshots(
     clock.run(remote_service.remove_snapshots, remote_service.RemoteServer(url, token_file, ca), names)
 
 
-def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> RemoteServer | None:
+def _server(url: str | None, token_file: Path | None, ca: Path | None) -> RemoteServer | None:
     """Return the server at `url`; None for this machine."""
     if url is None:
         if token_file is not None or ca is not None:
             raise UsageError("--token-file and --ca need --url")
         return None
-    if tty:
-        raise UsageError("--tty: a program on a server has no terminal; leave out --tty or --url")
     from envkit.wiring.sandboxes.remote_service import RemoteServer
 
     return RemoteServer(url, token_file, ca)

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import msgspec
@@ -19,13 +20,13 @@ from envkit.http.api.operations import Operations, no_sandboxes
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import caller_of
 from envkit.http.auth.sandbox_policy import SandboxPolicy
-from envkit.http.limits.memory_budget import memory_budget_of
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.sandboxes.http import SandboxPaths
 from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
+from envkit.http.sandboxes.streams import STREAM_PATHS, SandboxStreams
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
 from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect
@@ -75,7 +76,8 @@ def create_app(
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session breaks.
         tenant_share: Fraction of the episode slots for one tenant.
-        slow_reset_s: Seconds after which a running reset, or start of a sandbox, is answered with 202 over HTTP.
+        slow_reset_s: Seconds after which an HTTP request whose reset, or sandbox start, still runs is answered with
+            202.
         max_request_bytes: Maximum size of a body or socket frame; file transfers to sandboxes have their own limits.
         lazy: Build the OpenAPI routes on first use instead of at startup.
         pool: Lends sandboxes to callers; None for no sandboxes.
@@ -105,7 +107,7 @@ def create_app(
 
 
 class App:
-    """The ASGI application; see `create_app`. Its sessions live for the ASGI lifespan."""
+    """The ASGI application; see `create_app`. Its sessions end with the ASGI lifespan."""
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class App:
     ) -> None:
         self._operations = operations
         self._sandboxes = None if operations.sandboxes is None else SandboxPaths(operations.sandboxes, folders)
+        self._streams = None if operations.sandboxes is None else SandboxStreams(operations.sandboxes.access)
         self._slow_reset_s = slow_reset_s
         self._max_request_bytes = max_request_bytes
         self._lazy = lazy
@@ -163,11 +166,21 @@ class App:
         """Number of error answers by code, including those of `envkit.http.server.middleware.AuthMiddleware`."""
         return self._operations.sessions.counters.errors
 
+    def document(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        api: Any = self._openapi()
+        document: dict[str, Any] = api.openapi()
+        return document
+
+    def methods(self) -> dict[str, type]:
+        """Return the methods of the WebSocket with the types of their parameters."""
+        return self._operations.methods()
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new calls, and wait `timeout_s` seconds for running ones.
 
-        Then cancel the calls that are still running: the reply is an error, or, if the reply has already started, it
-        is aborted.
+        Then cancel the calls that are still running. Their reply is an error; a reply that has already started is
+        aborted.
         """
         self._operations.sessions.is_closing = True
         if self._operations.sandboxes is not None:
@@ -224,13 +237,13 @@ class App:
             await self._openapi()(scope, replay(body, receive), send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._sockets is None or scope["path"] != messages.SOCKET_PATH:
+        if self._streams is not None and STREAM_PATHS.fullmatch(scope["path"]):
+            await self._streams.serve(scope, receive, send)
+        elif self._sockets is None or scope["path"] != messages.SOCKET_PATH:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            flow = scope["state"].get("connection")
-            budget, metrics = memory_budget_of(scope), step_metrics_of(scope)
-            await self._sockets.serve(caller_of(scope), receive, send, budget, flow, metrics)
+            await self._sockets.serve(caller_of(scope), receive, send, step_metrics_of(scope))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

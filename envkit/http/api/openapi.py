@@ -60,7 +60,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
 
     Args:
         operations: Operations of the routes.
-        slow_reset_s: Seconds after which a running reset, or start of a sandbox, is answered with 202.
+        slow_reset_s: Seconds after which a request whose reset, or sandbox start, still runs is answered with 202.
         sandboxes: Operations of the sandbox routes; None without sandboxes.
     """
     routes = _SessionRoutes(operations, slow_reset_s)
@@ -126,7 +126,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
         "/metrics": routes.metrics,
         _V1: routes.index,
     }
-    for path, route in monitored.items():  # HEAD is left out of the document
+    for path, route in monitored.items():  # the document omits HEAD
         api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
         sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
@@ -239,7 +239,8 @@ class _SessionRoutes:
         reason = kind(f"{request.method} {request.url.path}: {error.detail}")
         problem = msgspec.convert({**to_problem(reason), "status": error.status_code}, messages.Problem)
         headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette's error lists the methods of one route only
+        # Starlette's error lists only the methods of one of the routes with this path
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
         return _problem(problem, headers)

@@ -23,7 +23,6 @@ from envkit.errors import (
 )
 from envkit.http.api.status_page import Overview
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
-from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol.messages import (
     CreateSessionBody,
     DoneReply,
@@ -71,7 +70,7 @@ class Operations:
     Args:
         sessions: Session table.
         envs: Returns the available environments.
-        metrics: Returns the metrics beside those of sessions.
+        metrics: Returns further metrics, in addition to those of sessions.
 
     Attributes:
         sandboxes: Operations on sandboxes; None without sandboxes.
@@ -91,8 +90,13 @@ class Operations:
         self._envs = envs
         self._caller = EVERYBODY
 
+    def methods(self) -> dict[str, type]:
+        """Return the methods of the WebSocket with the types of their parameters."""
+        more = {} if self.sandboxes is None else self.sandboxes.methods()
+        return {"step": SessionStepBody, **{name: one.type for name, (one, _) in self._METHODS.items()}, **more}
+
     def by(self, caller: Caller) -> Operations:
-        """Return the operations on behalf of `caller`: session ids are then those of this caller."""
+        """Return these operations for `caller`, who refers to its sessions by its own ids."""
         if caller is self._caller:
             return self
         operations = copy(self)
@@ -141,7 +145,7 @@ class Operations:
         return ReadyReply(not why, capacity, leased, why)
 
     async def overview(self) -> Overview | None:
-        """Return what the caller may see of the server; None if a token is needed and missing."""
+        """Return what the status page may show to the caller; None if a token is required and missing."""
         caller, sandboxes = self._caller, None
         if caller is NOBODY:
             return None
@@ -172,7 +176,7 @@ class Operations:
         """
         bodies = read_each(data, _STEPS, _STEP)
         metrics.steps += len(bodies)
-        self._caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
+        self._caller.take(max(0, len(bodies) - 1))  # the rate limit has already counted the request itself
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
@@ -230,8 +234,9 @@ class Operations:
         return answers, others
 
     def start_step(self, frame: StepFrame, send: Callable[[bytes], None]) -> bool:
-        """Start a step that `answers_now` could not answer, if that needs no task. `send` is called with the answer
-        later.
+        """Start a step that `answers_now` could not answer, if no task is needed for that.
+
+        `send` is called with the answer later.
 
         Returns:
             False if the step needs `answer`; then nothing was started.
@@ -249,8 +254,8 @@ class Operations:
         return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, finish)
 
     async def answer(self, frame: Frame | StepFrame, used: set[str], metrics: StepMetrics) -> bytes:
-        """Return the answer to a frame, or the error if it fails; add a session that it creates to `used` and
-        `metrics`.
+        """Return the answer to a frame; an error becomes an answer too. Add a session that the frame creates to `used`
+        and `metrics`.
         """
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
@@ -273,11 +278,11 @@ class Operations:
             return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
-    async def answer_sandbox(self, frame: Frame, used: set[str], reservation: Reservation) -> bytes:
-        """Answer a frame about a sandbox; add the sandbox to `used`, and count the answer in `reservation`."""
+    async def answer_sandbox(self, frame: Frame, used: set[str]) -> bytes:
+        """Answer a frame about a sandbox; add the sandbox to `used`."""
         if self.sandboxes is None:
             return _addressed(frame.id, self.failure(no_sandboxes()))
-        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used, reservation)).framed)
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used)).framed)
 
     def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
         """Return the answer to a refused frame; the id is None if it could not be read."""
@@ -346,7 +351,7 @@ class Operations:
 
 
 def no_sandboxes() -> SandboxNotFoundError:
-    """Return the error of a server without a pool."""
+    """Return the error for a sandbox request to a server that lends no sandboxes."""
     return SandboxNotFoundError("this server lends no sandboxes")
 
 
@@ -355,5 +360,5 @@ def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
 
 
 def _as_utf8(value: object) -> object:
-    """Escape bytes that are not UTF-8: file names may contain them, and JSON cannot encode them."""
+    """Escape bytes that are not valid UTF-8. File names may contain such bytes, and JSON cannot encode them."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -73,8 +73,8 @@ class Overview:
 
 
 def page(overview: Overview | None) -> bytes:
-    """Return the page. Without an overview, because a token is required and missing, it has only the version and
-    links.
+    """Return the page. If `overview` is None, because a token is required and missing, the page has only the version
+    and links.
     """
     parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>Server for environments and sandboxes.</p>"]
     if overview is None:
@@ -124,7 +124,7 @@ def _sandboxes(views: Sequence[SandboxView]) -> str:
 
 
 def _state(view: SandboxView) -> str:
-    """Return the state of a sandbox; if a caller's own command exited, the sandbox is not lost."""
+    """Return the state of a sandbox as a text. A sandbox whose command exited counts as finished, not as lost."""
     may_exit = view.spec.command and not view.id.startswith(":")
     cause = view.phases[-1].cause
     if may_exit and view.state is SandboxState.LOST and cause is not None and cause.kind is CauseKind.EXITED:

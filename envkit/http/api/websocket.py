@@ -2,9 +2,9 @@
 
 A call continues when its socket closes, so that the caller can reconnect and retry it. The exception is a command in a
 sandbox that has no idempotency key: it is cancelled. While a socket is open, the sessions and sandboxes that were used
-over it do not expire. Answers that are ready in the same turn of the event loop are sent in one message.
+over it do not expire. Answers that become ready in the same iteration of the event loop are sent in one message.
 
-The memory of each socket is counted; see `envkit.http.limits.memory_budget.Backpressure`.
+Each socket has a limit on unanswered frames and unread replies; see `envkit.http.limits.websocket_queues`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from anyio.abc import TaskGroup
 from envkit.errors import EnvkitError, RequestError, TooLargeError
 from envkit.http.api.operations import Operations
 from envkit.http.auth.caller import PLAY, SANDBOX, Caller
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
-from envkit.http.limits.websocket_queues import Inbox, Outbox, WebSocketFlow
+from envkit.http.limits.websocket_queues import Inbox, Outbox
 from envkit.http.protocol.asgi import Receive, Send
 from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read, read_each
 from envkit.http.sandboxes.operations import PREFIX, SandboxOperations
@@ -68,8 +67,6 @@ class Sockets:
         caller: Caller,
         receive: Receive,
         send: Send,
-        budget: MemoryBudget | None = None,
-        flow: WebSocketFlow | None = None,
         metrics: StepMetrics | None = None,
     ) -> None:
         """Serve one socket until it closes; pause reading if its caller sends too much.
@@ -78,13 +75,10 @@ class Sockets:
             caller: Owner of the socket.
             receive: ASGI's receive.
             send: ASGI's send.
-            budget: Counts the socket's memory; None for no limit.
-            flow: Flow control of the connection, if it has one.
             metrics: Counts sessions and steps.
         """
-        budget = budget or MemoryBudget()
         operations = self._operations.by(caller)
-        inbox, outbox = Inbox(receive), Outbox(budget.backpressure(caller), flow)
+        inbox, outbox = Inbox(receive), Outbox()
         used: set[str] = set()
         metrics = metrics or StepMetrics()
         sandboxes: set[str] = set()
@@ -99,13 +93,11 @@ class Sockets:
                         tasks.start_soon(_renew, self._operations.sandboxes, sandboxes, caller)
 
                     async def answer_sandbox(frame: Frame, size: int) -> None:
-                        reservation = budget.reservation(caller)
                         try:
                             if outbox.is_full:
                                 await outbox.wait_for_reader()
-                            outbox.put(await operations.answer_sandbox(frame, sandboxes, reservation))
+                            outbox.put(await operations.answer_sandbox(frame, sandboxes))
                         finally:
-                            reservation.free()
                             outbox.forget(size)
 
                     def begin_sandbox(frame: Frame, size: int) -> None:
@@ -113,8 +105,6 @@ class Sockets:
 
                     while (message := await inbox.take())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        if flow is not None and len(data) > UNCOUNTED_BYTES:
-                            flow.taken()
                         count = await self._dispatch(operations, caller, data, outbox, used, metrics, begin_sandbox)
                         if outbox.is_behind:
                             await inbox.pause_until(outbox.wait_for_room)
@@ -171,7 +161,9 @@ class Sockets:
         metrics: StepMetrics,
         pending_bytes: int,
     ) -> None:
-        """Answer the steps that need no waiting and start the others; each started step counts as `pending_bytes`."""
+        """Answer the steps that need no waiting, and start the others. Each started step occupies `pending_bytes`
+        until it is answered.
+        """
         answers, waiting = operations.answers_now(steps, used)
         for step in waiting:
             send = outbox.put
@@ -187,7 +179,7 @@ class Sockets:
     ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Return the steps of a message and its other frames. A rejected frame is replaced by the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(*UNREADABLE):  # the message also has other calls, or invalid frames
+            with suppress(*UNREADABLE):  # the message also contains other calls, or invalid frames
                 found = _STEPS.decode(data)
                 if not isinstance(found, list):
                     return [found], ()

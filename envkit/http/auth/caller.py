@@ -1,9 +1,9 @@
 """The caller of a request: its tenant, its scopes, and the server's keys for its sessions and sandboxes.
 
 The server stores a tenant's session `x` under the key ``tenant:x``. Ids have no colon, so keys of different tenants
-never collide. An administrator uses the key to name a session of another tenant. A server without tokens has one
-tenant, whose name is empty, and keys equal ids. If tokens are created later, an administrator writes those keys as
-``:key``.
+never collide. An administrator names a session of another tenant by its key. A server without tokens has one
+tenant, whose name is empty, and its keys equal the ids. If tokens are created later, an administrator names such a
+session as ``:id``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Caller:
             raise RateLimitError(f"rate limit exceeded; retry in {wait_s:.3g} s", wait_s)
 
     def charge(self, n: int) -> float:
-        """Count `n` calls that have already been received; return the seconds to wait before receiving more."""
+        """Count `n` calls that were already received; return how many seconds to wait before receiving more."""
         return 0.0 if self.bucket is None else self.bucket.charge(clock.stopwatch(), n)
 
     def key(self, id: str) -> str:
@@ -93,7 +93,7 @@ class Caller:
 
     def name(self, key: str) -> str:
         """Return the caller's name for a session that it sees; the inverse of `key`."""
-        if self.tenant and (":" not in key or key.startswith(":")):  # it has no tenant, or belongs to the server
+        if self.tenant and (":" not in key or key.startswith(":")):  # created without a token, or by the server itself
             return f":{key}"
         return key.removeprefix(self.key(""))
 
@@ -118,7 +118,7 @@ def caller_of(scope: Mapping[str, Any]) -> Caller:
 
 
 def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
-    """Return `error` with each key of `names` replaced by its value, the caller's name for it."""
+    """Return `error` with ids replaced: `names` maps each id of the server to the caller's name for it."""
     words = "|".join(re.escape(word) for word in names if word)
     if not words:
         return error

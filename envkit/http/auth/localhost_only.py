@@ -1,7 +1,8 @@
 """Check of requests to a server without tokens: local programs may call it, foreign web pages may not.
 
 A browser on this machine runs scripts of any web site. It sends the site's origin (``Origin``) and the host name of the
-request (``Host``). After DNS rebinding, that name is not one of this machine.
+request (``Host``). In a DNS rebinding attack, the site's own host name resolves to this machine, so ``Host`` is not a
+name of this machine.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ _NOTHING = 1e-9
 
 
 class Rate(NamedTuple):
-    """A limit of `per_s` calls a second on average, and of `burst` calls at a time. Both are above 0."""
+    """A rate limit: `per_s` calls per second on average, and at most `burst` calls at once. Both are above 0."""
 
     per_s: float
     burst: float
@@ -18,8 +18,8 @@ class Rate(NamedTuple):
 class Bucket:
     """A token bucket, which is full at the start.
 
-    A batch larger than `burst` passes if the bucket is full, because it could never pass otherwise. The bucket is then
-    in debt, and later calls wait until it is filled again, so the average rate holds.
+    A batch larger than `burst` passes only if the bucket is full; otherwise it could never pass. The bucket then has a
+    negative level, and later calls wait until it is refilled, so that the average rate is kept.
 
     Args:
         rate: Fill rate and size.
@@ -45,7 +45,9 @@ class Bucket:
         return 0.0
 
     def charge(self, now: float, n: int = 1) -> float:
-        """Take `n` calls that have already been received; return the seconds until the next call is allowed."""
+        """Take `n` calls that were already received, even if the bucket holds fewer; return the seconds until the next
+        call is allowed.
+        """
         self._level = self._filled(now) - n
         return max(0.0, -self._level / self._rate.per_s)
 

@@ -23,9 +23,10 @@ class SandboxPolicy:
     Attributes:
         networks: ``"open"``, or patterns of host names; no network is always allowed.
         profiles: Allowed profiles; the strict one is always allowed.
-        images: Patterns of images; the default one is always allowed. With bubblewrap an image is a folder of the
-            server's machine, all of which can be read.
-        isolates: Whether sandboxes are isolated from the server; if not, they need the scope ``admin``.
+        images: Patterns of images; the default image is always allowed. With bubblewrap, an image is a folder of the
+        server's machine, and sandboxes can read everything in that folder.
+        isolates: Whether sandboxes are isolated from the server; if not, only callers with the scope ``admin`` may
+        create them.
     """
 
     networks: Sequence[str] = ("none",)
@@ -45,7 +46,7 @@ class SandboxPolicy:
             return
         if not self.isolates:
             raise ForbiddenError("sandboxes are not isolated on this server; use a token with the scope admin")
-        # A pattern for hosts, even *, does not allow the open network.
+        # A pattern for host names, even *, does not allow network="open".
         if spec.network == OPEN and OPEN not in self.networks:
             raise _refused("network", OPEN, self.networks)
         if not isinstance(spec.network, str) and OPEN not in self.networks:

@@ -1,7 +1,7 @@
 """API tokens in one SQLite file, which the server and the command line use at the same time.
 
-A token has the form ``ek_<id>_<secret>``. The file stores only the SHA-256 of the secret. The secret has 256 random
-bits, so a slow password hash would add no security and cost time on each request.
+A token has the form ``ek_<id>_<secret>``. The file stores only the SHA-256 of the secret. A slow password hash would
+add no security, because the secret has 256 random bits, and it would cost time on each request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
 class TokenView(NamedTuple):
-    """A token without its secret. Times are seconds since 1970, None for never; `used` is up to a minute old."""
+    """A token without its secret. Times are seconds since 1970; None means never. `used` may be up to a minute out of
+    date.
+    """
 
     id: str
     name: str
@@ -150,7 +152,8 @@ class TokenStore:
         return [_view(row) for row in rows]
 
     def is_needed(self) -> bool:
-        """Return whether requests need a token, because one was once created. A result may be `fresh_s` old.
+        """Return whether requests need a token. They do once any token was created. The result may be `fresh_s`
+        seconds old.
 
         Raises:
             EnvkitError: The file can no longer be read.
@@ -162,7 +165,8 @@ class TokenStore:
         return self._is_needed
 
     def check(self, text: str) -> Caller | None:
-        """Return the caller with the token `text`; None if it is not valid. A result may be `fresh_s` old.
+        """Return the caller with the token `text`; None if the token is not valid. The result may be `fresh_s` seconds
+        old.
 
         Raises:
             EnvkitError: The file can no longer be read.
@@ -204,7 +208,9 @@ class TokenStore:
         return Caller(view.tenant, view.scopes, view.id)
 
     def _touch(self, id: str, now: float) -> None:
-        """Record the use of a token, unless another process is writing: a request does not wait for that."""
+        """Record the time of a token's use. If another process is writing to the file, skip it, so that the request
+        need not wait.
+        """
         database = self._database()
         database.execute("PRAGMA busy_timeout = 0")
         with suppress(sqlite3.OperationalError):
@@ -212,7 +218,9 @@ class TokenStore:
         database.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
 
     def _database(self) -> sqlite3.Connection:
-        """Return the connection; reopen the file if it was removed or replaced, which revokes its tokens."""
+        """Return the connection. If the file was removed or replaced, open the new file: the tokens of the old one are
+        no longer valid.
+        """
         try:
             is_same = _identity(self._path) == self._file
         except FileNotFoundError:
@@ -233,7 +241,7 @@ class TokenStore:
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
-    """Open the file, created if missing; return the connection and the file's identity."""
+    """Open the file, creating it if it is missing; return the connection, and the file's device and inode."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = path.parent.stat()
@@ -270,7 +278,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
 
 def _create(path: Path) -> None:
     """Create the file atomically, so that a concurrent process finds it complete."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")  # mode 0600, which its journals inherit
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")  # mode 0600, as SQLite gives its journal files
     os.close(handle)
     try:
         with closing(sqlite3.connect(draft, isolation_level=None)) as database:

@@ -29,14 +29,17 @@ _PLACEHOLDER_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
 
-def url_connector(url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None) -> Connector:
+def url_connector(
+    url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None, path: str = SOCKET_PATH
+) -> Connector:
     """Return a connector to `url`.
 
     Args:
         url: Address of a server.
-        timeout_s: Timeout of a call, seconds; also bounds connecting.
+        timeout_s: Timeout of a call and of connecting, seconds.
         token: Token for the server.
         ca: PEM file of the certificates to trust instead of the system's.
+        path: Path of the WebSocket on the server.
 
     Raises:
         UsageError: `url` is not an address of a server, or the token or the file is invalid.
@@ -49,19 +52,19 @@ def url_connector(url: str, timeout_s: float, *, token: str | None = None, ca: P
     except ValueError:
         raise invalid from None
     if parts.scheme == "unix" and parts.path:
-        return lambda: _wait_open(unix_connect(parts.path, _PLACEHOLDER_HOST + SOCKET_PATH, **settings))
+        return lambda: _wait_open(unix_connect(parts.path, _PLACEHOLDER_HOST + path, **settings))
     if parts.scheme not in _SCHEMES or not parts.netloc:
         raise invalid
     if ca is not None:
         if parts.scheme != "https":
             raise UsageError(f"ca={ca} needs an https:// address, got {url}")
         settings["ssl"] = trusted_context(ca)
-    target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{SOCKET_PATH}"
+    target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{path}"
     return lambda: _wait_open(connect(target, **settings))
 
 
 def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
-    """Return a connector over sockets that `open_socket` connects."""
+    """Return a connector that uses the sockets that `open_socket` returns."""
     settings = _settings(timeout_s)
 
     async def connect_socket() -> ClientConnection:

@@ -1,8 +1,8 @@
 """The client's WebSocket: shared by many calls, with reconnect.
 
-Calls of one event loop iteration are sent in one message. When the socket breaks, unanswered calls are sent once more
-over a new one; all calls are safe to repeat. A call fails if two sockets broke during it or the server stays
-unreachable. One sweeper checks the deadlines of all calls.
+Calls that start in the same iteration of the event loop are sent in one message. When the socket breaks, unanswered
+calls are sent once more over a new socket; all calls are safe to repeat. A call fails if the socket breaks twice during
+the call, or if the server stays unreachable. One task checks the deadlines of all calls.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SharedWebSocket:
         self._number = 0
         self._calls: dict[int, _PendingCall] = {}
         self._unsent: list[int] = []
-        self._has_unsent = asyncio.Event()  # anyio.Event cannot be cleared
+        self._has_unsent = asyncio.Event()  # asyncio's, because anyio.Event cannot be cleared
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
 
@@ -112,7 +112,7 @@ class SharedWebSocket:
     def _remove(self, number: int, outcome: asyncio.Future[msgspec.Raw]) -> None:
         del self._calls[number]
         if not outcome.cancelled():
-            outcome.exception()  # mark as retrieved, even if the caller was cancelled
+            outcome.exception()  # mark the error as retrieved, even if the caller was cancelled
 
     async def open(self) -> ClientConnection:
         """Connect once.
@@ -121,15 +121,7 @@ class SharedWebSocket:
             UnreachableError: No server answers, or the answer is invalid.
             UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
         """
-        try:
-            return await self._connect()
-        except InvalidStatus as error:
-            raise self._refusal(error.response) from None
-        except ssl.SSLError as error:
-            raise UnreachableError(f"{self._address}: {error.reason or error}{certificate_advice(error)}") from None
-        except (OSError, EOFError, WebSocketException) as error:
-            cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise UnreachableError(f"{self._address} does not answer: {cause}") from None
+        return await connect_once(self._connect, self._address)
 
     async def run(self, socket: ClientConnection) -> None:
         """Send calls over `socket`, and over new sockets after it, until cancelled."""
@@ -155,7 +147,7 @@ class SharedWebSocket:
         finally:
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await socket.close()
-            socket.transport.abort()  # a close handshake would not end if the server does not respond
+            socket.transport.abort()  # without a close handshake, which would not end if the server does not respond
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:
@@ -224,19 +216,6 @@ class SharedWebSocket:
                         DeadlineError(f"{self._address} did not answer {call.method!r} within {call.timeout_s:g} s")
                     )
 
-    def _refusal(self, response: Response) -> EnvkitError:
-        """Return the error for a server that refuses to open a WebSocket."""
-        status = f"{self._address} answered with status {response.status_code}"
-        try:
-            error = from_problem(_PROBLEM.decode(response.body or b""))
-        except (ValueError, RecursionError):
-            if response.status_code == HTTPStatus.UNAUTHORIZED:  # from a proxy in front of the server
-                return UnauthorizedError(f"{status}: it requires authentication")
-            return UnreachableError(f"{status}; is it an `envkit serve`?")
-        if isinstance(error, (UnauthorizedError, ForbiddenError)):
-            return type(error)(f"{self._address}: {error.detail}")
-        return error
-
     def _closed(self) -> UnreachableError:
         return UnreachableError(f"the connection to {self._address} was closed")
 
@@ -244,3 +223,35 @@ class SharedWebSocket:
         for call in self._calls.values():
             call.fail(error)
         self._unsent = []
+
+
+async def connect_once(connect: Connector, address: str) -> ClientConnection:
+    """Connect to the server `address`.
+
+    Raises:
+        UnreachableError: No server answers, or the answer is invalid.
+        UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
+    """
+    try:
+        return await connect()
+    except InvalidStatus as error:
+        raise _refusal(error.response, address) from None
+    except ssl.SSLError as error:
+        raise UnreachableError(f"{address}: {error.reason or error}{certificate_advice(error)}") from None
+    except (OSError, EOFError, WebSocketException) as error:
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnreachableError(f"{address} does not answer: {cause}") from None
+
+
+def _refusal(response: Response, address: str) -> EnvkitError:
+    """Return the error for a server that refuses to open a WebSocket."""
+    status = f"{address} answered with status {response.status_code}"
+    try:
+        error = from_problem(_PROBLEM.decode(response.body or b""))
+    except (ValueError, RecursionError):
+        if response.status_code == HTTPStatus.UNAUTHORIZED:  # the answer is from a proxy in front of the server
+            return UnauthorizedError(f"{status}: it requires authentication")
+        return UnreachableError(f"{status}; is it an `envkit serve`?")
+    if isinstance(error, (UnauthorizedError, ForbiddenError)):
+        return type(error)(f"{address}: {error.detail}")
+    return error

@@ -85,13 +85,13 @@ class EnvClient:
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
             connector = url_connector(self._address, timeout_s, token=token, ca=ca)
-        else:  # for example a Unix socket into a sandbox, whose programs must not see the token
+        else:  # the socket may lead into a sandbox, whose programs must not see the token
             if token is not None or ca is not None:
                 raise UsageError("token and ca need url; leave them out with connect")
             connector = socket_connector(connect, timeout_s)
         self._connection = SharedWebSocket(self._address, connector)
         self._rng = random.Random()
-        self._tasks: TaskGroup  # created on entering, because it needs a running event loop
+        self._tasks: TaskGroup  # created in __aenter__, because it needs a running event loop
         self._connection_scope: anyio.CancelScope
         self._capacity = 0
         self._poll_lock: anyio.Lock
@@ -111,8 +111,8 @@ class EnvClient:
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         """Lease an episode, waiting while the server is full; see `envkit.protocols.EnvHost.lease`.
 
-        The lease resets the environment, so that an unknown environment fails here; other errors of the reset are
-        raised by `Episode.reset`.
+        Entering the lease resets the environment, so it raises the error for an unknown environment. `Episode.reset`
+        raises all other errors of the reset.
 
         Args:
             task: What to play.
@@ -204,7 +204,9 @@ class EnvClient:
             await self._call("delete", messages.SessionBody(id), messages.DoneReply, timeout_s=_DELETE_TIMEOUT_S)
 
     async def _wait_for_slot(self) -> bool:
-        """Wait until the server has a free slot; one task polls for all. False if it has no slots at all."""
+        """Wait until the server has a free slot, and return True; return False if the server has no slots at all. One
+        task polls the server for all waiting callers.
+        """
         first_s, max_s = _POLL_DELAYS_S
         delay_s = first_s
         async with self._poll_lock:

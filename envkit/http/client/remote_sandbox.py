@@ -14,6 +14,9 @@ from urllib.parse import quote, urlencode
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from envkit import clock
 from envkit.errors import (
@@ -29,7 +32,8 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.connect import url_connector
-from envkit.http.client.connection import SharedWebSocket
+from envkit.http.client.connection import SharedWebSocket, connect_once
+from envkit.http.client.streams import RemoteProgram, relay
 from envkit.http.client.transfers import HttpTransfers
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.bytes_encoding import encode_argument
@@ -78,6 +82,10 @@ class SandboxTransport:
         self.address = url.rstrip("/")
         self.websocket = SharedWebSocket(self.address, url_connector(self.address, CALL_S, token=token, ca=ca))
         self.http = HttpTransfers(self.address, token, ca)
+        self.tasks: TaskGroup | None = None
+        """Runs the relays of connections; None while the client is not connected."""
+        self._token = token
+        self._ca = ca
         self._folder_transport = folder_transport
         self._rng = random.Random()
 
@@ -96,8 +104,15 @@ class SandboxTransport:
         """Call a sandbox method over the WebSocket. Raises the error that the server answers."""
         return self.decode(method, await self.websocket.call(f"sandbox.{method}", body, timeout_s), reply)
 
+    async def open_stream(self, path: str) -> ClientConnection:
+        """Open the byte stream at `path`; see `envkit.http.sandboxes.streams`. The caller closes it."""
+        connector = url_connector(self.address, CALL_S, token=self._token, ca=self._ca, path=path)
+        return await connect_once(connector, self.address)
+
     async def with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry a call for `_RETRY_S` while the server is out of capacity; it does not start such calls."""
+        """Make a call; while the server has no capacity for it, retry for up to `_RETRY_S` seconds. This is safe,
+        because the server has not started a call that it refuses for lack of capacity.
+        """
         until = clock.now() + _RETRY_S
         while True:
             try:
@@ -109,7 +124,7 @@ class SandboxTransport:
                 await anyio.sleep(max(wait_s, self._rng.uniform(0.5, 1.0)))  # jitter
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox and wait until it is removed (75 s at most); safe to repeat, not cancelled."""
+        """Stop a sandbox and wait until it is removed, for at most 75 s. Safe to repeat; continues when cancelled."""
         with anyio.CancelScope(shield=True):
             await self.call("stop", wire.SandboxFrame(id), DoneReply, _STOP_S)
 
@@ -250,15 +265,39 @@ class RemoteSandbox:
                 await folder_transport.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket.socket:
-        """Not supported: sockets inside a remote sandbox are unreachable.
+        """Connect to a socket or port in the sandbox; see `envkit.protocols.Sandbox.connect`.
 
-        Raises:
-            UnsupportedError: Always.
+        If the connection in the sandbox fails, the returned socket is at its end.
         """
-        raise UnsupportedError(f"sandbox {self._id} is remote: connecting to sockets inside it is not supported")
+        path = f"{self._url}/connect?{_query(to=str(address))}"
+        connection = await self._transport.open_stream(path)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        assert self._transport.tasks is not None
+        self._transport.tasks.start_soon(relay, connection, theirs)
+        return ours
+
+    @asynccontextmanager
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: SandboxUser = "agent",
+        terminal: tuple[int, int] | None = None,
+    ) -> AsyncIterator[RemoteProgram]:
+        """Run a program with streamed input and output; see `envkit.protocols.InteractiveSandbox.program`."""
+        arguments = tuple(map(encode_argument, argv))
+        body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
+        async with await self._transport.open_stream(f"{self._url}/program") as connection:
+            with suppress(ConnectionClosed):  # the server has refused the program; `receive` raises the reason
+                await connection.send(write(body).decode())
+            yield RemoteProgram(connection, self._transport.address)
 
     async def probe(self, timeout_s: float) -> float:
-        """Return the seconds until the sandbox answered, including the network time to the server."""
+        """Check that the sandbox answers; return the seconds that it took, including the time on the network."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self._call("probe", wire.ProbeFrame(self._id, timeout_s), wire.ProbeReply)
@@ -324,7 +363,7 @@ class RemoteSandbox:
 
     @asynccontextmanager
     async def _cancelled_with_us(self, key: str) -> AsyncIterator[None]:
-        """Cancel the call with this key on the server if the block is cancelled."""
+        """If the block is cancelled, cancel the call with this idempotency key on the server."""
         try:
             yield
         except anyio.get_cancelled_exc_class():

@@ -1,8 +1,8 @@
 """The client of a sandbox server: remote sandboxes are used like local ones.
 
 Calls share one WebSocket; large transfers use HTTP. If the socket breaks, the client reconnects and sends unanswered
-calls again; calls that change something carry an idempotency key, so that they run once. A cancelled call is cancelled
-on the server before it returns.
+calls again; calls that change something have an idempotency key, so that they run once. Cancelling a call waits until
+the server has cancelled it too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SandboxClient:
     ) -> None:
         self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, folder_transport)
         self._rng = random.Random()
-        self._tasks: TaskGroup  # created on entering, because it needs a running event loop
+        self._tasks: TaskGroup  # created in __aenter__, because it needs a running event loop
         self._connection_scope: anyio.CancelScope
 
     @asynccontextmanager
@@ -112,8 +112,8 @@ class SandboxClient:
         Args:
             id: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
             spec: Its spec.
-            ttl_s: Seconds after which an unused sandbox is stopped, unless a client that has used it is connected; None
-                for never.
+            ttl_s: Seconds without use after which the sandbox is stopped, unless a client that has used it is still
+                connected; None for never.
             snapshot: Name of the snapshot to start from.
             wait_s: Seconds to wait in the queue for capacity; at most 60.
         """
@@ -157,7 +157,7 @@ class SandboxClient:
         await self._transport.call("remove_snapshot", wire.KeptFrame(snapshot), DoneReply)
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox and wait until it is removed (75 s at most); safe to repeat, not cancelled."""
+        """Stop a sandbox and wait until it is removed, for at most 75 s. Safe to repeat; continues when cancelled."""
         await self._transport.stop(wire.read_any_sandbox_id(id))
 
     async def __aenter__(self) -> Self:
@@ -166,6 +166,7 @@ class SandboxClient:
         self._connection_scope = anyio.CancelScope(shield=True)
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._run_connection, opened)
+        self._transport.tasks = self._tasks
         try:
             health = await self._transport.websocket.call("health", NoBody(), CALL_S)
             self._transport.decode("health", health, HealthReply)

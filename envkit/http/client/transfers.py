@@ -1,6 +1,7 @@
 """Large transfers of the client: single HTTP requests, each over its own connection.
 
-The standard library's HTTP client makes the requests in a thread. To cancel a request, the connection is shut down.
+The standard library's HTTP client makes the requests in a thread. Cancellation shuts the connection down, which ends
+the thread's call.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class HttpTransfers:
             return await exchange.answer()
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a connection that is not yet open."""
+        """Return a connection object, which connects on its first request."""
         parts = self._parts
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout_s)
@@ -148,7 +149,7 @@ class _HttpExchange:
         return await self.run(response.read)
 
     async def refusal(self) -> EnvkitError | None:
-        """Return the problem that the server answered; None without an answer."""
+        """Return the error that the server answered; None if there was no answer."""
         try:
             await self.response()
         except UnreachableError:
@@ -167,7 +168,7 @@ class _HttpExchange:
             try:
                 results.append(await clock.to_thread(call, *args))
             except (OSError, http.client.HTTPException) as error:
-                await checkpoint_if_cancelled()  # the cancellation may have shut the connection down
+                await checkpoint_if_cancelled()  # expected if the cancellation shut the connection down
                 failure = error
             self._is_waiting = False
             tasks.cancel_scope.cancel()

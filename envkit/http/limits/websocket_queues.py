@@ -1,4 +1,4 @@
-"""Queues of a WebSocket: received messages and unsent answers, with backpressure."""
+"""Queues of a WebSocket: received messages and unsent replies, with backpressure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import anyio
 
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Backpressure
 from envkit.http.protocol.asgi import Message, Receive, Send
 from envkit.http.protocol.messages import batches
 
 MAX_OWED = 10_000
 """Number of unanswered frames above which the server stops reading from a socket."""
 
-MAX_UNREAD_BYTES = 64 << 20
-"""Bytes of unread answers above which the server stops reading from a socket."""
+MAX_UNREAD_BYTES = 8 << 20
+"""Bytes of unread replies above which the server stops reading from a socket and starts no call of it."""
 
-_CHECK_INTERVAL_S = 1.0
-"""Seconds between checks whether sockets are still above their memory limit."""
+MAX_PENDING_BYTES = 64 << 20
+"""Bytes of frames without a reply above which the server stops reading from a socket."""
 
 _AHEAD_BYTES = 1 << 20
 """Bytes read ahead from a paused socket, to notice when it closes."""
@@ -31,18 +29,6 @@ _MESSAGE_BYTES = 256
 
 _BATCH_BYTES = 1 << 19
 """Half of the default message limit of common clients."""
-
-
-class WebSocketFlow(Protocol):
-    """Flow control of a WebSocket connection."""
-
-    def taken(self) -> None:
-        """Update the socket's memory after the application has taken a large message."""
-        ...
-
-    async def drained(self) -> None:
-        """Wait until the client has read nearly all that was sent."""
-        ...
 
 
 class Inbox:
@@ -62,7 +48,9 @@ class Inbox:
         return message
 
     async def pause(self, seconds: float) -> None:
-        """Take no message for `seconds`; returns early, dropping earlier messages, if the socket closes."""
+        """Take no message for `seconds`. If the socket closes before that, return early and drop the messages before
+        the close.
+        """
         with anyio.move_on_after(seconds):
             while self._free_bytes > 0:
                 message = await self._receive()
@@ -92,13 +80,11 @@ def _size(message: Message) -> int:
 
 
 class Outbox:
-    """Unsent answers of one socket, and the memory of answers and pending frames."""
+    """Unsent replies of one socket."""
 
-    def __init__(self, backpressure: Backpressure, flow: WebSocketFlow | None) -> None:
+    def __init__(self) -> None:
         self.owed = 0
-        """Number of received frames whose answers have not been sent."""
-        self._backpressure = backpressure
-        self._flow = flow
+        """Number of received frames whose replies have not been sent."""
         self._unread_bytes = 0
         self._pending_bytes = 0
         self._is_closed = False
@@ -108,41 +94,38 @@ class Outbox:
         self._emptied = asyncio.Event()
 
     def put(self, *answers: bytes) -> None:
+        """Queue replies."""
         if self._is_closed or not answers:
             return
         if not self._answers:
             self._filled.set()
         self._answers += answers
         self._unread_bytes += sum(map(len, answers))
-        if self._unread_bytes > UNCOUNTED_BYTES:
-            self._count()
 
     def put_and_forget(self, size: int, answer: bytes) -> None:
-        """Queue the answer to a pending frame and stop counting the frame's `size` bytes."""
+        """Queue the reply to a pending frame of `size` bytes."""
         self.put(answer)
         self.forget(size)
 
     def remember(self, size: int) -> None:
         """Count `size` bytes of a pending frame."""
         self._pending_bytes += size
-        if self._pending_bytes > UNCOUNTED_BYTES:
-            self._count()
 
     def forget(self, size: int) -> None:
         """Stop counting `size` bytes of a pending frame."""
         if size:
             self._pending_bytes -= size
-            if self._backpressure.count:
-                self._count()
-                self._emptied.set()
+            self._emptied.set()
 
-    def _count(self) -> None:
-        self._backpressure.hold(self._pending_bytes + self._unread_bytes)
+    @property
+    def is_full(self) -> bool:
+        """Whether unread replies exceed `MAX_UNREAD_BYTES`."""
+        return self._unread_bytes > MAX_UNREAD_BYTES
 
     @property
     def is_behind(self) -> bool:
-        """Whether unsent answers exceed a limit in number or bytes."""
-        return self.owed > MAX_OWED or self._unread_bytes > MAX_UNREAD_BYTES or self._backpressure.is_too_much
+        """Whether pending frames or unread replies exceed a limit in number or bytes."""
+        return self.owed > MAX_OWED or self._pending_bytes > MAX_PENDING_BYTES or self.is_full
 
     async def wait_for_room(self) -> None:
         """Wait until `is_behind` is false."""
@@ -159,20 +142,12 @@ class Outbox:
         while self.is_full:
             await self._wait()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether unread answers exceed a limit in bytes."""
-        return self._unread_bytes > UNCOUNTED_BYTES and (
-            self._unread_bytes > MAX_UNREAD_BYTES or self._backpressure.is_too_much
-        )
-
     async def _wait(self) -> None:
         self._emptied.clear()
-        with anyio.move_on_after(_CHECK_INTERVAL_S):  # other sockets may free memory too
-            await self._emptied.wait()
+        await self._emptied.wait()
 
     async def run(self, send: Send) -> None:
-        """Send queued answers until cancelled or the socket closes."""
+        """Send queued replies until cancelled or the socket closes."""
         try:
             while True:
                 await self._filled.wait()
@@ -181,8 +156,6 @@ class Outbox:
                 size = self._unread_bytes
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
-                if size > UNCOUNTED_BYTES and self._flow is not None:
-                    await self._flow.drained()
                 self._sent(len(answers), size)
         except OSError:  # the socket was closed meanwhile; `receive` reports it
             pass
@@ -194,6 +167,4 @@ class Outbox:
     def _sent(self, count: int, size: int) -> None:
         self.owed -= count
         self._unread_bytes -= size
-        if self._backpressure.count:
-            self._count()
         self._emptied.set()

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import anyio
 
 from envkit.errors import RequestError, TooLargeError
+from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, reservation_of
 from envkit.http.protocol.messages import Problem, write
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -32,15 +33,19 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        TooLargeError: It has or announces more than `limit` bytes.
-        RequestError: The client disconnected before the end, or sent nothing for `STALLED_S`.
+        TooLargeError: The body is longer than `limit` bytes. If its content length says so, nothing of it is read.
+        CapacityError: The server does not have enough memory for the body now.
+        RequestError: The client disconnected before the end of the body, or sent nothing for `STALLED_S`.
     """
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(limit)
+        if name == b"content-length" and value.isdigit():
+            if int(value) > limit:
+                raise _too_large(limit)
+            if int(value) > UNCOUNTED_BYTES:
+                await reservation_of(scope).reserve(int(value))
     pieces: list[bytes] = []
     size = 0
-    # Without a timeout, which would take a fifth of the time of a step; the body has usually arrived.
+    # No timeout here: it would cost a fifth of the time of a step, and the body has usually arrived already.
     message = await receive()
     while message["type"] == "http.request":
         pieces.append(message.get("body", b""))
@@ -69,9 +74,7 @@ def _too_large(limit: int) -> TooLargeError:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first returns `body`, which has already been read, and then continues with the original
-    one.
-    """
+    """Return a `receive` whose first message is `body`, which was already read; later messages come from `receive`."""
     is_replayed = False
 
     async def replayed() -> Message:

@@ -1,8 +1,8 @@
 """Encoding of bytes in JSON.
 
 The output of a program is a JSON string if it is UTF-8, so that people can read it, otherwise ``{"base64": "..."}``.
-Long output with many control characters is base64, too, because each of them takes six bytes in a string. Input from a
-caller (`stdin`, `content`) is always base64.
+Long output with many control characters is base64 too, because in a JSON string each control character takes six bytes.
+Input from a caller (`stdin`, `content`) is always base64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bytes: TypeAlias = str | Base64
 
 
 def encode_argument(argument: str) -> Bytes:
-    """Encode a program's argument, which Python holds as text with surrogates for bytes that are not UTF-8."""
+    """Encode an argument of a program: a text, with surrogates for bytes that are not UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError:

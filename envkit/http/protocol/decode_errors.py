@@ -1,4 +1,6 @@
-"""Error messages for undecodable messages: the field, the expected type, and the most similar name."""
+"""Texts of errors about malformed messages. They name the field, the expected type, and the valid name that is most
+similar to an unknown one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _TYPES = {
 
 
 def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
-    """Return one line that says why `data` is not a message of the type `kind`; `error` is the error of msgspec."""
+    """Return one line that says why `data` is not a message of type `kind`; `error` is msgspec's."""
     if isinstance(error, RecursionError):
         return "the message is nested too deeply"
     if isinstance(error, UnicodeDecodeError):

@@ -1,7 +1,7 @@
 """Messages of protocol version 1: one definition for the server, the client and the OpenAPI document.
 
 The caller chooses a session's `id`, so every call is safe to repeat. A session's `turn` is the number of steps that it
-has played, and the number to send with the next step; every answer contains it.
+has played. Every answer contains it, and the next step must contain it.
 
 JSON has no NaN and no infinity. Such a reward is sent as the string ``"nan"``, ``"inf"`` or ``"-inf"``; in ``info``
 they become null.
@@ -274,7 +274,7 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode one message.
 
     Raises:
-        RequestError: It is not JSON or has another type; the message names the field and the reason.
+        RequestError: `data` is not JSON, or not a message of this type; the error names the field and the reason.
     """
     try:
         return decoder.decode(data)
@@ -324,8 +324,8 @@ def write(message: object) -> bytes:
 
 
 def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Join messages into JSON lists of about `most_bytes` and at most `MAX_FRAMES`; a single message is not put into a
-    list.
+    """Join messages into JSON lists of about `most_bytes` bytes and at most `MAX_FRAMES` messages. A message that
+    stands alone is not put into a list.
     """
     if messages and len(messages) <= MAX_FRAMES and sum(map(len, messages)) <= most_bytes:
         yield _joined(messages)

@@ -14,7 +14,7 @@ import msgspec
 
 from envkit.errors import RequestError
 from envkit.http.protocol.bytes_encoding import Bytes, decode_bytes, encode_bytes
-from envkit.http.protocol.messages import PROTOCOL
+from envkit.http.protocol.messages import PROTOCOL, Problem
 from envkit.types import Cause, ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
 BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
@@ -37,6 +37,8 @@ MAX_WAIT_S = 60.0
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
+TerminalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+OptionalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
 Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
 _SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")  # Python's $ also matches before a final newline
@@ -95,8 +97,8 @@ _SPEC_FIELDS = SpecBody.__struct_fields__
 
 
 class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The spec of a new sandbox, its lease in seconds (null: unlimited), a snapshot to start from, and the seconds to
-    wait in the queue for capacity.
+    """The spec of a new sandbox, with the length of its lease in seconds (null: unlimited), the snapshot to start from,
+    and the seconds to wait for capacity.
     """
 
     lease_s: Positive | None = LEASE_S
@@ -133,6 +135,32 @@ class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     sandbox_id: AnySandboxId
     key: Key | None = None
+
+
+class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program with streamed input and output. `terminal` is the size of its terminal, or null for pipes."""
+
+    argv: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1)]
+    timeout_s: Positive
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    user: SandboxUser = "agent"
+    terminal: tuple[TerminalSize, TerminalSize] | None = None
+
+
+class ProgramInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of a program's input, or a new size of its terminal (0: unchanged)."""
+
+    eof: bool = False
+    rows: OptionalSize = 0
+    columns: OptionalSize = 0
+
+
+class StreamEnd(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of a byte stream: the result of a program, without its output, or an error."""
+
+    result: ExecReply | None = None
+    error: Problem | None = None
 
 
 class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -246,7 +274,7 @@ class ExecReply(msgspec.Struct, frozen=True):
 
 
 class PhaseReply(msgspec.Struct, frozen=True):
-    """A state of a sandbox: its start (seconds since 1970, UTC), its reason, and a `cause` if the sandbox ended."""
+    """A state of a sandbox: when it began (seconds since 1970), the reason, and the `cause` if the sandbox ended."""
 
     state: SandboxState
     at_s: float

@@ -16,12 +16,13 @@ from envkit.errors import EnvkitError, RequestError, UnsupportedError
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.limits.memory_budget import reservation_of
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
+from envkit.http.protocol.asgi import JSON, PROBLEM, Message, Receive, Scope, Send, read_body, respond
 from envkit.http.protocol.messages import DoneReply, read, write
 from envkit.http.sandboxes.idempotency import CallOutcome
 from envkit.http.sandboxes.lookup import seen_by
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.transfers import MAX_TREE_BYTES, FolderTransfers
+from envkit.http.sandboxes.work import bytes_to_reserve
 from envkit.types import FileUser, PoolEvent, SandboxUser
 
 MAX_EXEC_BYTES = 32 << 20
@@ -54,7 +55,7 @@ class SandboxPaths:
         self._folders = folders
 
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer a request to run a program or a shell command; False for any other request."""
+        """Answer a request to run a program or a shell command, and return True; return False for any other request."""
         path: str = scope["path"]
         if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID) or scope.get("query_string"):
             return False
@@ -71,9 +72,9 @@ class SandboxPaths:
         async def answer(caller: Caller) -> CallOutcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
-            return await self._run(
-                partial(self.calls.work.exec, frame, caller, reservation_of(scope)), frame.key, receive
-            )
+            if count := bytes_to_reserve(frame):
+                await reservation_of(scope).reserve(count)
+            return await self._run(partial(self.calls.work.exec, frame, caller), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
@@ -82,9 +83,9 @@ class SandboxPaths:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
-            return await self._run(
-                partial(self.calls.work.shell, frame, caller, reservation_of(scope)), frame.key, receive
-            )
+            if count := bytes_to_reserve(frame):
+                await reservation_of(scope).reserve(count)
+            return await self._run(partial(self.calls.work.shell, frame, caller), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
@@ -100,7 +101,7 @@ class SandboxPaths:
     async def download_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
 
-        async def send_and_note(message: dict[str, object]) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal has_started
             has_started = True
             await send(message)
@@ -111,7 +112,7 @@ class SandboxPaths:
             path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
             user = file_user_of(scope)
             with self.calls.access.with_caller_ids(id, caller):
-                await folders.download(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)  # type: ignore[arg-type]
+                await folders.download(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)
         except Exception as error:
             if has_started:  # the error can only be reported by closing the connection
                 raise
@@ -152,7 +153,7 @@ class SandboxPaths:
     async def _run(self, work: Callable[[], Awaitable[CallOutcome]], key: str | None, receive: Receive) -> CallOutcome:
         if key is not None:
             return await work()
-        return await self.until_disconnect(receive, partial(self.calls.access.attempt, work)) or _DISCONNECTED
+        return await self.until_disconnect(receive, partial(self.calls.access.outcome, work)) or _DISCONNECTED
 
     async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
         try:
@@ -174,7 +175,8 @@ _DISCONNECTED = CallOutcome(b"{}", 499)
 class _CancelOnDisconnect:
     """A block that is cancelled when the caller disconnects.
 
-    The check starts after `_WATCH_DELAY_S`, because its task costs as much as a call, and most calls end earlier.
+    The task that waits for the disconnect starts only after `_WATCH_DELAY_S`: it costs as much as a call, and most
+    calls end earlier.
     """
 
     def __init__(self, receive: Receive) -> None:

@@ -5,15 +5,15 @@
 * The call continues if its caller disconnects, and its answer is kept.
 
 Keys belong to one sandbox and are deleted with it. The last `MAX_COUNT` keys are kept for `KEEP_S` seconds. All answers
-together have at most `MAX_BYTES`; the oldest are deleted first, and a repeat of such a call fails, so that it does not
-run twice.
+together have at most `MAX_BYTES`; the oldest are deleted first. If a call is repeated after its answer was deleted, it
+fails, so that it does not run twice.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,16 +26,6 @@ MAX_COUNT = 10_000
 MAX_BYTES = 64 << 20
 
 Work: TypeAlias = Callable[[], Awaitable["CallOutcome"]]
-
-
-class Shared(Protocol):
-    """A resource with several holders, such as `envkit.http.limits.memory_budget.Reservation`."""
-
-    def share(self) -> None:
-        """Add a holder: the resource is freed after one more call of `free`."""
-        ...
-
-    def free(self) -> None: ...
 
 
 class CallOutcome(NamedTuple):
@@ -53,7 +43,7 @@ class CallOutcome(NamedTuple):
 
     @property
     def framed(self) -> bytes:
-        """The outcome as an element of a frame or a list."""
+        """The outcome as JSON, with the key ``result`` or ``error``, for a frame or a list of outcomes."""
         return (b'{"result":%b}' if self.status < 400 else b'{"error":%b}') % self.body
 
 
@@ -97,9 +87,7 @@ class IdempotentCalls:
         self._with_outcome: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
         self._bytes = 0
 
-    async def run(
-        self, sandbox_id: str, key: str, content: bytes, work: Work, resource: Shared | None = None
-    ) -> CallOutcome:
+    async def run(self, sandbox_id: str, key: str, content: bytes, work: Work) -> CallOutcome:
         """Run `work`, or return the outcome of an earlier call with the same key.
 
         Args:
@@ -107,7 +95,6 @@ class IdempotentCalls:
             key: Its idempotency key.
             content: Its content, or a hash of it.
             work: Runs it; must not raise.
-            resource: Held until the call is done, even if the caller disconnects.
 
         Raises:
             SandboxConflictError: The key belongs to another call.
@@ -116,9 +103,7 @@ class IdempotentCalls:
         if call is None:
             assert self.tasks is not None
             call = self._calls[sandbox_id][key] = _KeyedCall(content)
-            if resource is not None:
-                resource.share()
-            self.tasks.start_soon(self._run, sandbox_id, key, call, work, resource)
+            self.tasks.start_soon(self._run, sandbox_id, key, call, work)
         elif call.content not in (content, _CANCELLED_CONTENT):
             raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox")
         await call.done.wait()
@@ -126,7 +111,7 @@ class IdempotentCalls:
         return call.outcome
 
     async def cancel(self, sandbox_id: str, key: str) -> None:
-        """Cancel a call and wait until it has ended; a later call with this key does not start."""
+        """Cancel a call and wait until it has ended. If the call has not arrived yet, it will not start."""
         call = self._calls[sandbox_id].get(key)
         if call is None:
             call = self._calls[sandbox_id][key] = _KeyedCall(_CANCELLED_CONTENT)
@@ -135,20 +120,18 @@ class IdempotentCalls:
         await call.done.wait()
 
     def drop(self, sandbox_id: str) -> None:
-        """Drop the calls of a sandbox; running ones end by themselves."""
+        """Forget the calls of a sandbox; running calls continue to their end."""
         for key in self._calls.pop(sandbox_id, {}):
             self._ended.pop((sandbox_id, key), None)
             self._drop_outcome(sandbox_id, key)
 
-    async def _run(self, sandbox_id: str, key: str, call: _KeyedCall, work: Work, resource: Shared | None) -> None:
+    async def _run(self, sandbox_id: str, key: str, call: _KeyedCall, work: Work) -> None:
         outcome = None
         try:
             with call.scope:
                 outcome = await work()
         finally:
             self._end(sandbox_id, key, call, outcome or self._failure(_cancelled(key)))
-            if resource is not None:
-                resource.free()
 
     def _end(self, sandbox_id: str, key: str, call: _KeyedCall, outcome: CallOutcome) -> None:
         call.outcome = outcome

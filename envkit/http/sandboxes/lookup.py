@@ -19,7 +19,6 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.http.auth.caller import Caller, renamed
-from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import retry_after_s
 from envkit.http.protocol.messages import Problem, write
@@ -65,18 +64,12 @@ class SandboxLookup:
         self._problem = problem
 
     async def outcome(self, work: Callable[[], Awaitable[object]]) -> CallOutcome:
-        """Run `work` and return its result or error as an outcome."""
+        """Run `work` and return its outcome; a reply or an error becomes an outcome."""
         try:
-            return CallOutcome(write(await work()))
+            reply = await work()
         except Exception as error:
             return self.failure(error)
-
-    async def attempt(self, work: Callable[[], Awaitable[CallOutcome]]) -> CallOutcome:
-        """Run `work` and return its outcome; an error becomes an outcome."""
-        try:
-            return await work()
-        except Exception as error:
-            return self.failure(error)
+        return reply if isinstance(reply, CallOutcome) else CallOutcome(write(reply))
 
     def failure(self, error: Exception) -> CallOutcome:
         """Return the outcome for `error`."""
@@ -84,7 +77,7 @@ class SandboxLookup:
         return CallOutcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
-        """Return a sandbox for use. Raises as `SandboxPool.get` does, and while the server shuts down."""
+        """Return a sandbox for use. Raises the errors of `SandboxPool.get`, and one during shutdown."""
         self.refuse_when_closing()
         try:
             return self.pool.get(caller.key(id), tenant=seen_by(caller))
@@ -100,16 +93,15 @@ class SandboxLookup:
             raise self.in_caller_terms(error, id, caller) from None
 
     async def run_idempotent(
-        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], max_s: float, reservation: Reservation
+        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], max_s: float
     ) -> CallOutcome:
-        """Run `run` once per idempotency key and return its outcome.
+        """Run a call, at most once per idempotency key, and return its outcome.
 
         Args:
             body: The request.
             caller: The caller.
             run: The work.
             max_s: Its timeout, seconds.
-            reservation: Its memory, held until it is done.
         """
 
         async def run_in_time() -> object:
@@ -121,7 +113,7 @@ class SandboxLookup:
         work = partial(self.outcome, run_in_time)
         if body.key is None:
             return await work()
-        return await self.keyed_calls.run(caller.key(body.sandbox_id), body.key, content_hash(body), work, reservation)
+        return await self.keyed_calls.run(caller.key(body.sandbox_id), body.key, content_hash(body), work)
 
     def view(self, id: str, caller: Caller) -> SandboxView:
         """Return the state of a sandbox."""
@@ -193,7 +185,7 @@ async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def content_hash(body: msgspec.Struct) -> bytes:
-    """Return a hash of a request's content."""
+    """Return a hash of a request's content, which tells whether two requests with the same key are equal."""
     digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
     for name in body.__struct_fields__:
         value = getattr(body, name)

@@ -1,6 +1,6 @@
 """The operations on sandboxes by method name, for HTTP and WebSocket.
 
-Each operation has a timeout, so that it does not hang if the sandbox hangs.
+Each operation has a timeout, so that a request does not hang if its sandbox hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from envkit.errors import (
 )
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
-from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.messages import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.http.sandboxes.idempotency import CallOutcome
@@ -45,7 +44,7 @@ _MAX_SPEC_BYTES = 128 << 10
 _STOP_S = 60.0
 _WAIT_S = 25.0
 
-Call: TypeAlias = Callable[[Any, Caller, Reservation], Awaitable[CallOutcome]]
+Call: TypeAlias = Callable[[Any, Caller], Awaitable[object]]
 
 
 @runtime_checkable
@@ -94,37 +93,40 @@ class SandboxOperations:
         self._starts = PendingStarts(pool, self.access.keyed_calls.drop, ttl_s=ttl_s)
         self._snapshots = Snapshots(pool, snapshots or SnapshotBounds())
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
-            "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
-            "view": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.view)),
-            "list": (msgspec.json.Decoder(NoBody), self._plain(self.views)),
+            "create": (msgspec.json.Decoder(wire.CreateFrame), self.create),
+            "view": (msgspec.json.Decoder(wire.SandboxFrame), self.view),
+            "list": (msgspec.json.Decoder(NoBody), self.views),
             "exec": (msgspec.json.Decoder(wire.ExecFrame), work.exec),
             "shell": (msgspec.json.Decoder(wire.ShellFrame), work.shell),
-            "close_shell": (msgspec.json.Decoder(wire.CloseShellFrame), self._plain(work.close_shell)),
+            "close_shell": (msgspec.json.Decoder(wire.CloseShellFrame), work.close_shell),
             "read": (msgspec.json.Decoder(wire.ReadFrame), work.read),
             "write": (msgspec.json.Decoder(wire.WriteFrame), work.write),
             "snapshot": (msgspec.json.Decoder(wire.SnapshotFrame), self.snapshot),
-            "snapshots": (msgspec.json.Decoder(NoBody), self._plain(self.snapshots)),
-            "remove_snapshot": (msgspec.json.Decoder(wire.KeptFrame), self._plain(self.remove_snapshot)),
-            "probe": (msgspec.json.Decoder(wire.ProbeFrame), self._plain(self.probe)),
-            "wait": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.wait)),
-            "log": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.log)),
-            "stats": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.stats)),
-            "stop": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.stop)),
-            "cancel": (msgspec.json.Decoder(wire.CancelFrame), self._plain(self.cancel)),
+            "snapshots": (msgspec.json.Decoder(NoBody), self.snapshots),
+            "remove_snapshot": (msgspec.json.Decoder(wire.KeptFrame), self.remove_snapshot),
+            "probe": (msgspec.json.Decoder(wire.ProbeFrame), self.probe),
+            "wait": (msgspec.json.Decoder(wire.SandboxFrame), self.wait),
+            "log": (msgspec.json.Decoder(wire.SandboxFrame), self.log),
+            "stats": (msgspec.json.Decoder(wire.SandboxFrame), self.stats),
+            "stop": (msgspec.json.Decoder(wire.SandboxFrame), self.stop),
+            "cancel": (msgspec.json.Decoder(wire.CancelFrame), self.cancel),
         }
+
+    def methods(self) -> dict[str, type]:
+        """Return the methods of the WebSocket with the types of their parameters."""
+        return {f"{PREFIX}{name}": decoder.type for name, (decoder, _) in self._methods.items()}
 
     def run_in(self, tasks: TaskGroup) -> None:
         """Run calls that outlive their callers in `tasks`."""
         self.access.keyed_calls.tasks = self._starts.tasks = tasks
 
-    async def answer(self, frame: Frame, caller: Caller, used: set[str], reservation: Reservation) -> CallOutcome:
+    async def answer(self, frame: Frame, caller: Caller, used: set[str]) -> CallOutcome:
         """Answer a frame; an error becomes an outcome.
 
         Args:
             frame: The request.
             caller: The caller.
-            used: Ids of the sandboxes in use, to which that of this frame is added.
-            reservation: Memory for the frame and its answer.
+            used: Ids of the sandboxes that the caller uses; the id of this frame's sandbox is added.
         """
         name = frame.method.removeprefix(PREFIX)
         try:
@@ -139,7 +141,7 @@ class SandboxOperations:
             used.discard(body.sandbox_id)
         elif name not in ("list", "view", "snapshots", "remove_snapshot"):
             used.add(body.sandbox_id)
-        return await self.access.attempt(partial(call, body, caller, reservation))
+        return await self.access.outcome(partial(call, body, caller))
 
     def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of the sandboxes in `used`; remove ids of ended sandboxes from it."""
@@ -178,14 +180,14 @@ class SandboxOperations:
             [self.access.reply(view, caller) for view in self.access.pool.views(tenant=seen_by(caller))]
         )
 
-    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
+    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> CallOutcome:
         sandbox = self.access.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
             view = self.access.view(body.sandbox_id, caller)
             return wire.SnapshotReply(await self._snapshots.keep(view.tenant, view.id, sandbox.snapshot))
 
-        return await self.access.run_idempotent(body, caller, run, self.access.max_timeout_s, reservation)
+        return await self.access.run_idempotent(body, caller, run, self.access.max_timeout_s)
 
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
         """List the snapshots that the caller sees, oldest first."""
@@ -235,7 +237,7 @@ class SandboxOperations:
         id = caller.key(body.sandbox_id)
         with anyio.CancelScope(shield=True):
             await self._starts.cancel(id, seen_by(caller))
-            with suppress(SandboxNotFoundError):  # another tenant's sandbox: do not cancel its calls
+            with suppress(SandboxNotFoundError):  # not found if it is another tenant's, whose calls must continue
                 self.access.view(body.sandbox_id, caller)
                 self.access.keyed_calls.drop(id)
             with self.access.with_caller_ids(body.sandbox_id, caller):
@@ -247,6 +249,3 @@ class SandboxOperations:
         self.access.find(body.sandbox_id, caller)
         await within(SLACK_S, partial(self.access.keyed_calls.cancel, caller.key(body.sandbox_id), body.key))
         return DoneReply()
-
-    def _plain(self, method: Callable[[Any, Caller], Awaitable[object]]) -> Call:
-        return lambda body, caller, reservation: self.access.outcome(partial(method, body, caller))

@@ -67,11 +67,12 @@ class PendingStarts:
     async def run(self, request: StartRequest) -> None:
         """Start a sandbox, or wait for the same start in progress.
 
-                A failure is raised by the calls that wait for this start or, without any, by the next call.
+                If the start fails, all calls that wait for it raise the error; if no call waits, the next call raises
+                it.
         Raises as `SandboxPool.create` does.
         """
         start = self._starts.get(request.id)
-        if start is None or start.request != request:  # the pool rejects a different request
+        if start is None or start.request != request:  # the request may differ; then the pool rejects it
             start = self._begin(request)
         await start.done.wait()
         if self._starts.get(request.id) is start:

@@ -10,9 +10,9 @@ import anyio
 import msgspec
 from fastapi import Request, Response
 
-from envkit.errors import CapacityError, RateLimitError, RequestError, SandboxConflictError
-from envkit.http.auth.caller import Caller, caller_of
-from envkit.http.limits.memory_budget import Reservation, reservation_of
+from envkit.errors import RequestError, SandboxConflictError
+from envkit.http.auth.caller import caller_of
+from envkit.http.limits.memory_budget import reservation_of
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
 from envkit.http.protocol.messages import (
@@ -27,7 +27,6 @@ from envkit.http.protocol.messages import (
 )
 from envkit.http.sandboxes.http import MAX_EXEC_BYTES, SandboxPaths, file_user_of, key_of, number_of, path_of, user_of
 from envkit.http.sandboxes.idempotency import CallOutcome
-from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.transfers import MAX_FILE_BYTES, TAR
 from envkit.http.sandboxes.work import bytes_to_reserve
 from envkit.types import SandboxState
@@ -37,13 +36,16 @@ _SANDBOX = f"{_SANDBOXES}/{{sandbox_id}}"
 _CREATE = msgspec.json.Decoder(wire.CreateSandboxBody)
 _EXEC = msgspec.json.Decoder(wire.ExecFrame)
 _EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
+_MAX_OUTPUT_BYTES = 256 << 20
+"""Limit on the sum of the output limits in one list, standard output and standard error each."""
+
 _MAX_EXECS = 1000
 _NO_MODE = -1
 _BYTES = "application/octet-stream"
 
 
 class ExecOutcome(msgspec.Struct, frozen=True):
-    """One result of several programs: either `result` or `error`; the other is left out."""
+    """The outcome of one program of a list: either `result` or `error`; the other field is omitted."""
 
     result: wire.ExecReply | None = None
     error: Problem | None = None
@@ -130,9 +132,9 @@ class _SandboxRoutes:
     async def create(self, sandbox_id: str, request: Request) -> Response:
         """Start a sandbox from a spec and return its state. Repeating the call is safe.
 
-        202: the start is still in progress; repeat the call until it returns the sandbox. With `snapshot`, the sandbox
-        starts with the files of that snapshot. 409: the name belongs to a sandbox with another spec, or to an ended
-        one. `DELETE` frees the name; otherwise it is free ten minutes after the end.
+        202 means that the start is still in progress: repeat the call until it returns the sandbox. 409 means that the
+        name belongs to a sandbox with another spec, or to an ended sandbox; `DELETE` frees the name, and otherwise it
+        becomes free ten minutes after the end. With `snapshot`, the sandbox starts with the files of that snapshot.
         """
         caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
@@ -172,7 +174,8 @@ class _SandboxRoutes:
     async def exec(self, sandbox_id: str) -> Response:
         """Run a program to its end.
 
-        It is killed if the caller disconnects. With an idempotency key it continues, and the call can be repeated.
+        The program is killed if the caller disconnects. With an idempotency key it continues instead, and the call can
+        be repeated.
         """
         return _AsgiResponse(partial(self._paths.exec, sandbox_id))
 
@@ -184,9 +187,27 @@ class _SandboxRoutes:
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
         caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
-        programs = _Programs(self._calls, caller, reservation_of(request.scope))
-        await self._paths.until_disconnect(request.receive, partial(programs.run, bodies))
-        return _json(b"[%b]" % b",".join(programs.outcomes))
+        output_bytes = sum(bytes_to_reserve(body) for body in bodies if not isinstance(body, RequestError))
+        if output_bytes > _MAX_OUTPUT_BYTES:
+            wanted = f"limit {_MAX_OUTPUT_BYTES} bytes, got {output_bytes}"
+            raise RequestError(f"the output limits of the list are too large together ({wanted}); split the list")
+        await reservation_of(request.scope).reserve(output_bytes)
+        outcomes = [b""] * len(bodies)
+
+        async def run(index: int, body: wire.ExecFrame | RequestError) -> None:
+            if isinstance(body, RequestError):
+                outcome = self._calls.access.failure(body)
+            else:
+                outcome = await self._calls.access.outcome(partial(self._calls.work.exec, body, caller))
+            outcomes[index] = outcome.framed
+
+        async def run_all() -> None:
+            async with anyio.create_task_group() as tasks:
+                for index, body in enumerate(bodies):
+                    tasks.start_soon(run, index, body)
+
+        await self._paths.until_disconnect(request.receive, run_all)
+        return _json(b"[%b]" % b",".join(outcomes))
 
     async def shell(self, sandbox_id: str, name: str) -> Response:
         """Run a command in a persistent shell: later commands see its folder, variables and functions.
@@ -218,7 +239,7 @@ class _SandboxRoutes:
         self._calls.access.find(sandbox_id, caller)  # before the body is read
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
         frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
-        return _response(await self._calls.work.write(frame, caller, reservation_of(scope)))
+        return _response(await self._calls.work.write(frame, caller))
 
     async def download_tree(self, sandbox_id: str) -> Response:
         """Download a file or folder as a tar stream; the paths in it begin with ``tree`` or with ``.``."""
@@ -231,7 +252,7 @@ class _SandboxRoutes:
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
         """Take a snapshot of the sandbox's files; new sandboxes can start from it."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
-        return _response(await self._calls.snapshot(frame, caller_of(request.scope), reservation_of(request.scope)))
+        return _response(await self._calls.snapshot(frame, caller_of(request.scope)))
 
     async def snapshots(self, request: Request) -> Response:
         """List all snapshots with their sizes, oldest first."""
@@ -244,60 +265,6 @@ class _SandboxRoutes:
     async def events(self) -> Response:
         """Stream server-sent events, an `EventReply` each, with a heartbeat every 15 s."""
         return _AsgiResponse(self._paths.events)
-
-
-class _Programs:
-    """The programs of one list.
-
-    Args:
-        calls: Runs them.
-        caller: The caller.
-        reservation: Memory for their output until it is sent.
-    """
-
-    def __init__(self, calls: SandboxOperations, caller: Caller, reservation: Reservation) -> None:
-        self.outcomes: list[bytes] = []
-        self._calls = calls
-        self._caller = caller
-        self._reservation = reservation
-        self._output_bytes = 0
-        self._running = 0
-
-    async def run(self, bodies: Sequence[wire.ExecFrame | RequestError]) -> None:
-        """Run the programs, as many concurrently as memory can be reserved for their output."""
-        self.outcomes = [b""] * len(bodies)
-        async with anyio.create_task_group() as tasks:
-            for index, body in enumerate(bodies):
-                if isinstance(body, RequestError):
-                    self._take(index, self._calls.access.failure(body))
-                else:
-                    tasks.start_soon(self._run, index, body)
-
-    async def _run(self, index: int, body: wire.ExecFrame) -> None:
-        reservation = self._reservation.another()
-        try:
-            self._take(index, await self._calls.access.attempt(partial(self._run_with, reservation, body)))
-        finally:
-            reservation.free()
-
-    async def _run_with(self, reservation: Reservation, body: wire.ExecFrame) -> CallOutcome:
-        while True:
-            try:
-                await reservation.expect(bytes_to_reserve(body))
-                break
-            except (RateLimitError, CapacityError):
-                if not self._running:  # otherwise wait: running programs will free memory
-                    raise
-        self._running += 1
-        try:
-            return await self._calls.work.exec(body, self._caller, reservation)
-        finally:
-            self._running -= 1
-
-    def _take(self, index: int, outcome: CallOutcome) -> None:
-        self.outcomes[index] = outcome.framed
-        self._output_bytes += len(self.outcomes[index])
-        self._reservation.settle(self._output_bytes)
 
 
 class _AsgiResponse(Response):

@@ -123,7 +123,7 @@ class Snapshots:
             self._snapshots.pop(name, None)
 
     async def _discard(self, pool_id: str) -> None:
-        """Remove a snapshot that was never returned; if that fails, closing the backend removes it."""
+        """Remove a snapshot that its caller has not received. If that fails, closing the backend removes it."""
         with anyio.move_on_after(_REMOVE_S, shield=True), suppress(EnvkitError, OSError):
             await self._pool.remove_snapshot(pool_id)
 
@@ -144,7 +144,9 @@ class Snapshots:
                 raise SnapshotLimitError(f"{owner}: no space for {-(-size >> 20)} MiB ({mib}); {_WHAT_TO_DO}")
 
     def _quotas(self, tenant: str) -> Iterator[tuple[Sequence[Snapshot], int, int, int, str]]:
-        """Yield for each quota: its snapshots, the number in progress, both limits, and the owner's name for errors."""
+        """Yield for each quota the snapshots that count, the number of snapshots in progress, both limits, and the name
+        of the owner for errors.
+        """
         bounds = self._bounds
         if tenant:
             owner = f"tenant {tenant!r}"

@@ -1,7 +1,7 @@
 """Upload and download of files and folders of a sandbox, streamed over HTTP so that the server needs little memory.
 
 A folder is sent as a tar stream. The server stages it in a private folder on its disk until it is complete, and always
-removes that folder. `FolderTransport` unpacks uploads as hostile input; the application passes it in, since the server
+removes that folder. A `FolderTransport` unpacks uploads as hostile input. It is a parameter, because the server
 does not depend on the sandbox backends.
 
 Each tenant has a limit on concurrent transfers, which limits its use of the disk. Further transfers wait in a queue,
@@ -60,7 +60,8 @@ class FolderTransport(Protocol):
         Raises:
             UsageError: `target` exists, or its folder does not.
             TooLargeError: The contents exceed `max_bytes`.
-            RefusedFileError: It contains an entry that must not be copied, such as a link that leads out.
+            RefusedFileError: The stream contains an entry that must not be copied, such as a link that leads out of the
+                folder.
         """
         ...
 

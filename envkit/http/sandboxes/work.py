@@ -1,7 +1,4 @@
-"""Programs, shell commands and files in sandboxes, with memory reserved for their results.
-
-Memory is reserved before the work starts: without memory, the call fails without effects and can be repeated.
-"""
+"""Programs, shell commands and files in sandboxes."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from envkit.errors import (
     TooLargeError,
 )
 from envkit.http.auth.caller import Caller
-from envkit.http.limits.memory_budget import LITTLE_BYTES, Reservation
+from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.messages import DoneReply
@@ -22,10 +19,10 @@ from envkit.http.sandboxes.idempotency import CallOutcome
 from envkit.http.sandboxes.lookup import SLACK_S, SandboxLookup, within
 
 _FIRST_FILE_BYTES = 1 << 20
-"""Memory reserved for a file before its size is known; a larger file is read a second time."""
+"""Limit of the first read of a file whose size is unknown; a larger file is read a second time."""
 
-_LIMIT_TO_TYPICAL = 16
-"""A program's typical output is at most its output limit divided by this number."""
+_SMALL_OUTPUT_BYTES = 2 << 20
+"""Output limit, bytes, up to which no memory is reserved."""
 
 _FILE_S = 120.0
 
@@ -40,7 +37,7 @@ class SandboxWork:
     def __init__(self, access: SandboxLookup) -> None:
         self._access = access
 
-    async def exec(self, body: wire.ExecFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
+    async def exec(self, body: wire.ExecFrame, caller: Caller) -> CallOutcome:
         sandbox = self._access.find(body.sandbox_id, caller)
         self._access.check_timeout(body.timeout_s)
 
@@ -59,10 +56,9 @@ class SandboxWork:
                 raise _refused("program", error) from None
             return wire.ExecReply.of(result)
 
-        await reservation.expect(bytes_to_reserve(body))
-        return await self._access.run_idempotent(body, caller, run, body.timeout_s + SLACK_S, reservation)
+        return await self._access.run_idempotent(body, caller, run, body.timeout_s + SLACK_S)
 
-    async def shell(self, body: wire.ShellFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
+    async def shell(self, body: wire.ShellFrame, caller: Caller) -> CallOutcome:
         shell = self._access.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         self._access.check_timeout(body.timeout_s)
 
@@ -73,9 +69,8 @@ class SandboxWork:
                 raise _refused("command", error) from None
             return wire.ExecReply.of(result)
 
-        await reservation.expect(bytes_to_reserve(body))
         # No deadline for the queue: earlier commands of this shell run first, each with its own timeout.
-        return await self._access.run_idempotent(body, caller, run, self._access.max_timeout_s + SLACK_S, reservation)
+        return await self._access.run_idempotent(body, caller, run, self._access.max_timeout_s + SLACK_S)
 
     async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
         shell = self._access.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
@@ -83,28 +78,30 @@ class SandboxWork:
             await within(SLACK_S, shell.close)
         return DoneReply()
 
-    async def read(self, body: wire.ReadFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
-        async def work() -> wire.FileReply:
-            return wire.FileReply(await self.read_file(body, caller, reservation))
+    async def read(self, body: wire.ReadFrame, caller: Caller) -> wire.FileReply:
+        return wire.FileReply(await self.read_file(body, caller))
 
-        return await self._access.outcome(work)
+    async def read_file(self, body: wire.ReadFrame, caller: Caller, reservation: Reservation | None = None) -> bytes:
+        """Return the content of a file.
 
-    async def read_file(self, body: wire.ReadFrame, caller: Caller, reservation: Reservation) -> bytes:
-        """Return the content of a file of any size; over the WebSocket only small files can be read."""
+        Args:
+            body: The request; over the WebSocket only small files can be read.
+            caller: The caller.
+            reservation: Memory for a large file; None without a limit.
+        """
         sandbox, path = self._access.find(body.sandbox_id, caller), _path(body.path)
         first_bytes = min(body.max_bytes, _FIRST_FILE_BYTES)
-        await reservation.expect(first_bytes)
         with self._access.with_caller_ids(body.sandbox_id, caller):
             try:
                 return await within(_FILE_S, partial(sandbox.read, path, max_bytes=first_bytes, user=body.user))
             except TooLargeError:
                 if first_bytes == body.max_bytes:
                     raise
-            reservation.settle(0)
-            await reservation.expect(body.max_bytes)
+            if reservation is not None:
+                await reservation.reserve(body.max_bytes)
             return await within(_FILE_S, partial(sandbox.read, path, max_bytes=body.max_bytes, user=body.user))
 
-    async def write(self, body: wire.WriteFrame, caller: Caller, reservation: Reservation) -> CallOutcome:
+    async def write(self, body: wire.WriteFrame, caller: Caller) -> CallOutcome:
         sandbox = self._access.find(body.sandbox_id, caller)
         path = _path(body.path)
 
@@ -112,17 +109,16 @@ class SandboxWork:
             await sandbox.write(path, body.content, mode=body.mode, user=body.user)
             return DoneReply()
 
-        return await self._access.run_idempotent(body, caller, run, _FILE_S, reservation)
+        return await self._access.run_idempotent(body, caller, run, _FILE_S)
 
 
 def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
     """Return the bytes to reserve for the output of a program before it starts.
 
-    Large output limits are reserved in full, small ones in part: thousands of programs may run for hours, and few use
-    their limit. The actual output is counted when it arrives.
+    Output limits up to `_SMALL_OUTPUT_BYTES` reserve nothing: thousands of programs may run for hours, and few use
+    their limit.
     """
-    limit = 2 * body.max_output_bytes
-    return limit if limit > LITTLE_BYTES else limit // _LIMIT_TO_TYPICAL
+    return 2 * body.max_output_bytes if body.max_output_bytes > _SMALL_OUTPUT_BYTES else 0
 
 
 def _refused(what: str, error: ValueError) -> EnvkitError:

@@ -90,7 +90,9 @@ class AccessLog:
         messages: tuple[int, int] | None = None,
         step_metrics: StepMetrics | None = None,
     ) -> None:
-        """Queue one line, in an event loop; `messages` are the number of socket messages in and out."""
+        """Queue one line. Call it in an event loop. `messages` are the numbers of messages that a socket received and
+        sent.
+        """
         if self._queued - self._processed + len(self._lines) >= MAX_WAITING:
             self._overflowed += 1
             return
@@ -180,7 +182,7 @@ class _StandardError(logging.Handler):
     """Standard error; see `envkit.http.server.stderr_log.write`."""
 
     def createLock(self) -> None:  # noqa: N802
-        self.lock = None  # only one thread uses the handler, and the end of the process must not wait for a lock
+        self.lock = None  # no lock: only one thread uses the handler, and the end of the process must not wait
 
     def emit(self, record: logging.LogRecord) -> None:
         stderr_log.write(f"{self.format(record)}\n".encode())

@@ -5,8 +5,8 @@ A request sends its token as ``Authorization: Bearer ek_...``. The application g
 except for web pages of other sites in a browser. Every answer has an ``X-Request-Id``: the one of the request if that
 is valid, otherwise a new one.
 
-A revoked token, or the first token for callers without one, ends open connections: a socket within a second, a stream
-at its next chunk.
+When a token is revoked, its open connections end: a socket within a second, a stream at its next chunk. When the first
+token is created, the same happens to connections without a token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_REQUESTS = 2000
 _V1 = f"/v{messages.PROTOCOL}/"
 _SCOPES = (
     (f"{_V1}sessions", PLAY),
-    (messages.SOCKET_PATH, ""),  # each frame needs its own scope
+    (messages.SOCKET_PATH, ""),  # checked for each frame instead
     (f"{_V1}sandboxes", SANDBOX),
     (f"{_V1}snapshots", SANDBOX),
     (f"{_V1}envs", PLAY),
@@ -85,7 +85,7 @@ class AuthMiddleware:
             above it is refused with 429; a socket above it is not read until calls are available again.
         max_sockets: Limit on the open sockets of a tenant.
         max_requests: Limit on the concurrent requests of a tenant, if there are tokens.
-        bodies: Memory budget of request bodies, answers and sockets; None for no limit.
+        bodies: Memory budget of large request bodies and replies; None for no limit.
         log: Access log, if any.
         errors: Counts refusals by code, beside those of the application; see `App.errors`.
     """
@@ -231,9 +231,7 @@ class AuthMiddleware:
         context.caller = caller
         state = scope.setdefault("state", {})
         state["caller"] = caller
-        state["step_metrics"] = context.step_metrics
         state["reservation"] = context.reservation
-        state["memory_budget"] = self.memory_budget
 
     def _authenticate(self, token: str | None, tokens: TokenStore) -> Caller:
         if token is None:

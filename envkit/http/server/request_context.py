@@ -11,16 +11,20 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.auth.caller import NOBODY
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Body, MemoryBudget, Reservation
+from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget, Reservation
 from envkit.http.protocol.asgi import Header, Message, Receive, Scope, Send
 from envkit.http.server.access_log import AccessLog
-from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
 """Seconds between checks of an open socket's token. Together with `envkit.http.auth.tokens.FRESH_S` it must be
 less than a second, because a revoked token closes its sockets within a second.
 """
+
+STALLED_S = 120.0
+"""Seconds that a client may pause reading a large reply; a training client pauses for long."""
+
+_PIECE_BYTES = 256 << 10
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -54,18 +58,15 @@ class RequestContext:
         self.caller = NOBODY
         self.is_aborted = False
         """Whether it ended because its token was revoked."""
-        self.step_metrics = StepMetrics()
+        self._scope = scope
         self._authorizer = authorizer
         self._began = clock.stopwatch()
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
-        self._reserved_bytes = UNCOUNTED_BYTES
-        self._body: Body | None = None
-        """Body above `UNCOUNTED_BYTES`."""
         self._reservation: Reservation | None = None
-        self._is_large = self._is_refused = False
-        self._headers: Sequence[Header] = scope["headers"]
+        self._is_large = False
+        """Whether the reply is above `UNCOUNTED_BYTES`."""
         self._id = self.host = b""
         self.origin: bytes | None = None
         for name, value in scope["headers"]:
@@ -85,10 +86,6 @@ class RequestContext:
     async def receive(self) -> Message:
         message = await self._receive()
         self._bytes_in += len(message.get("body", b""))
-        if self._bytes_in > self._reserved_bytes:
-            if self._body is None:
-                self._body = self._authorizer.memory_budget.begin(self.reservation(), self.path, self._headers)
-            self._reserved_bytes = await self._body.reserve(self._bytes_in)
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -103,16 +100,15 @@ class RequestContext:
             self.status = message["status"]
             size = _length(message["headers"])
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
-            if size > UNCOUNTED_BYTES:
-                return self._begin_large(message, size)
-            if self._reservation is not None:
-                self._reservation.settle(0)
+            self._is_large = size > UNCOUNTED_BYTES
+            if self._is_large or self._reservation is not None:
+                self.reservation().settle(size)
         return self._send(message)
 
     def reservation(self) -> Reservation:
-        """Return the memory reserved for body and answer."""
+        """Return the memory reserved for body and reply."""
         if self._reservation is None:
-            self._reservation = self._authorizer.memory_budget.reservation(self.caller)
+            self._reservation = self._authorizer.memory_budget.reservation()
         return self._reservation
 
     def free(self) -> None:
@@ -120,31 +116,19 @@ class RequestContext:
         if self._reservation is not None:
             self._reservation.free()
 
-    async def _begin_large(self, message: Message, size: int) -> None:
-        """Begin an answer whose memory is counted; send an error if no memory is left and none was reserved before.
-
-        The error is safe: calls without a reservation only read, or repeat the answer of a turn.
-        """
-        reservation = self.reservation()
-        if not reservation.is_expected:
-            try:
-                await reservation.expect(size, within_s=0)
-            except EnvkitError as error:
-                await self._authorizer.refuse(self.send, error)
-                self._is_large = self._is_refused = True
-                return
-        reservation.settle(size)
-        self._is_large = True
-        await self._send(message)
-
     async def _send_large(self, message: Message) -> None:
-        """Send a chunk of a large answer; return when the client has read nearly all of it."""
-        if self._is_refused:
-            return
-        self._bytes_out += len(message.get("body", b""))
-        await self._send({**message, "more_body": True})
+        """Send a large reply in pieces, each after the client has read most of the piece before it.
+
+        Raises:
+            OSError: The client read nothing for `STALLED_S`.
+        """
+        body = memoryview(message.get("body", b""))
+        self._bytes_out += len(body)
+        for start in range(0, len(body), _PIECE_BYTES):
+            with anyio.fail_after(STALLED_S):  # a TimeoutError is an OSError
+                await self._send({**message, "body": bytes(body[start : start + _PIECE_BYTES]), "more_body": True})
         if not message.get("more_body"):
-            await self._send({"type": "http.response.body", "body": b""})  # waits for the chunk before it
+            await self._send({"type": "http.response.body", "body": b""})
 
     def write(self, log: AccessLog, method: str, messages: tuple[int, int] | None = None) -> None:
         log.write(
@@ -157,7 +141,7 @@ class RequestContext:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             messages=messages,
-            step_metrics=self.step_metrics,
+            step_metrics=self._scope.get("state", {}).get("step_metrics"),
         )
 
     def is_revoked(self) -> bool:
@@ -206,7 +190,7 @@ class WebSocketContext(RequestContext):
             await anyio.sleep(_CHECK_INTERVAL_S)
             try:
                 is_over = self.is_revoked()
-            except EnvkitError:  # the token store cannot be read
+            except EnvkitError:  # the tokens cannot be read
                 is_over = True
             if is_over:
                 await self._close_revoked()

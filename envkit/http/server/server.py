@@ -10,19 +10,16 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from errno import EADDRINUSE
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import uvicorn
 
 from envkit.errors import UsageError
 from envkit.http.protocol.messages import MAX_MESSAGE_BYTES
-from envkit.http.server.http_connection import HttpConnection, monitor
+from envkit.http.server.connections import http_connection, websocket_connection
 from envkit.http.server.middleware import Served
-from envkit.http.server.tls import TlsAcceptor
-from envkit.http.server.websocket_connection import WebSocketConnection
 
 DRAIN_S = 10.0
 """Default time, in seconds, that running calls have to finish at shutdown."""
@@ -44,6 +41,7 @@ _EXPECTED = frozenset(
     {
         "ASGI callable returned without completing handshake.",
         "ASGI callable returned without completing response.",
+        "Exceeded concurrency limit.",
         "Invalid HTTP request received.",
         "Invalid UTF-8 sequence received from client.",
         "Unsupported upgrade request.",
@@ -83,22 +81,18 @@ async def serve(
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
-    context = _context(certificate, key)
+    _check_certificate(certificate, key)
     max_connections = max_connections or min(MAX_CONNECTIONS, _raise_file_limit() // 2)
     with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before the socket exists
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
-        address = _address(listener, is_tls=context is not None)
+        address = _address(listener, is_tls=certificate is not None)
         try:
-            config = _config(app, max_connections)
+            config = _config(app, max_connections, certificate, key)
             server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
-            connections = server.server_state.connections
-            if context is not None:
-                server.handshakes = TlsAcceptor(context, connections, max_connections)
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)
                 tasks.start_soon(server.run_shielded, listener)
-                tasks.start_soon(monitor, connections, max_connections, server.handshakes)
                 try:
                     await server.stopping.wait()
                 finally:
@@ -117,7 +111,7 @@ def require_address(
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
-    _context(certificate, key)
+    _check_certificate(certificate, key)
     listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
     _stop_listening(listener, uds)
 
@@ -131,14 +125,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.stopping = anyio.Event()
         self.ended = anyio.Event()
-        self.handshakes: TlsAcceptor | None = None
-        """Accepts clients; None without TLS."""
-        self._listeners: list[socket.socket] = []
         self._on_ready = on_ready
         self._drain = drain
 
     async def run_shielded(self, listener: socket.socket) -> None:
-        """Serve, shielded from cancellation; the shutdown is short."""
+        """Serve until the shutdown, which takes only seconds. Not cancelled by its caller."""
         with anyio.CancelScope(shield=True):
             try:
                 await self.serve(sockets=[listener])
@@ -149,28 +140,10 @@ class _Server(uvicorn.Server):
         async for _ in signals:
             self.stopping.set()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._listeners = sockets or []
-        await super().startup(sockets if self.handshakes is None else [])
-
     async def main_loop(self) -> None:
-        tasks = await anyio.create_task_group().__aenter__()
-        if self.handshakes is not None:
-            for listener in self._listeners:
-                tasks.start_soon(self.handshakes.accept, listener, self._make_connection)
-        try:
-            self._on_ready()
-            await self.stopping.wait()
-            await self._drain()
-        finally:
-            tasks.cancel_scope.cancel()
-            # Do not pass the error of the block: the group would wrap it.
-            await tasks.__aexit__(None, None, None)
-
-    def _make_connection(self) -> HttpConnection:
-        """Return a protocol as uvicorn creates it for a new connection."""
-        make = cast("Callable[..., HttpConnection]", self.config.http_protocol_class)
-        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        self._on_ready()
+        await self.stopping.wait()
+        await self._drain()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -179,8 +152,8 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide uvicorn's warnings about answers that this server aborts or sends instead of opening a socket, and about
-    invalid requests.
+    """Hide uvicorn's warnings about invalid requests, about replies that this server aborts, and about replies that it
+    sends instead of opening a socket.
     """
 
     def is_unexpected(record: logging.LogRecord) -> bool:
@@ -197,11 +170,15 @@ def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
-def _config(app: Served, max_connections: int) -> uvicorn.Config:
+def _config(app: Served, max_connections: int, certificate: Path | None, key: Path | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(HttpConnection, max_connections=max_connections),  # type: ignore[arg-type]
-        ws=WebSocketConnection,
+        http=http_connection,  # type: ignore[arg-type]  # uvicorn only calls it
+        ws=websocket_connection,  # type: ignore[arg-type]
+        limit_concurrency=max_connections,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        ssl_keyfile_password="" if certificate is not None else None,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PONG_S,
@@ -226,14 +203,14 @@ def _raise_file_limit() -> int:
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return _FILES if soft == resource.RLIM_INFINITY else soft
-    with suppress(OSError, ValueError):  # some systems have an unpublished limit
+    with suppress(OSError, ValueError):  # some systems have a lower limit than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft
 
 
-def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return the TLS context; None without a certificate.
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Check that the certificate can be used, if there is one.
 
     Raises:
         UsageError: The certificate cannot be used.
@@ -241,7 +218,7 @@ def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | Non
     if certificate is None:
         if key is not None:
             raise UsageError(f"key {key} given without a certificate; pass the certificate too")
-        return None
+        return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # An empty password keeps OpenSSL from prompting for one.
@@ -252,7 +229,6 @@ def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | Non
             error.reason if isinstance(error, ssl.SSLError) else error.strerror if isinstance(error, OSError) else error
         )
         raise UsageError(f"cannot use the certificate {files} for TLS: {cause or error}") from None
-    return context
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:

@@ -67,9 +67,10 @@ class StandardErrorLog(QueueHandler):
 
 
 def write(text: bytes) -> None:
-    """Write `text`; call it in a thread, as it blocks until somebody reads.
+    """Write `text`. Call it in a thread, because it blocks until the reader of standard error continues.
 
-    It leaves half of a pipe free for other writers, which would block forever on a full one.
+    If standard error is a pipe, half of the pipe stays free for other writers, which would block forever on a full
+    pipe.
 
     Raises:
         OSError: Standard error cannot be written.

@@ -26,9 +26,9 @@ class StepMetrics:
 
 
 def step_metrics_of(scope: Mapping[str, Any]) -> StepMetrics:
-    """Return the step metrics of an ASGI scope's request."""
-    found: StepMetrics | None = scope.get("state", {}).get("step_metrics")
-    return found or StepMetrics()
+    """Return the step metrics of an ASGI scope's request, which the access log reads from the scope's state."""
+    metrics: StepMetrics = scope.get("state", {}).setdefault("step_metrics", StepMetrics())
+    return metrics
 
 
 class SessionCounters:

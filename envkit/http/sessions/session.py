@@ -162,7 +162,7 @@ class Session:
         self.state = after(self.state, event)
 
     def is_previous(self, turn: int) -> bool:
-        """Whether `turn` is the last one that an earlier server process played; its answer is not recorded here."""
+        """Whether an earlier server process played `turn` as the last one. This process has no record of its answer."""
         return self.move is None and turn == self.turn - 1
 
     def is_next(self, turn: int) -> bool:
@@ -198,8 +198,9 @@ class Session:
         return move
 
     def play(self, turn: int, action: str, answer: Step | EnvkitError) -> Step:
-        """Record a step that was played synchronously, so that no other call saw it in progress."""
-        if isinstance(answer, Step) and not (answer.terminated or answer.truncated):  # a short cut for what follows
+        """Record a step that was played synchronously. No other call can have seen it in progress."""
+        # The usual case of the code below, which is faster this way
+        if isinstance(answer, Step) and not (answer.terminated or answer.truncated):
             self.move = Move(turn, action, answer)
             self.turn = turn + 1
             return answer
@@ -216,7 +217,9 @@ class Session:
                 self.error = SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {why}")
         else:
             self.turn += 1
-            self.state = after(self.state, SessionEvent.ENDED if answer.ended else SessionEvent.ANSWERED)
+            self.state = after(
+                self.state, SessionEvent.ENDED if (answer.terminated or answer.truncated) else SessionEvent.ANSWERED
+            )
         if self.state is not SessionState.READY:
             self.released.set()
         move.settle(answer)

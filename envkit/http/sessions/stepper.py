@@ -1,4 +1,4 @@
-"""Plays the steps of sessions: synchronously, through a future, or as a task."""
+"""`Stepper`, which plays the steps of sessions: synchronously, through a future, or in a task of the event loop."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Stepper:
     """Plays the steps of all sessions of a server.
 
     Args:
-        counters: Where steps are counted.
+        counters: Counters to which the number and duration of steps are added.
         now: Reads the event loop's clock, for deadlines.
         precise: Reads a finer clock, for durations.
-        tasks: Task group for steps that are repeated because the sandbox was lost before their future had a result.
+        tasks: Task group for repeating a step whose sandbox or connection was lost before the step's future had a
+            result.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Stepper:
         self._tasks = tasks
 
     def compute(self, session: Session, turn: int, action: str) -> Step | None:
-        """Play a step of an environment that computes synchronously; None for any other environment.
+        """Play a step without waiting and return its result; None if the environment does not compute synchronously.
 
         Raises:
             EnvkitError: The step failed; the session is broken.
@@ -56,7 +57,11 @@ class Stepper:
         return session.play(turn, action, answer)
 
     def start_step(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
-        """Start the next step and call `settled` when it is played; False if the episode cannot do that."""
+        """Start the next step, and call `settled` when the step has ended.
+
+        Returns:
+            False if no step was started, because the episode cannot play this step through a future.
+        """
         began = self._precise()
         try:
             answer = None if session.split_step is None else session.split_step.start_step(action)
@@ -71,7 +76,7 @@ class Stepper:
         return True
 
     async def play(self, session: Session, move: Move) -> None:
-        """Play a move that has begun. Afterwards it is settled, even if this is cancelled."""
+        """Play a move that has begun. The move gets a result or an error, even if the calling task is cancelled."""
         session.stepping = anyio.CancelScope()
         session.step_began = self._precise()
         await self._play(session, move, session.stepping)
@@ -101,28 +106,34 @@ class Stepper:
 
     async def _play(self, session: Session, move: Move, scope: anyio.CancelScope) -> None:
         assert session.episode is not None
-        answer: Step | EnvkitError = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
+        answer: Step | EnvkitError | None = None
         try:
             with scope:
                 answer = await session.episode.step(move.action)
         except Exception as error:
             answer = attributed(error, session.task)
         finally:
-            self._settle(session, move, session.interrupt_error if session.is_interrupted else answer)
+            if session.is_interrupted:
+                answer = session.interrupt_error
+            elif answer is None:
+                answer = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
+            self._settle(session, move, answer)
 
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
         session.used_at = self._now()
-        session.stepping = None  # otherwise its answer and the whole message would stay in memory until the next step
+        # Drop the future: it would keep the whole response in memory until the next step.
+        session.stepping = None
         self._counters.step(self._precise() - session.step_began)
         session.settle(move, answer)
 
 
 def attributed(error: Exception, task: Task) -> EnvkitError:
-    """Return the error that breaks a session after its environment or its sandbox raised `error`.
+    """Return the error with which a session breaks after its environment or its sandbox raised `error`.
 
-    The traceback of an environment is logged, once.
+    If the environment raised the error, its traceback is logged here.
     """
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease with its own task group
+    # A lease that uses its own task group raises the error inside an exception group.
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     found = error if isinstance(error, EnvkitError) else env_error(error, task.env_id, "its host")
     if isinstance(found, EnvError):

@@ -1,16 +1,17 @@
-"""Sessions: named episodes of callers whose connection may break at any time.
+"""Sessions: episodes with ids, which callers play over connections that may break at any time.
 
 The caller chooses the id of a session and numbers its steps, so all calls can be repeated. `SessionTable` guarantees:
 
-* `create` with the same id and task returns the same start; with another task it is rejected.
+* `create` with the id and task of an existing session returns the same first observation. With another task, the
+  call is rejected.
 * `step` with the same turn and action returns the same answer or error, and the environment steps once. A repeat waits
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
-* `create` does not queue: if the host is full, it fails immediately.
-* One task holds a lease from reset to the end of the episode. An ended episode releases its slot at once; its last
-  answer stays until the session is deleted or expires.
+* `create` does not wait for a free slot: if all slots are in use, the call fails immediately.
+* A session uses a slot of the host from reset to the end of the episode. Its last answer stays available until the
+  session is deleted or expires.
 
-One sweeper checks all sessions at intervals, instead of a timer for each step.
+One background task, the sweeper, checks all sessions for timeouts. This is cheaper than a timer for each step.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class _VoidError(EnvkitError):
-    """Raised inside a lease so that the host does not reuse the environment."""
+    """Raised inside the lease of a broken session, so that the host does not reuse the environment."""
 
 
 class SessionTable:
@@ -108,7 +109,7 @@ class SessionTable:
         """Tasks of the sessions that are being resumed, by session id."""
         self._kept_alive: list[set[str]] = []
         self._computing = anyio.Lock()
-        self._tasks: TaskGroup  # created on entering, because it needs a running event loop
+        self._tasks: TaskGroup  # created in __aenter__, because it needs a running event loop
         self._has_sessions: anyio.Event
         self._stepper: Stepper
 
@@ -118,24 +119,26 @@ class SessionTable:
 
     @property
     def leased(self) -> int:
-        """Number of slots in use; a session whose episode has ended uses no slot."""
+        """Number of slots in use. A session whose episode has ended uses no slot."""
         return self._leased.total()
 
     def can_resume(self, id: str) -> bool:
-        """Whether the host still plays this session for an earlier server process and it is not resumed yet."""
+        """Whether an earlier server process began this session, the host still plays it, and it is not resumed yet."""
         if self._resumable is None:
             return False
         return id in self._resuming or (id not in self._sessions and self._resumable.resumable_task(id) is not None)
 
     async def create(self, id: str, task: Task) -> Opened:
-        """Start a session, or return its start again. Cancelling the caller does not cancel the session.
+        """Start a session, or return the first observation of an existing session with the same task.
 
-        If the reset fails, the calls that wait for it raise the error, or else the next call does. The id is then free.
+        Cancelling the caller does not cancel the session. If the reset fails, all calls that wait for the reset raise
+        its error. If no call waits, the next call for this id raises the error. The id can then be used again.
 
         Raises:
             SessionConflictError: The id belongs to a session with another task.
             CapacityError: All slots are in use.
-            UnknownEnvError: Raised by the host, like all other errors of a lease or a reset.
+            UnknownEnvError: No environment has the task's id. The host's other errors of lease and reset are raised
+                too.
             DeadlineError: The reset timed out.
         """
         session = self._sessions.get(id)
@@ -153,12 +156,16 @@ class SessionTable:
         return Opened(session.turn, session.start)
 
     def step_now(self, id: str, turn: int, action: str, now: float) -> Step | None:
-        """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is `self.now()`."""
+        """Play a step, or return its answer again, without waiting; None if this call would have to wait.
+
+        The arguments are those of `step`; `now` is the current time, `self.now()`.
+        """
         if self._resumable is not None and self.can_resume(id):
             return None
         session = self._sessions.get(id) or self._find(id)
         session.used_at = now
-        if turn == session.turn and session.state is SessionState.READY:  # `is_next`, inlined: a third of its time
+        # This is the body of `session.is_next`, inlined to save time in every step.
+        if turn == session.turn and session.state is SessionState.READY:
             return self._stepper.compute(session, turn, action)
         if session.is_resumed and session.is_previous(turn):
             return None
@@ -166,10 +173,10 @@ class SessionTable:
         return None if move.answer is None else move.result()
 
     def start_step(self, id: str, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
-        """Start a step that `step_now` cannot play, and call `settled` when it is played; see `step`.
+        """Start a step that `step_now` cannot play, and call `settled` when the step has ended; see `step`.
 
         Returns:
-            False if only `step` can play it; then nothing was done.
+            False if no step was started, because only `step` can play this step.
         """
         session = None if self.can_resume(id) else self._sessions.get(id)
         if session is None or not session.is_next(turn):
@@ -234,7 +241,7 @@ class SessionTable:
 
     @contextmanager
     def keep_alive(self, ids: set[str]) -> Iterator[None]:
-        """Keep the sessions in `ids` from expiring during the block, as long as their episodes last.
+        """Prevent sessions from expiring during the block while their episodes run.
 
         Args:
             ids: Session ids. The caller may add ids during the block; ids of finished sessions are removed.
@@ -252,7 +259,7 @@ class SessionTable:
         self._stepper = Stepper(self.counters, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._resumable is not None:
-            # Resume them immediately: they use slots, and expire like all others.
+            # Resume the sessions of the earlier server process now, so that they count as used slots and can expire.
             for id in self._resumable.resumable_keys():
                 self._tasks.start_soon(self._resume_or_drop, id)
         return self
@@ -267,12 +274,13 @@ class SessionTable:
             for session in sessions.values():
                 await session.closed.wait()
         self._tasks.cancel_scope.cancel()
-        # Do not pass the error of the block: the task group would wrap it in an exception group.
+        # Close the task group without the error of the block, because the group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     def _open(self, id: str, task: Task) -> Session:
         tenant, capacity = tenant_of(id), self.host.capacity
-        if self._leased.total() >= capacity > 0:  # if there are no slots at all, the lease below raises the reason
+        # If the host has no slots at all, continue: the lease then fails with an error that says why.
+        if self._leased.total() >= capacity > 0:
             raise CapacityError(f"all {capacity} slots are in use; retry later")
         if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
             raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots, which is its limit")
@@ -291,7 +299,7 @@ class SessionTable:
             raise SessionNotFoundError(f"no session {id}: it was never created, was deleted or has expired") from None
 
     async def _hold_lease(self, session: Session) -> None:
-        """Hold the session's lease from reset to the end."""
+        """Lease and reset the session's episode, and hold the lease until the session releases it."""
         failure: EnvkitError = session.interrupt_error
         try:
             with session.lease_scope:
@@ -302,7 +310,8 @@ class SessionTable:
                     if session.computing is None:
                         session.start = await episode.reset()
                     else:
-                        # One reset at a time: generating a thousand levels together would block the server.
+                        # Run one reset at a time: a thousand concurrent resets would each generate a level and block
+                        # the server.
                         async with self._computing:
                             session.start = await episode.reset()
                     session.used_at = self.now()
@@ -328,13 +337,13 @@ class SessionTable:
     def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
         if self._resumable is None:
             return self.host.lease(session.task)
-        return self._resumable.lease_as(session.id, session.task)
+        return self._resumable.lease_as(session.id, session.task, tenant_of(session.id))
 
     async def _resume(self, id: str, turn: int = 0) -> None:
         """Resume a session of an earlier server process.
 
         Raises:
-            SessionNotFoundError: It has expired: the episode restarted and has not reached `turn`.
+            SessionNotFoundError: The session has expired: its episode is back at turn 0, but the caller expects `turn`.
         """
         assert self._resumable is not None
         task = self._resuming.get(id) or self._resumable.resumable_task(id)
@@ -356,13 +365,13 @@ class SessionTable:
             _log.warning("cannot resume session %s of an earlier server process: %s", id, error)
 
     async def _repeat_last_step(self, session: Session, action: str) -> Step:
-        """Return the answer to the last step before the session was resumed."""
+        """Return the answer to the last step before the session was resumed, if its caller repeats that step."""
         if session.state is not SessionState.READY or not isinstance(session.episode, ResumableEpisode):
             raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
         turn = session.turn
         move = Move(turn - 1, action)
         move.settle(await session.episode.repeat_step(action))
-        if session.turn == turn and session.move is None:  # no other step began meanwhile
+        if session.turn == turn and session.move is None:  # no other step began during the await above
             session.move = move
         return move.result()
 
@@ -377,7 +386,8 @@ class SessionTable:
     async def _sweep(self) -> None:
         interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
         while True:
-            if not self._sessions:  # an idle server must use no CPU time, because a machine may run a thousand of them
+            # Sleep while there are no sessions: a machine may run a thousand idle servers, which must use no CPU time.
+            if not self._sessions:
                 self._has_sessions = anyio.Event()
                 await self._has_sessions.wait()
             await anyio.sleep(interval_s)

@@ -1,6 +1,8 @@
 """Checks in a second process, which must play the same episodes and leave no files or processes behind.
 
-``python -m envkit.wiring.env_check.apart FILE`` plays the episodes from its standard input and writes FILE.
+``python -m envkit.wiring.env_check.apart FILE`` is the second process. It reads pickled seeds and actions from standard
+input, plays them, and writes a JSON file: the episodes, and the processes and files that were left behind, or why the
+episodes could not be played.
 """
 
 from __future__ import annotations
@@ -108,13 +110,15 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
 
 
 def main() -> None:
-    with suppress(OSError, AttributeError):  # daemons become children of this process, too, so that they can be found
+    # Become the parent of daemons that the environment starts, so that `_descendants` finds them.
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     written = _written_files()
     result: dict[str, JSON]
     try:
         spec, options, recorded = pickle.load(sys.stdin.buffer)
-        with suppress(ConfigError):  # the import of its package may already have registered the environment
+        # Registering fails if importing the environment's package has registered it already.
+        with suppress(ConfigError):
             registry.register(spec.id, spec.entry_point, options=spec.options, expert=spec.expert)
         registry.load(spec.entry_point)
         env = EnvUnderTest(spec.id, options, [seed for seed, _ in recorded])
@@ -137,7 +141,7 @@ def main() -> None:
 
 
 def _written_files() -> set[Path]:
-    """Return a set to which every file is added that this process opens for writing."""
+    """Return a set of paths, to which each file is added when this process opens the file for writing."""
     written: set[Path] = set()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -149,7 +153,7 @@ def _written_files() -> set[Path]:
 
 
 def _left_processes() -> dict[int, str]:
-    """Return descendants that do not end within `_ENDING_S`, with their command lines."""
+    """Return the ids and command lines of child processes that are still running after `_ENDING_S` seconds."""
     until = clock.stopwatch() + _ENDING_S
     while (left := dict(_descendants(os.getpid()))) and clock.stopwatch() < until:
         Event().wait(0.02)

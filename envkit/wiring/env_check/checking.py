@@ -63,11 +63,11 @@ def check_env(
 ) -> list[CheckResult]:
     """Check an environment against the contract that training and serving rely on.
 
-    It runs in this process and in a new one, so check only code that you trust.
+    The environment runs without a sandbox, in this process and in a new one, so check only code that you trust.
 
     Args:
         env_id: Registered environment.
-        options: Options of the environment; they are also tried at reset.
+        options: Options of the environment. One check also passes them to reset, where they must have the same effect.
         episodes: Number of seeds for most checks, at least 2. A recorded episode ends after 200 steps or 5 s.
         on_check: Called with the name of each check before it starts.
 
@@ -82,7 +82,8 @@ def check_env(
     if episodes < 2:
         raise ConfigError([f"episodes: must be at least 2, got {episodes}"])
     env = EnvUnderTest(env_id, options or {}, range(episodes))
-    with env.opened():  # report an invalid option as the caller's mistake
+    # Create an instance before the checks, so that an invalid option raises an error and no check fails.
+    with env.opened():
         pass
     results: list[CheckResult] = []
     failed: set[str] = set()
@@ -106,5 +107,6 @@ def _run(env: EnvUnderTest, name: str, check: Callable[[EnvUnderTest], str]) -> 
         return CheckResult(name, "skip", str(skipped))
     except (FailedCheckError, EnvkitError) as failed:
         return CheckResult(name, "fail", str(failed))
-    except Exception as error:  # an unexpected value of the environment can break any line of a check
+    except Exception as error:
+        # Catch every error, because an unexpected value from the environment can break any line of a check.
         return CheckResult(name, "fail", str(env_error(error, env.env_id, name)))

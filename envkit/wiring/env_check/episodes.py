@@ -87,7 +87,7 @@ class EnvUnderTest:
     Args:
         env_id: Registered environment.
         options: Its options.
-        seeds: Seeds of `episodes`.
+        seeds: Seeds of the recorded episodes, one episode each.
 
     Attributes:
         spec: Its registration.
@@ -176,7 +176,7 @@ class EnvUnderTest:
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
-    """Describe the first difference of two episodes, as returned by `PlayedEpisode.as_json`; None if equal."""
+    """Return the first difference between two results of `PlayedEpisode.as_json` as text; None if equal."""
     for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
         for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
             if differs(value, expected):
@@ -195,7 +195,7 @@ def step_name(number: int) -> str:
 
 
 def shown_apart(value: object, other: object) -> str:
-    """Return two values as text, cut to the part around their first difference."""
+    """Return two values as texts, each cut to the part around their first difference."""
     one, two = (text if isinstance(text, str) else json.dumps(text, default=str) for text in (value, other))
     at = next((where for where, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     start = max(0, at - 20)

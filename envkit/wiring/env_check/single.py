@@ -172,7 +172,14 @@ def options_count_at_reset(env: EnvUnderTest) -> str:
 
 
 def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
-    """Whether the option has the same effect at reset as at creation. False if only creation accepts the option."""
+    """Check that the option has the same effect at reset as at creation.
+
+    Returns:
+        False if the option has no effect, or if only creation accepts the option.
+
+    Raises:
+        FailedCheckError: The effect at reset is different, or lasts beyond the episode.
+    """
     others = {key: one for key, one in env.options.items() if key != name}
     try:
         by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)
@@ -185,21 +192,22 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
     except OptionError:
         return False
     if by_reset != by_make[0]:
-        how = "ignored by" if by_reset == without[0] else "not the same in"
+        ignores = "reset(options=...) ignores it"
+        how = ignores if by_reset == without[0] else "has a different effect when passed to reset(options=...)"
         raise FailedCheckError(
-            f"option {name}={value!r} changes episodes when make gets it, and is {how} reset(options=...); read "
-            "options in reset too, over those of __init__, since the options of a training file arrive there"
+            f"option {name}={value!r} has an effect when passed to make, but {how}; the options of a training file "
+            "are passed to reset, so let reset read options too, and let them override those of __init__"
         )
     if after != without[0]:
         raise FailedCheckError(
-            f"option {name}={value!r} of one reset still holds in the next reset without it; apply it to one episode "
-            "only"
+            f"option {name}={value!r} of one reset still has an effect after the next reset, which does not pass it; "
+            "apply it to one episode only"
         )
     return True
 
 
 def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
-    """Play episodes in one instance: with the reset options `at_reset`, if given, and then without options."""
+    """Play the test episodes in one instance, first with the reset options `at_reset` if given, then with none."""
     with env.opened(options) as instance:
         return [
             repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
@@ -208,7 +216,7 @@ def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | No
 
 
 def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
-    """Yield options and values to try: the caller's, or otherwise all options whose default is a number or bool."""
+    """Yield each option with values to try: the caller's options, or else all whose default is a number or bool."""
     if env.options:
         yield from ((name, [value]) for name, value in env.options.items())
         return
@@ -268,7 +276,10 @@ def steps_do_not_block(env: EnvUnderTest) -> str:
 
 
 async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
-    """Return the longest time, in seconds, that a step blocks the event loop; of repeated steps, the fastest counts."""
+    """Return the longest time in seconds that a step of the episode blocks the event loop.
+
+    The episode is played several times, and the shortest time of each step counts.
+    """
     instance = open_env(env.env_id, **env.options)
     task = Task(env.env_id, played.seed, env.options)
     episode = AsyncEpisode(instance, task) if isinstance(instance, AsyncEnv) else GymEpisode(instance, task)
@@ -292,7 +303,8 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
                     break
                 await episode.reset()
                 for number, action in enumerate(actions):
-                    await anyio.lowlevel.checkpoint()  # yields, so that `watch` can measure the time until here
+                    # Let `watch` run, so that it does not count the time before the step.
+                    await anyio.lowlevel.checkpoint()
                     blocked_s = 0.0
                     step = await episode.step(action)
                     await anyio.lowlevel.checkpoint()

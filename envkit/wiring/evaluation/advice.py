@@ -29,7 +29,7 @@ class Limits:
 
 
 def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[str]:
-    """Return warnings about answers that were cut off or invalid. Each one suggests a remedy."""
+    """Return warnings about answers that were cut off or invalid. Each warning suggests a remedy."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)
     stops = {

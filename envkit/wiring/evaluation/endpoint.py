@@ -40,7 +40,7 @@ _TOO_LONG = re.compile(r"context[ _](length|size|window)|too many tokens|prompt 
 class _MessageReply(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # vLLM and OpenRouter use this name
+    reasoning: str | None = None  # the name of `reasoning_content` in vLLM and OpenRouter
 
 
 class _Choice(msgspec.Struct):

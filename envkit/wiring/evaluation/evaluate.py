@@ -47,14 +47,15 @@ class _PlayAll(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _EvaluatedPolicy:
-    """A policy that was found but not opened yet.
+    """A policy that was found, but whose model is not loaded yet.
 
     Attributes:
-        opened: Opens the policy for episodes with the given options; yields the function that plays.
+        opened: Context manager that opens the policy for episodes with the given options and yields a function that
+            plays them.
         options: Options of the environment that the policy was trained with.
         identity: Fingerprint of the policy's files; empty if unknown.
         limits: Limits of a language model; None for other players.
-        warning: One line; may be empty.
+        warning: Warning for the user, in one line; may be empty.
     """
 
     opened: Callable[[Options], AbstractAsyncContextManager[_PlayAll]]
@@ -162,14 +163,14 @@ async def evaluate(
         episodes: Number of tasks.
         seed: Seed of the tasks and of the policy's sampling.
         options: Options of every task.
-        split: Only levels of this split, if the environment has splits; ``"any"`` plays all levels.
+        split: Split whose levels are played, if the environment has splits; ``"any"`` plays all levels.
         display: Shows the progress.
         attempts: Episodes of each task.
         url: Address of an `envkit serve`; None plays in this process.
         greedy: Whether a language model picks the most likely token instead of sampling.
         playing: Settings of a language model.
-        kept: Called with the arguments before the first episode; returns the episodes that an earlier part of this
-            evaluation finished.
+        kept: Called with the arguments before the first episode. Returns the episodes that this evaluation finished
+            before it was interrupted.
         on_episode: Called with every episode when it ends, including void episodes, in no particular order. A void
             episode is played again and then reported again.
 
@@ -186,7 +187,10 @@ async def evaluate(
         raise UsageError("--greedy does not sample; leave out --greedy or --temperature")
     greedy = greedy or playing.temperature == 0
     if greedy and attempts > 1:
-        raise UsageError("--greedy makes all attempts at a task equal; leave it out, or use --attempts 1")
+        raise UsageError(
+            "greedy play (--greedy, or --temperature 0) makes all attempts at a task identical; sample, or use "
+            "--attempts 1"
+        )
     spec = spec_of(env_id, url)
     found = _find(kind, name, env_id, spec, replace(playing, temperature=0.0) if greedy else playing, seed)
     splits = () if spec is None else spec.splits
@@ -258,7 +262,7 @@ async def evaluate(
 def evaluation_tasks(
     env_id: str, options: Options, split: str, seed: int, count: int, splits: Sequence[str]
 ) -> Iterator[Task]:
-    """Yield `count` tasks; `seed` and `split` determine their seeds. `splits` are those of the environment."""
+    """Yield `count` tasks, whose seeds follow from `seed` and `split`. `splits` are the environment's splits."""
     chosen = with_split(options, split, splits)
     for number in range(count):
         yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
@@ -273,7 +277,7 @@ def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Se
 
 
 def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
-    """Find a policy. All quick checks run here, before models are loaded and episodes are played."""
+    """Find a policy, and check quickly that it can play, before a model is loaded."""
     if kind in ("random", "expert"):
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":

@@ -33,8 +33,8 @@ class Scene:
         seed: Seed of the level.
         text: The observation.
         drawing: The environment's own rendering, with ANSI colours.
-        notes: Lines of the observation that are not in the drawing: the rules at first, later notices. Empty if there
-            is no drawing.
+        notes: Lines of the observation that are not in the drawing: the rules at the start, and later any notices.
+            Empty if there is no drawing.
         legal_moves: Names of the legal moves; empty if they cannot be listed.
         turns: Actions so far.
         total: Sum of the rewards so far.
@@ -128,7 +128,7 @@ class Game:
         return self._scene
 
     def answer(self, text: str) -> str:
-        """Return the action for `text`: a bare legal move in the expert's format, other text unchanged."""
+        """Return the action for a person's input: a legal move in the expert's format, other text unchanged."""
         move = next((move for move in self.scene.legal_moves if move.lower() == text.strip().lower()), None)
         if move is None:
             return text
@@ -156,8 +156,8 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
     Args:
         env_id: Registered environment.
         options: Options of every episode.
-        split: Only levels of this split; ``"any"`` plays all levels.
-        url: Address of an `envkit serve`; None plays in this process, where environments can render.
+        split: Split whose levels are played; ``"any"`` plays all levels.
+        url: Address of an `envkit serve`; None plays in this process. Drawings exist only in this process.
 
     Raises:
         UnknownEnvError: No such environment.
@@ -179,7 +179,7 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
 def _open_env(env_id: str, options: Options, url: str | None) -> gymnasium.Env[Any, Any]:
     if url is not None:
         return make(env_id, url=url)
-    # Options are passed to every reset as well, but an environment may accept some of them only in __init__.
+    # Pass the options here as well as to every reset, because an environment may accept some only in __init__.
     with attributed(env_id, "__init__"):
         env = make_here(env_id, options)
         if "ansi" not in env.metadata.get("render_modes", ()):

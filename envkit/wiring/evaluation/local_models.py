@@ -59,7 +59,8 @@ class LocalModel:
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
         refuse_other_format(found.parent.parent)
         run = config.load(found.parent.parent / "config.yaml")
-        if run.engine.model is not None:  # the checkpoint has all weights, and the base model may have been deleted
+        # Load the weights from the checkpoint, which contains them all: the base model may have been deleted.
+        if run.engine.model is not None:
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(found / "policy")})})
         return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
 
@@ -130,7 +131,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayer:
-    """Plays with a model in this process. The turns of parallel episodes are computed in batches."""
+    """Plays episodes with a model in this process, which answers the turns of parallel episodes in batches."""
 
     policy: Policy
     run: RunConfig
@@ -160,7 +161,7 @@ class LocalPlayer:
 
 
 def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
-    """Return `run` with the settings of `playing` and the seed of the evaluation."""
+    """Return a copy of `run` with the settings of `playing` and the seed of the evaluation."""
     rollout = {
         name: value
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")

@@ -84,7 +84,8 @@ def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
             usage = usage.plus(_usage_of(turn.generation))
     metrics = {name: _number(value) for name, value in episode.metrics.items()}
     if not episode.turns and "success" in episode.start_info:
-        metrics["success"] = 0.0  # the first prompt exceeded the limits, so no step could report success
+        # The first prompt exceeded the token limit, so no step was played that could report success.
+        metrics["success"] = 0.0
     if usage.completions:
         metrics[CUT] = usage.cut / usage.completions
     metrics |= {"return": _number(episode.reward), "turns": float(len(episode.turns))}
@@ -99,7 +100,7 @@ def shortest_of(info: Info) -> int | None:
 
 
 class OutcomeTally:
-    """Collects the outcomes of an evaluation, and shows their number and mean success.
+    """Collects the outcomes of an evaluation, and displays how many there are and their mean success.
 
     Args:
         tasks: Number of tasks.
@@ -131,7 +132,7 @@ class OutcomeTally:
 
     @property
     def by_task(self) -> list[list[EpisodeOutcome]]:
-        """The outcomes of the attempts so far, by task, in order."""
+        """The outcomes so far: one sequence of attempts for each task, in the order of the tasks."""
         return [[outcome for _, outcome in sorted(attempts.items())] for attempts in self._outcomes]
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
@@ -200,7 +201,7 @@ def total_usage(tasks: Sequence[Sequence[EpisodeOutcome]]) -> TokenUsage:
 
 
 def _powers(attempts: int) -> list[int]:
-    """Return the powers of two below `attempts`, then `attempts`."""
+    """Return the values of k for pass@k: the powers of two below `attempts`, then `attempts`."""
     return [*(1 << exponent for exponent in range((attempts - 1).bit_length())), attempts]
 
 

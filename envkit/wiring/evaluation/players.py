@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
@@ -12,7 +12,7 @@ from typing import Literal, cast
 import anyio
 import anyio.lowlevel
 
-from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean
+from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean, leaves
 from envkit.metrics import Fold, fold_infos
 from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player
 from envkit.registry import EnvSpec
@@ -72,7 +72,7 @@ class Playing:
     concurrency: int | None = None
 
     def arguments(self) -> dict[str, JSON]:
-        """Return the settings that are not None and must stay the same when an evaluation is resumed."""
+        """Return the settings that are set and must not change when an evaluation is resumed."""
         names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "thinking")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -112,7 +112,7 @@ class RandomPlayer:
 
     Attributes:
         env_id: The environment, for messages.
-        expert: Formats moves as answers; None plays the bare move.
+        expert: Formats each move as an answer; if None, the action is the name of the move.
     """
 
     env_id: str
@@ -241,7 +241,7 @@ async def play(
         player: Chooses the actions.
         host: Runs the episodes.
         tasks: Tasks to play.
-        seed: Seed of the player's sampling, together with the index in `tasks` and the attempt.
+        seed: Seed of the evaluation. With task index and attempt number, it determines the player's sampling.
         attempts: Episodes of each task.
         on_episode: Called with each episode when it ends, including void episodes.
         skip: Episodes to skip, as (index in `tasks`, attempt).
@@ -265,7 +265,7 @@ async def play(
             for _ in range(min(host.capacity, at_once, len(tasks) * attempts)):
                 group.start_soon(play_some)
     except ExceptionGroup as errors:
-        raise next(_leaves(errors)) from errors
+        raise next(leaves(errors)) from errors
 
 
 async def _episode(
@@ -283,7 +283,7 @@ async def _episode(
             observation = start.observation
             playing = player.begin(task, start, rng)
             while len(turns) < max_turns:
-                # Gives Ctrl-C a chance: an environment that only computes never yields to the event loop.
+                # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
                 await anyio.lowlevel.checkpoint()
                 action = await playing.act(observation)
                 step = await episode.step(action)
@@ -310,11 +310,3 @@ async def _episode(
     return EpisodeRecord.of(
         task, start, turns, stop, index=index, member=member, reward=total, metrics=metrics, error=error, cause=cause
     )
-
-
-def _leaves(error: Exception) -> Iterator[Exception]:
-    if isinstance(error, ExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

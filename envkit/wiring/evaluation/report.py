@@ -152,13 +152,13 @@ def _read(path: Path) -> dict[str, JSON]:
 
 
 def _plain(value: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return `value` after a round trip through JSON."""
+    """Return `value` encoded as JSON and decoded again, to compare it with values from a file."""
     found: dict[str, JSON] = orjson.loads(encoded(value))
     return found
 
 
 def _last_of_each(lines: list[bytes]) -> list[bytes]:
-    """Return the last line of each task and attempt, in order. Void episodes that were repeated have several lines."""
+    """Return the last line of each attempt, in order. An attempt has several lines if it was repeated after a loss."""
     last: dict[tuple[int, int], bytes] = {}
     for line in lines:
         row = orjson.loads(line)

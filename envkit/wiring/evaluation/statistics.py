@@ -40,7 +40,7 @@ class Stratum(NamedTuple):
 
 
 def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estimate]:
-    """Return the mean and interval of every metric, over the episodes that report it."""
+    """Return the mean and interval of each metric, over the episodes that report this metric."""
     names = dict.fromkeys(["success", *_AMOUNTS])
     names.update(dict.fromkeys(name for task in tasks for metrics in task for name in metrics))
     found = {}
@@ -56,11 +56,12 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
 
     Episodes of one task are correlated, so an interval that treats them as independent would be too narrow.
 
-    If all values are 0 or 1, this is Wilson's interval, which is accurate near 0 and 1, with an effective number of
-    episodes: as many independent episodes as would give the variance of the task means (Kish's design effect), clipped
-    to [tasks, episodes]. If all episodes ended alike, the variance is unknown and the number of tasks is used.
+    If all values are 0 or 1, the result is Wilson's interval, which is accurate near 0 and 1. Its sample size is the
+    number of independent episodes that would give the observed variance of the task means (Kish's design effect),
+    clipped to [tasks, episodes]. If all values are equal, the variance is unknown; the sample size is then the number
+    of tasks.
 
-    For other values, it is the normal interval over the task means; its width is zero if all task means are equal.
+    For other values, the result is the normal interval over the task means. Its width is zero if they are all equal.
     """
     count = len(tasks)
     means = [math.fsum(values) / len(values) for values in tasks]
@@ -78,7 +79,7 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
 def share(values: Sequence[float]) -> Estimate:
     """Return the mean of shares in [0, 1], one per task, and its 95 % interval.
 
-    The interval is Wilson's if every share is 0 or 1, otherwise the normal one, clipped to [0, 1].
+    If every share is 0 or 1, this is Wilson's interval; otherwise it is the normal interval, clipped to [0, 1].
     """
     return clipped(estimate([[value] for value in values], is_share=True))
 
@@ -99,9 +100,9 @@ def strata(tasks: Iterable[tuple[int, Sequence[bool]]], *, most: int | None = No
     """Return success by difficulty, easy levels first.
 
     Args:
-        tasks: For each task the moves of its shortest solution, and whether each of its one or more episodes succeeded.
-        most: Maximum number of strata. If there are more lengths, neighbouring lengths are merged into strata with
-            about equal numbers of tasks. None makes one stratum per length.
+        tasks: For each task, the number of moves of its shortest solution and whether each of its episodes succeeded.
+        most: Maximum number of difficulty levels. If there are more solution lengths, neighbouring lengths are merged,
+            so that each level has about the same number of tasks. None makes one level per length.
     """
     by_length: dict[int, list[Sequence[bool]]] = {}
     for length, solved in tasks:

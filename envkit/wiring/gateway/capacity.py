@@ -1,7 +1,7 @@
 """Default capacity of this machine for sandboxes, derived from its memory and process limits.
 
-Sandboxes count with their limits, not with what they use, so the machine has enough even if all of them reach their
-limits. The rest of the machine is left to the server and other processes.
+Each sandbox reserves its limits, not its current use, so that memory and processes suffice even if all sandboxes reach
+their limits. The capacity is only a share of the machine; the rest is left to the server and other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUFFER_SHARE = 1 / 16
 ENVS_SHARE = 0.5
 """Default share of a node's capacity for the sandboxes that serve environments."""
 
-_MIN_BUFFER_MIB = 64
+_MIN_BUFFER_MIB, _MAX_BUFFER_MIB = 64, 256
 _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
@@ -52,7 +52,7 @@ def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("
 
 
 def with_defaults(limits: Capacity, machine: MachineCapacity) -> Capacity:
-    """Return `limits`; if memory or processes are not set, they become a share of the machine's."""
+    """Return `limits` with defaults: memory or processes that are not set become a share of the machine's."""
     memory_mib, pids = limits.memory_mib, limits.pids
     if memory_mib is None and machine.memory_mib is not None:
         memory_mib = int(machine.memory_mib * MEMORY_SHARE)
@@ -62,8 +62,8 @@ def with_defaults(limits: Capacity, machine: MachineCapacity) -> Capacity:
 
 
 def buffer_mib(machine: MachineCapacity) -> int:
-    """Return the default limit on buffered request and response bodies, in MiB."""
-    return max(int((machine.memory_mib or 0) * BUFFER_SHARE), _MIN_BUFFER_MIB)
+    """Return the default limit on large request and response bodies in memory, in MiB."""
+    return min(max(int((machine.memory_mib or 0) * BUFFER_SHARE), _MIN_BUFFER_MIB), _MAX_BUFFER_MIB)
 
 
 def describe(limits: Capacity) -> str:
@@ -81,7 +81,7 @@ def describe(limits: Capacity) -> str:
 def env_sandbox_count(node: Node, request: ResourceRequest, processors: int) -> int:
     """Return the default number of sandboxes that serve environments.
 
-    It is one per processor, but no more than fit into half of the node.
+    The default is one sandbox per processor, but no more than fit into half of the node.
 
     Args:
         node: An empty node.

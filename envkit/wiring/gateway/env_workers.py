@@ -1,12 +1,15 @@
-"""The sandboxes of a gateway that serve environments, and the hosts that play in them."""
+"""Starts the sandboxes in which a gateway runs environments, and creates the hosts that play episodes in them."""
 
 from __future__ import annotations
 
 import math
 import os
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 
@@ -14,6 +17,7 @@ from envkit.config.serving import ServeConfig
 from envkit.errors import CapacityError, EnvkitError, UsageError
 from envkit.fleet import EnvSandbox, FleetHost, HeartbeatTimes
 from envkit.fleet.ledger import Ledger
+from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
@@ -26,6 +30,7 @@ from envkit.wiring.sandboxes import env_sandboxes
 
 _ENV_SANDBOX = ":envs-"
 """Prefix of the names of sandboxes that serve environments; names given by callers contain no colon."""
+_SUSPECT_SANDBOXES = 2
 _NO_SANDBOX_TIMEOUT_S = 45.0
 """Seconds that episodes wait while no sandbox is running; must be below the client's timeout of 60 s."""
 _BOOT_CALL_S = 5.0
@@ -38,13 +43,13 @@ def dedicated_env_ids() -> set[str]:
 
 
 def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
-    """Return how many shared and how many dedicated sandboxes serve environments.
+    """Return how many shared sandboxes serve environments, and how many dedicated ones may.
 
     Raises:
         UsageError: The shared sandboxes exceed the capacity of the node.
     """
     processors = len(os.sched_getaffinity(0))
-    own = config.envs.max_dedicated_sandboxes if dedicated_env_ids() else 0
+    own = config.envs.max_dedicated_sandboxes
     if not fleet_nodes.nodes:
         return config.envs.sandboxes or processors, own
     (node,) = fleet_nodes.nodes
@@ -57,11 +62,13 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
             f"capacity of this machine ({describe(node.capacity)}); "
             "lower envs.sandboxes or envs.memory_mib, or raise node"
         )
-    return count, max(int(min(own, room - count)), min(own, 1))
+    return count, max(int(min(own, room - count)), 1)
 
 
 class EnvSandboxStarter:
-    """Leases sandboxes that serve environments from a pool. Re-adopts those of an earlier server process first."""
+    """Leases sandboxes for environments from a pool. Takes over those that an earlier server process left running
+    first.
+    """
 
     def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, max_count: int) -> None:
         self._pool = pool
@@ -71,21 +78,26 @@ class EnvSandboxStarter:
         self._left_running: list[str] | None = None
         self._was_full = False
 
+    def left_running(self) -> int:
+        """Return the number of sandboxes that an earlier server process left running."""
+        return sum(view.id.startswith(self._prefix) and _is_alive(view) for view in self._pool.views())
+
     async def start(self) -> EnvSandbox:
         if self._left_running is None:
             found = [view.id for view in self._pool.views() if view.id.startswith(self._prefix) and _is_alive(view)]
             self._left_running = found[: self._max_count]
-            # Left over if the configured number is lower than that of the previous server.
+            # Stop the surplus: the previous server may have been configured with more sandboxes.
             for name in found[self._max_count :]:
                 await self._pool.stop(name)
         while self._left_running:
             name = self._left_running.pop()
             if self._pool.view(name).spec == self._spec:
                 return self._pool.get(name)
-            await self._pool.stop(name)  # it was started with other settings
+            await self._pool.stop(name)  # this sandbox was started with other settings
         name = f"{self._prefix}{uuid.uuid4().hex[:8]}"
         try:
-            # At the start, do not wait for capacity, so that a server on a smaller machine starts with fewer workers.
+            # When the server starts, do not wait for capacity: if the machine is too small, it starts with fewer
+            # sandboxes.
             await self._pool.create(name, self._spec, wait_s=math.inf if self._was_full else None)
         except CapacityError:
             self._was_full = True
@@ -93,30 +105,75 @@ class EnvSandboxStarter:
         return self._pool.get(name)
 
 
-def env_host(
-    config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, spec: SandboxSpec, kind: str, *, count: int
-) -> FleetHost:
-    """Return a host for one kind of sandbox: ``"shared"``, or ``"own"``, which is used for a single episode."""
+class EnvHosts(NamedTuple):
+    """The hosts of a gateway.
+
+    Attributes:
+        shared: Its sandboxes play many episodes each.
+        own: Its sandboxes play one episode each and are then replaced; started on demand.
+        suspects: Its sandboxes retry calls that may have caused the loss of a shared sandbox; started on demand.
+    """
+
+    shared: FleetHost
+    own: FleetHost
+    suspects: FleetHost
+
+
+@asynccontextmanager
+async def env_hosts(
+    config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, offenders: Offenders, *, count: int, own_count: int
+) -> AsyncIterator[EnvHosts]:
+    """Open the hosts with `count` shared sandboxes and up to `own_count` sandboxes for single episodes.
+
+    Raises:
+        SandboxStartError: No shared sandbox started.
+    """
     liveness, longest_s = config.liveness, config.limits.step_timeout_s
-    return FleetHost(
-        EnvSandboxStarter(pool, spec, kind, count).start,
-        partial(env_sandboxes.connect, longest_s),
-        workers=count,
-        slots_per_sandbox=1 if kind == "own" else math.ceil(config.envs.capacity / count),
-        episodes_per_sandbox=1 if kind == "own" else None,
-        restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
-        alert=partial(pool.alert, "restarts"),
-        heartbeat=HeartbeatTimes(
-            liveness.interval_s, liveness.lost_s - liveness.interval_s, misses=1, longest_step_s=longest_s
-        ),
-        wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
-        session_store=fleet_nodes.ledger,
-        replayable={spec.id for spec in environments.registered() if spec.replayable}.__contains__,
+    slots = math.ceil(config.envs.capacity / count)
+    heartbeat = HeartbeatTimes(
+        liveness.interval_s, liveness.lost_s - liveness.interval_s, misses=1, longest_step_s=longest_s
     )
+    replayable = {spec.id for spec in environments.registered() if spec.replayable}
+
+    def host(
+        kind: str,
+        workers: int,
+        slots_per_sandbox: int = 1,
+        *,
+        episodes_per_sandbox: int | None = None,
+        suspects: FleetHost | None = None,
+    ) -> FleetHost:
+        # Suspects need one slot only, but with the same spec as the shared sandboxes they can use warm ones.
+        spec = env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots)
+        starter = EnvSandboxStarter(pool, spec, kind, workers)
+        return FleetHost(
+            starter.start,
+            partial(env_sandboxes.connect, longest_s),
+            workers=workers,
+            slots_per_sandbox=slots_per_sandbox,
+            restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+            alert=partial(pool.alert, "restarts"),
+            heartbeat=heartbeat,
+            wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
+            replayable=replayable.__contains__,
+            episodes_per_sandbox=episodes_per_sandbox,
+            session_store=fleet_nodes.ledger,
+            on_demand=kind != "shared",
+            resumed=starter.left_running() if kind == "own" else 0,
+            suspects=suspects,
+            offenders=offenders,
+        )
+
+    async with (
+        host("suspect", _SUSPECT_SANDBOXES) as suspects,
+        host("shared", count, slots, suspects=suspects if slots > 1 else None) as shared,
+        host("own", own_count, episodes_per_sandbox=1) as own,
+    ):
+        yield EnvHosts(shared, own, suspects)
 
 
 async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> None:
-    """Remove sessions from the ledger if their sandboxes did not survive the restart of the server."""
+    """After a restart of the server, remove the sessions whose sandboxes are gone from the ledger."""
     if ledger is None:
         return
     alive = {key for host in hosts for key in host.resumable_keys()}

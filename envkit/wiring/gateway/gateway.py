@@ -20,6 +20,7 @@ from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
+from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
 from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
@@ -43,7 +44,7 @@ from envkit.wiring import environments
 from envkit.wiring.gateway import capacity, metrics
 from envkit.wiring.gateway.env_workers import (
     dedicated_env_ids,
-    env_host,
+    env_hosts,
     env_sandbox_spec,
     forget_lost_sessions,
     sandbox_counts,
@@ -63,7 +64,7 @@ class Fleet:
     Attributes:
         host: Plays episodes.
         pool: Leases sandboxes; None without sandboxes.
-        disks: Returns free and required MiB by disk; None if unknown.
+        disks: Function that returns the free and the required MiB of each disk; None if unknown.
         hosts: The hosts inside `host` that play in sandboxes.
         scale: Called with the number of sandboxes to add capacity for; None without autoscaling.
         isolates: Whether sandboxes are isolated from this process.
@@ -139,7 +140,7 @@ async def serve_fleet(
 
 
 class _ShutdownSignals:
-    """Graceful shutdown on SIGTERM and SIGINT."""
+    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored."""
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
@@ -152,7 +153,7 @@ class _ShutdownSignals:
 
     @contextmanager
     def cancel_on_signal(self) -> Iterator[None]:
-        """Cancel the block on a signal, without an error. Signals outside such a block are ignored."""
+        """Run a block that a signal cancels without an error. Outside of this block, signals are ignored."""
         with anyio.CancelScope() as self._scope:
             try:
                 yield
@@ -166,7 +167,7 @@ class _ShutdownSignals:
 
 @asynccontextmanager
 async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Run alerts and autoscaling for the duration of the block."""
+    """Send alerts and scale the fleet automatically for the duration of the block, where configured."""
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
@@ -182,7 +183,7 @@ async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[
         yield
     finally:
         tasks.cancel_scope.cancel()
-        # Do not pass the error of the block: the task group would wrap it in an exception group.
+        # Close the task group without the error of the block, because the group would wrap it in an exception group.
         await tasks.__aexit__(None, None, None)
 
 
@@ -221,8 +222,11 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
             scale = (await stack.enter_async_context(ray)).request
         await stack.enter_async_context(pool)
+        offenders = Offenders(RestartBudget(config.restarts.budget, config.restarts.window_s))
         try:
-            shared = await stack.enter_async_context(env_host(config, pool, fleet_nodes, spec, "shared", count=count))
+            hosts = await stack.enter_async_context(
+                env_hosts(config, pool, fleet_nodes, offenders, count=count, own_count=own_count)
+            )
         except SandboxStartError as error:
             if fleet_nodes.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(spec.image or DEFAULT_IMAGE, error.cause)) from None
@@ -231,20 +235,14 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
             announce(f"capacity: {capacity.describe(node.capacity)}; a tenant may use {share} % of each (node, limits)")
-        if not own_count:
-            await forget_lost_sessions(fleet_nodes.ledger, pool, shared)
-            yield Fleet(shared, pool, fleet_nodes.disks, (shared,), scale, fleet_nodes.isolates)
-            return
+        await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
         dedicated = dedicated_env_ids()
-        own_spec = env_sandbox_spec(config, fleet_nodes, 1)
-        own = await stack.enter_async_context(env_host(config, pool, fleet_nodes, own_spec, "own", count=own_count))
-        await forget_lost_sessions(fleet_nodes.ledger, pool, shared, own)
-        host = RoutedHosts(shared, own, lambda env_id: env_id not in dedicated)
-        yield Fleet(host, pool, fleet_nodes.disks, (shared, own), scale, fleet_nodes.isolates)
+        host = RoutedHosts(hosts.shared, hosts.own, lambda env_id: env_id not in dedicated, offenders, bool(dedicated))
+        yield Fleet(host, pool, fleet_nodes.disks, hosts, scale, fleet_nodes.isolates)
 
 
 def _lacks_envkit(cause: Cause) -> bool:
-    """Whether a sandbox failed to start because its image cannot serve environments."""
+    """Whether a sandbox failed to start because its image lacks Python or envkit."""
     if cause.kind is CauseKind.IMAGE_UNUSABLE:
         return True
     return "No module named 'envkit" in cause.detail  # library's message: CPython
@@ -264,7 +262,7 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
 
 def _memory_budget(limits: LimitsSection) -> MemoryBudget:
     max_mib = limits.max_buffered_mib or capacity.buffer_mib(capacity.this_machine())
-    return MemoryBudget(max_mib << 20, limits.tenant_share)
+    return MemoryBudget(max_mib << 20)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:

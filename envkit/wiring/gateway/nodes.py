@@ -31,11 +31,11 @@ class FleetNodes:
 
     Attributes:
         nodes: The nodes; empty for Ray, which adds them later.
-        what: Description of the nodes, for messages.
+        what: Short description of backend and nodes, for start messages.
         in_image: Whether environments run in an image.
         isolates: Whether sandboxes are isolated from this process.
         ledger: The ledger of leases; None if leases are not persisted.
-        disks: Returns free and required MiB by disk; None if unknown.
+        disks: Function that returns the free and the required MiB of each disk; None if unknown.
     """
 
     nodes: Sequence[Node]
@@ -58,7 +58,8 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
     backend, what, why = await env_sandboxes.choose(config.backend)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(capacity.this_machine)
-        if isinstance(backend, DockerBackend):  # the Docker daemon may run on another machine
+        # Ask Docker for the memory, because its daemon may run on another machine.
+        if isinstance(backend, DockerBackend):
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
@@ -70,8 +71,10 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
 
 
 async def _require_image(backend: DockerBackend, image: str) -> None:
-    """Raises:
-    UsageError: The image is missing or has another format; the message says how to build it.
+    """Check that the image exists and has the format of this version of envkit.
+
+    Raises:
+        UsageError: The image is missing or has another format; the message says how to build it.
     """
     found = await backend.image(image)
     if found is None:
@@ -93,14 +96,14 @@ def image_lacks(image: str, cause: Cause) -> str:
 
 
 def keeps_ledger(config: ServeConfig) -> bool:
-    """Whether leases of detachable sandboxes are persisted. The next server finds the ledger by its address."""
+    """Whether this server writes a ledger of leases. A server finds the ledger by its own address after a restart."""
     listen = config.listen
     return config.backend != "none" and os.geteuid() == 0 and (listen.socket is not None or listen.port != 0)
 
 
 @asynccontextmanager
 async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[Ledger | None]:
-    """Open the ledger of this server's address; yield None if leases are not persisted."""
+    """Open the ledger that belongs to this server's address; yield None if this server persists no leases."""
     listen = config.listen
     if not keeps_ledger(config) or not can_detach:
         yield None

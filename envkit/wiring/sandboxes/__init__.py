@@ -1,1 +1,1 @@
-"""Sandboxes for commands and Python scripts: backends, services, running servers."""
+"""What the command line and Python scripts use to run sandboxes, and to find running servers."""

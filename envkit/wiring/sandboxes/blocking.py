@@ -107,7 +107,8 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     try:
         return TypeAdapter(SandboxSpec).validate_python(options)
     except ValidationError as error:
-        from envkit.config.wording import value_problem  # imported late, because it loads the whole config package
+        # Import this module only for an error, because it loads the whole config package.
+        from envkit.config.wording import value_problem
 
         wrong = {str(problem["loc"][0]): value_problem(problem) for problem in error.errors()}
         raise UsageError("; ".join(f"{name}: {why}" for name, why in wrong.items())) from None
@@ -178,7 +179,8 @@ def open_sandbox(
             from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
             client = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
-            # The client contains a task group, which must be entered and exited in the same task.
+            # Use one task for entering and exiting the client, because the client contains a task group, which
+            # requires this.
             opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
         sandbox = _enter(portal, resources, running(opened_backend, spec))
         kept = resources.pop_all()
@@ -189,7 +191,8 @@ def open_sandbox(
 async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> AsyncIterator[Sandbox]:
     """Start a sandbox on this machine during the block, for code in an event loop, such as an `AsyncEnv`.
 
-    One task may enter the block and another task exit it, such as reset and close, which share an ``AsyncExitStack``.
+    The block may be entered in one task and exited in another: for example, ``reset`` may enter it into an
+    ``AsyncExitStack`` that ``close`` closes.
 
     Args:
         backend: As in `open_sandbox`.
@@ -217,7 +220,7 @@ class BlockingSandbox:
         self._spec = spec
         self._sandbox = sandbox
         self._portal = portal
-        # The finalizer also runs at interpreter exit, before the thread of the event loop ends.
+        # Stop the sandbox with a finalizer: it also runs when Python exits, before the thread of the event loop ends.
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
 
@@ -237,7 +240,7 @@ class BlockingSandbox:
 
     @property
     def unenforced(self) -> Sequence[str]:
-        """Limits that this sandbox does not enforce, although other sandboxes of this kind do.
+        """Limits that this sandbox does not enforce, although its backend usually does.
 
         Raises:
             UnsupportedError: The sandbox is on a server, which does not report them.
@@ -298,7 +301,7 @@ class BlockingSandbox:
     def restore(self, snapshot: str) -> BlockingSandbox:
         """Start another sandbox with the same options and the files of a snapshot.
 
-        The new sandbox stops when this sandbox stops, if not earlier.
+        The new sandbox stops at the latest when this sandbox stops.
 
         Raises:
             SandboxRefusedError: There is no such snapshot.
@@ -363,7 +366,9 @@ class BlockingShell:
 
 
 def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
-    """Enter `context` in the event loop of `portal`, and exit it when `resources` closes. Ctrl-C ends the wait.
+    """Enter `context` in the event loop of `portal`, and exit it when `resources` closes.
+
+    Ctrl-C stops waiting for `context` to be entered.
 
     The same task enters and exits `context`, because `context` may contain a task group.
     """
@@ -391,7 +396,8 @@ def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncC
     except BaseException:
         if entered.cancel():
             task.cancel()
-        elif entered.exception() is None:  # the wait was interrupted just after `context` was entered
+        elif entered.exception() is None:
+            # Ctrl-C came just after `context` was entered, so exit it again.
             close()
         raise
     resources.callback(close)

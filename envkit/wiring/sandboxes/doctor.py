@@ -1,4 +1,4 @@
-"""Report on the sandboxes that this machine can run and the limits that it enforces, found by experiment."""
+"""Tests by experiment which sandboxes this machine can run and which limits it enforces, and reports the results."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class BackendFound:
         name: ``"local"``, ``"docker"`` or ``"process"``.
         problem: Why the backend does not work, in one line; None if it works.
         capabilities: What it enforces; empty if it does not work.
-        start_ms: Median time of five starts until a program can run, in milliseconds.
+        start_ms: Time in milliseconds from start until a program can run, as the median of five starts.
         exec_ms: Median time of five runs of ``true``, in milliseconds.
         remedies: Commands that install or enable missing parts, if `problem` does not name them.
         shared: Kernel limits that all sandboxes of this kind share; one sandbox can exhaust them for all.
-        unenforced: Further limits that its sandboxes do not enforce, such as ``"memory_reserve"``.
+        unenforced: Limits beyond `capabilities` that its sandboxes do not enforce, such as ``"memory_reserve"``.
     """
 
     name: str
@@ -220,7 +220,7 @@ def _groups() -> str:
 
 
 def _first_line(*command: str) -> str:
-    """Return the first line of a program's output; ``no`` if it fails or prints nothing."""
+    """Return the first line of a program's output; ``no`` if the program fails or prints nothing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=True)
     except (OSError, subprocess.SubprocessError):

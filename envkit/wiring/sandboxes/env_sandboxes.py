@@ -1,4 +1,4 @@
-"""Episode hosts for training and evaluation: each sandbox runs an env server, or episodes run in this process."""
+"""Opens hosts that play episodes for training and evaluation, in sandboxes with an env server or in this process."""
 
 from __future__ import annotations
 
@@ -79,23 +79,33 @@ async def sandbox_host(
     backend, what, why = await choose(kind)
     announce(f"sandbox: {what}, {sandboxes} {'sandbox' if sandboxes == 1 else 'sandboxes'}{why}")
     health, restarts = health or HealthSection(), restarts or RestartSection()
-    async with (
-        backend,
-        FleetHost(
-            partial(backend.start, env_sandbox_spec(slots_per_sandbox, in_image=isinstance(backend, DockerBackend))),
+    replayable = {spec.id for spec in environments.registered() if spec.replayable}
+
+    def host_of(workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
+        return FleetHost(
+            partial(backend.start, env_sandbox_spec(slots, in_image=isinstance(backend, DockerBackend))),
             partial(connect, call_timeout_s),
-            workers=sandboxes,
-            slots_per_sandbox=slots_per_sandbox,
+            workers=workers,
+            slots_per_sandbox=slots,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
             unenforced=True,
             heartbeat=HeartbeatTimes(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
-        ) as fleet,
-    ):
-        yield fleet
+            replayable=replayable.__contains__,
+            on_demand=suspects is None and slots_per_sandbox > 1,
+            suspects=suspects,
+        )
+
+    async with backend:
+        if slots_per_sandbox == 1:
+            async with host_of(sandboxes, 1) as fleet:
+                yield fleet
+        else:
+            async with host_of(1, 1) as alone, host_of(sandboxes, slots_per_sandbox, alone) as fleet:
+                yield fleet
 
 
 async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
-    """Choose a backend; return it (not opened), its name, and why it is a fallback (empty if it is not).
+    """Choose a backend, and return it unopened with its name and, if it is a fallback, the reason (else empty).
 
     Raises:
         UsageError: This kind does not work on this machine; names the remedy.
@@ -104,13 +114,13 @@ async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
         return ProcessBackend(), "plain child processes", ""
     if kind == "docker":
         if (why := await docker.why_unavailable()) is not None:
-            raise UsageError(f"no docker sandboxes: {why}; or choose local or process")
+            raise UsageError(f"no docker sandboxes: {why}; fix that, or choose local or process")
         return DockerBackend(), "docker", ""
     why = await clock.to_thread(why_unavailable)
     if why is None:
         return LocalBackend(), "bubblewrap", ""
     if kind == "local":
-        raise UsageError(f"no local sandboxes: {why}; or choose docker or process")
+        raise UsageError(f"no local sandboxes: {why}; fix that, or choose docker or process")
     return ProcessBackend(), "plain child processes", f", because {why}"
 
 
@@ -123,7 +133,7 @@ def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None)
             the Python and import path of this process.
         image: The image; None means the backend's default.
     """
-    # One thread each: environments compute little, and thread pools in many sandboxes would compete for the cores.
+    # Limit NumPy to one thread: environments compute little, and many thread pools would compete for the cores.
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if in_image:
         return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
@@ -147,7 +157,7 @@ async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[W
 
 
 class _SandboxedEnvClient:
-    """Client of an env server. Adds a hint to errors about environments that only this process has registered."""
+    """Client of an env server. Adds a remedy to the error if only this process has registered the environment."""
 
     def __init__(self, client: EnvClient, sandbox: EnvSandbox) -> None:
         self._client = client

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxLostError, UsageError
-from envkit.sandbox.agent_client.process import Program
+from envkit.errors import EnvkitError, SandboxLostError, UnsupportedError, UsageError
+from envkit.protocols import InteractiveSandbox, Program
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import backend as bubblewrap
 from envkit.sandbox.bubblewrap.backend import LocalBackend
@@ -43,7 +43,7 @@ _NO_OWNER: Sequence[str] = ()
 
 @dataclass(frozen=True, slots=True)
 class DetachedSandbox:
-    """A detached sandbox.
+    """What `envkit sandbox` lists about a detached sandbox, which outlives the command that started it.
 
     Attributes:
         id: Its id.
@@ -73,7 +73,7 @@ async def run(
         async with opened(kind) as backend, running(backend, spec) as sandbox:
             for source, name in uploads:
                 await sandbox.upload(source, name)
-            return await _run_attached(sandbox, program, timeout_s, tty)
+            return await run_attached(sandbox, program, timeout_s, tty)
 
     return await exit_code_of(run)
 
@@ -105,7 +105,7 @@ async def exec_in(sandbox_id: str, program: Sequence[str], timeout_s: float | No
 
     async def run() -> int:
         async with _attached(sandbox_id) as sandbox:
-            return await _run_attached(sandbox, program, timeout_s, tty)
+            return await run_attached(sandbox, program, timeout_s, tty)
 
     return await exit_code_of(run)
 
@@ -134,7 +134,12 @@ async def remove(sandbox_ids: Sequence[str]) -> None:
 
 
 def print_result(result: ExecResult, timeout_s: float) -> int:
-    """Print the rest of a program's output; return the exit code to exit with. `timeout_s`: the program's timeout."""
+    """Print a program's remaining output, and return the exit code for this process.
+
+    Args:
+        result: Result of the program.
+        timeout_s: Timeout of the program in seconds, for the message after a timeout.
+    """
     _write(_OUT, result.stdout_bytes)
     _write(_ERR, result.stderr_bytes)
     if result.timed_out:
@@ -185,7 +190,7 @@ async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
-    """Return the result of `run`, or the exit code for a lost sandbox or for a signal that stopped `run`."""
+    """Await `run` and return its exit code, or the code for a lost sandbox or for a signal that stopped `run`."""
     caught: list[int] = []
 
     async def listen() -> None:
@@ -218,7 +223,7 @@ async def _backend_of(sandbox_id: str) -> AsyncIterator[LocalBackend | DockerBac
         yield backend
 
 
-async def _run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+async def run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
     """Run a program with the standard input, output and terminal of this process."""
     on_terminal = os.isatty(_IN) and os.isatty(_OUT)
     if tty and not on_terminal:
@@ -227,8 +232,14 @@ async def _run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: 
         tty = tty or on_terminal
         program = _SHELL if tty else _PLAIN_SHELL
     timeout_s = _FOR_EVER_S if timeout_s is None else timeout_s
-    if not isinstance(sandbox, AgentSandbox):  # the image has no Python, so output arrives only when the program ends
-        return print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
+    if isinstance(sandbox, InteractiveSandbox):
+        with suppress(UnsupportedError):
+            return await _run_interactively(sandbox, program, timeout_s, tty)
+    # Without Python in the image, no agent can stream the output, so print it when the program ends.
+    return print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
+
+
+async def _run_interactively(sandbox: InteractiveSandbox, program: Sequence[str], timeout_s: float, tty: bool) -> int:
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
     async with sandbox.program(program, timeout_s=timeout_s, env=env, terminal=_size() if tty else None) as process:
         tasks = [partial(_feed, process), *([partial(_follow_size, process)] if tty else ())]
@@ -262,7 +273,8 @@ async def _feed(program: Program) -> None:
     while True:
         try:
             await anyio.wait_readable(_IN)
-        except OSError:  # a file is always readable, but the event loop cannot wait for one
+        except OSError:
+            # The event loop cannot wait for a file, which is always readable.
             await anyio.lowlevel.checkpoint()
         if not (content := os.read(_IN, 1 << 16)):
             break
@@ -288,7 +300,7 @@ def _raw_terminal() -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(_IN)
-    tty.setraw(_IN, termios.TCSADRAIN)  # does not discard keys that were typed before
+    tty.setraw(_IN, termios.TCSADRAIN)  # TCSADRAIN keeps the keys that were typed before this call
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Removal of orphans of ended processes on this machine: folders, control groups, containers."""
+"""Removal of the folders, control groups and containers that ended envkit processes have left on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from envkit.wiring.sandboxes import running_servers
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
-    """End and remove all orphans; return one line per orphan. Detached sandboxes stay.
+    """Remove processes, control groups, folders and containers of sandboxes whose owner process has ended.
+
+    Detached sandboxes stay. Returns one line per removed object.
 
     Args:
-        dry_run: Only list the orphans.
+        dry_run: Only list what would be removed.
         warn: Called with one line about each backend that is skipped.
     """
     done = await clock.to_thread(_prune_here, dry_run)

@@ -1,4 +1,4 @@
-"""``envkit sandbox --url``: programs in the sandboxes of a server."""
+"""Implementation of ``envkit sandbox --url``, which runs programs in the sandboxes of a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxView
 from envkit.wiring.sandboxes.blocking import spec_of
-from envkit.wiring.sandboxes.local_service import UPLOADS_AFTER_START, exit_code_of, print_result
+from envkit.wiring.sandboxes.local_service import UPLOADS_AFTER_START, exit_code_of, run_attached
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class RemoteServer:
     """Address and credentials of a server.
 
     Attributes:
-        url: Its address.
-        token_file: File that contains a token; None uses the variable ``ENVKIT_TOKEN``, if it is set.
-        ca: PEM file with the CA certificates to trust; None uses the system's.
+        url: Address of the server.
+        token_file: File that contains a token; None uses the environment variable ``ENVKIT_TOKEN``, if it is set.
+        ca: PEM file with the CA certificates to trust; None trusts the system's CA certificates.
     """
 
     url: str
@@ -37,7 +37,7 @@ class RemoteServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
-        """Open a client for the duration of the block."""
+        """Open a client of the server, and close it when the ``with`` block ends."""
         async with SandboxClient(self.url, self._token(), ca=self.ca, folder_transport=tar_stream) as client:
             yield client
 
@@ -59,17 +59,15 @@ async def run(
     program: Sequence[str],
     uploads: Sequence[tuple[Path, str]],
     timeout_s: float | None,
+    tty: bool,
 ) -> int:
-    """Run a program without input in a new sandbox of a server; return the exit code to exit with."""
-    _require(program)
+    """Run a program (a shell if `program` is empty) in a new sandbox of a server; return the exit code to exit with."""
     spec = spec_of(options)
-    limit_s = timeout_s or MAX_TIMEOUT_S
 
     async def run() -> int:
         async with server.client() as client, client.lease(spec) as sandbox:
             await _upload(sandbox, uploads)
-            _announce()
-            return print_result(await sandbox.exec(program, timeout_s=limit_s), limit_s)
+            return await run_attached(sandbox, program, timeout_s or MAX_TIMEOUT_S, tty)
 
     return await exit_code_of(run)
 
@@ -81,7 +79,7 @@ async def detach(
     uploads: Sequence[tuple[Path, str]],
     report_id: Callable[[str], None],
 ) -> None:
-    """Start a sandbox on a server that runs `program`, and report its id.
+    """Start a sandbox that runs `program` on a server, and report the id of the sandbox.
 
     The server stops the sandbox after its time to live, or after an hour without use.
     """
@@ -99,16 +97,13 @@ async def detach(
         report_id(name)
 
 
-async def exec_in(server: RemoteServer, id: str, program: Sequence[str], timeout_s: float | None) -> int:
-    """Run a program without input in a sandbox of a server; return the exit code to exit with."""
-    _require(program)
-    limit_s = timeout_s or MAX_TIMEOUT_S
+async def exec_in(server: RemoteServer, id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+    """Run a program (a shell if `program` is empty) in a sandbox of a server; return the exit code to exit with."""
 
     async def run() -> int:
         async with server.client() as client:
-            await client.view(id)  # raises if the id is unknown; an ended sandbox raises SandboxLostError in exec
-            _announce()
-            return print_result(await client.get(id).exec(program, timeout_s=limit_s), limit_s)
+            await client.view(id)  # raises if the id is unknown; an ended sandbox raises SandboxLostError below
+            return await run_attached(client.get(id), program, timeout_s or MAX_TIMEOUT_S, tty)
 
     return await exit_code_of(run)
 
@@ -121,10 +116,10 @@ async def log_of(server: RemoteServer, id: str) -> str:
 
 
 async def remove(server: RemoteServer, ids: Sequence[str]) -> None:
-    """Stop sandboxes of a server. If one fails, the others are still stopped.
+    """Stop sandboxes of a server. If one of them cannot be stopped, still stop the others.
 
     Raises:
-        ExceptionGroup: The failures.
+        ExceptionGroup: Some sandboxes could not be stopped; contains one exception for each.
     """
     failures = []
     async with server.client() as client:
@@ -151,7 +146,7 @@ async def snapshots(server: RemoteServer) -> list[KeptReply]:
 
 
 async def remove_snapshots(server: RemoteServer, names: Sequence[str]) -> None:
-    """Remove snapshots of a server."""
+    """Remove snapshots from a server."""
     async with server.client() as client:
         for name in names:
             await client.remove_snapshot(name)
@@ -160,13 +155,3 @@ async def remove_snapshots(server: RemoteServer, names: Sequence[str]) -> None:
 async def _upload(sandbox: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> None:
     for source, name in uploads:
         await sandbox.upload(source, name)
-
-
-def _announce() -> None:
-    """Explain on standard error why a program on a server prints no output yet."""
-    print("running on the server without standard input; output is printed when the program ends", file=sys.stderr)
-
-
-def _require(program: Sequence[str]) -> None:
-    if not program:
-        raise UsageError("--url needs a program: sandboxes on a server have no interactive shell")

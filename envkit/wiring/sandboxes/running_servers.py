@@ -1,7 +1,7 @@
-"""Notes about running servers with detached sandboxes: one file per ledger, in a folder that root's processes share.
+"""Registry of running servers that have detached sandboxes: one file per ledger, in a folder of root's processes.
 
-A server removes its note when it shuts down. If a server is killed, its note stays, so that users can see who owns the
-sandboxes until the next server re-adopts them or they end.
+A server removes its file when it shuts down. If a server is killed, its file stays. Users can then see which server
+owned the sandboxes, until the next server takes them over or the sandboxes end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ServerNote:
     """A server with a ledger of its sandboxes.
 
     Attributes:
-        ledger_id: Id of its ledger.
-        ledger: Path of its ledger.
-        address: Its address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``.
-        pid: Its process id.
-        process: Unique name of its process; a later process with the same pid has another name.
+        ledger_id: Id of the server's ledger.
+        ledger: Path of the server's ledger.
+        address: Address of the server, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``.
+        pid: Process id of the server.
+        process: Unique name of the server's process; a later process with the same pid has a different name.
     """
 
     ledger_id: str
@@ -38,13 +38,13 @@ class ServerNote:
     process: str
 
     def is_gone(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the server's process has ended."""
         return run_dirs.is_owner_gone(self.process)
 
 
 @contextmanager
 def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> Iterator[None]:
-    """Store a note about this process in the folder `notes` during the block; write errors are ignored."""
+    """Register this server by a file in the folder `notes` until the ``with`` block ends. Write errors are ignored."""
     pid = os.getpid()
     note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, run_dirs.owner_name(pid))
     path = notes / ledger_id
@@ -60,7 +60,7 @@ def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> It
 
 
 def known(notes: Path = NOTES) -> list[ServerNote]:
-    """Return all readable notes."""
+    """Return all servers whose file in the registry is readable."""
     found = []
     with suppress(OSError):
         for path in sorted(notes.iterdir()):
@@ -70,6 +70,6 @@ def known(notes: Path = NOTES) -> list[ServerNote]:
 
 
 def forget(note: ServerNote, notes: Path = NOTES) -> None:
-    """Remove a note."""
+    """Remove the file of a server from the registry."""
     with suppress(OSError):
         (notes / note.ledger_id).unlink()

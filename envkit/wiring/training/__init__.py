@@ -1,1 +1,1 @@
-"""What `envkit train` runs."""
+"""Implementation of the command `envkit train`."""

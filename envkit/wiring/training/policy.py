@@ -1,4 +1,4 @@
-"""The policy of a run: an engine that plays and a trainer that updates the same weights."""
+"""The policy of a training run: an engine that generates its answers, and a trainer that updates its weights."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Policy:
 
     @property
     def trainer(self) -> TorchTrainer:
-        """The trainer; `begin_training` must have been called."""
+        """The trainer, which `begin_training` creates; do not read this property before that call."""
         assert self._trainer is not None, "begin_training comes first"
         return self._trainer
 
     def write_weights(self, path: Path) -> None:
-        """Write the current weights, so that the engine can load them.
+        """Write the current weights to the file `path`, from which the engine can load them.
 
         Raises:
             UsageError: The disk is full or the folder is not writable.
@@ -84,7 +84,7 @@ class Policy:
     def begin_training(self, algorithm: Algorithm, run: RunConfig) -> None:
         """Create the trainer from the current weights. Add a critic and a reference model if the algorithm needs them.
 
-        The engine copies the trained weights within this process.
+        After each update, the engine copies the trained weights in memory, without a file.
         """
         tiny = is_tiny(run)
         section = trainer_defaults(run.trainer, is_tiny=tiny)
@@ -120,8 +120,8 @@ def open_policy(run: RunConfig) -> Policy:
     """Load the model that the training file names, or create a tiny one. The same file always gives the same policy.
 
     Raises:
-        UsageError: There is no such model, no disk space for a tiny model, or rollout.max_tokens is too small for a
-            turn.
+        UsageError: The model does not exist, the disk has no space for a tiny model, or one turn needs more than
+            rollout.max_tokens.
     """
     silence_transformers()
     section = run.engine
@@ -182,13 +182,14 @@ def load_policy(
     is_large: bool = False,
     is_trained: bool = True,
 ) -> Policy:
-    """Load a model folder or a hub model. The engine's copy has `dtype`; if trained, a second copy has float32.
+    """Load a model folder or a hub model.
 
-    `threads` is the number of torch threads for the engine; 0 keeps torch's setting. `is_large`: see
+    The engine's copy of the weights has the type `dtype`. If `is_trained`, a second copy for training has float32.
+    `threads` is the number of torch threads for the engine; 0 keeps torch's setting. For `is_large` see
     `TransformersEngine`.
 
     Raises:
-        UsageError: There is no such model or no tokenizer, or the chat template rejects the settings of `renderer`.
+        UsageError: The model or its tokenizer does not exist, or the chat template rejects the settings of `renderer`.
     """
     silence_transformers()
     is_folder = Path(path).is_dir()
@@ -216,7 +217,7 @@ def device_of(device: str) -> str:
     """Return ``"cpu"`` or ``"cuda"`` for `device`, which may be ``"auto"``.
 
     Raises:
-        UsageError: `device` is ``"cuda"`` and there is no GPU.
+        UsageError: `device` is ``"cuda"``, but torch finds no GPU.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -227,7 +228,7 @@ def device_of(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts of an environment, collected by random play.
+    """Texts of an environment, collected in episodes with random moves.
 
     Attributes:
         openings: The first observation of each episode.
@@ -241,7 +242,7 @@ class _Texts:
 
 
 def _collect_texts(run: RunConfig) -> _Texts:
-    """Play at random and collect the environment's texts."""
+    """Play episodes with random moves and collect the environment's texts."""
     spec = environments.find(run.env.id)
     env = environments.open_env(run.env.id, **run.env.options)
     if isinstance(env, AsyncEnv):
@@ -269,10 +270,11 @@ def _collect_texts(run: RunConfig) -> _Texts:
 
 
 def _hub_has(name: str) -> bool:
-    """Whether the hub answers and has the model. Without this check, transformers would retry for most of a minute."""
+    """Whether the hub answers and has the model. Without this check, transformers would retry for almost a minute."""
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-    # Any error: the classes depend on the version of huggingface_hub, and the model may be in the cache.
+    # Catch any error, because the error classes depend on the version of huggingface_hub. The model may still be
+    # cached.
     except Exception:
         return False
     return True

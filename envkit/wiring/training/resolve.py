@@ -1,4 +1,4 @@
-"""Values derived from a training file: defaults that depend on other keys, the algorithm, the limits, the tasks."""
+"""Values derived from a training file: defaults that depend on other keys, the algorithm, episode limits and tasks."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 
 
 def resolve(run: RunConfig) -> RunConfig:
-    """Set the defaults that depend on other keys. For example, a tiny policy answers in one token.
+    """Set the defaults that depend on other keys. For example, an answer of a tiny policy has one token by default.
 
-    If `engine.model` is the folder of a policy that envkit saved for the same environment, then the defaults are the
-    environment options, renderer and turn tokens with which the policy was trained.
+    `engine.model` may be the folder of a policy that envkit saved for the same environment. The environment options,
+    the renderer and the tokens per turn then default to the values with which the policy was trained.
 
     Raises:
-        ConfigError: The policy file in the folder of `engine.model` is damaged or has another format.
+        ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
     """
     spec = environments.find(run.env.id)
     tiny = is_tiny(run)
@@ -81,7 +81,7 @@ def is_tiny(run: RunConfig) -> bool:
     """Whether the policy is tiny: either a new policy, or a tiny policy that envkit saved in the folder `engine.model`.
 
     Raises:
-        ConfigError: The policy file in the folder is damaged or has another format.
+        ConfigError: The policy file in the folder is damaged or has an unknown format.
     """
     if run.engine.model is None:
         return True
@@ -90,7 +90,7 @@ def is_tiny(run: RunConfig) -> bool:
 
 
 def _saved_policy(run: RunConfig) -> SavedPolicy | None:
-    """Return the policy file in the folder of `engine.model`; None if there is no such folder or file."""
+    """Return the policy file in the folder `engine.model`; None if there is no such folder or file."""
     name = run.engine.model
     if name is None or name in CATALOGUE:
         return None
@@ -129,12 +129,12 @@ def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTra
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:
-    """Return the algorithm of the file."""
+    """Return the algorithm that a training file selects."""
     return catalogue.resolve(run.algorithm.preset, run.algorithm.model_dump(exclude={"preset"}))
 
 
 def limits_of(run: RunConfig) -> RolloutLimits:
-    """Return the limits of an episode."""
+    """Return the limits of one episode, from the settings of a training file."""
     section = run.rollout
     assert section.turn_tokens is not None, "resolve fills it in"
     return RolloutLimits(
@@ -147,7 +147,7 @@ def limits_of(run: RunConfig) -> RolloutLimits:
 
 
 def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
-    """Return task `number` of a split. Every process computes the same task."""
+    """Return the task with index `number` of a split. Every process computes the same task for the same arguments."""
     options = {**run.env.options}
     if split in spec.splits:
         options["split"] = split

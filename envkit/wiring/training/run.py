@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.errors import ConfigError, EnvkitError
+from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge import diagnosis
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
@@ -40,7 +40,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
     """Train with the settings `run` and write all results into `folder`.
 
     At the first SIGINT or SIGTERM, the run saves a checkpoint of the last finished train step or warm-up update, and
-    ends. A signal more than `signals.ONE_S` later ends the process immediately.
+    ends. A signal more than `signals.ONE_S` seconds later ends the process immediately.
 
     Returns:
         The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
@@ -108,7 +108,10 @@ class _Run:
         self._stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
-        """Run all phases. Steps that often fail run first, before an existing run in the folder is replaced."""
+        """Load the policy, start the sandboxes, warm up and train.
+
+        The steps that fail most often come first, so that a failure does not replace an existing run in the folder.
+        """
         from envkit.wiring.training.policy import open_policy
 
         if self._newest is not None:
@@ -131,7 +134,7 @@ class _Run:
                     await loop.save()
 
     def _learning_threads(self) -> int:
-        """Return the number of threads for training: the value in the file, or the number chosen when the run began."""
+        """Return the number of training threads: from the training file, or else chosen at the start of the run."""
         from envkit.trainer_bridge.threads import learning_threads
 
         chosen = self._run.trainer.threads or self._state.facts.get("threads")
@@ -150,9 +153,9 @@ class _Run:
         return RunRecord.resume(self._folder, text, step=step, tensorboard=tensorboard, is_evaluated=is_evaluated)
 
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
-        """Run the warm-up before reinforcement learning, or restore it from a checkpoint.
+        """Run the warm-up before reinforcement learning, or restore its result from a checkpoint.
 
-        Checkpoints are saved before the warm-up, at intervals during it, and after it.
+        A checkpoint is saved before the warm-up, at intervals during the warm-up, and at its end.
         """
         from envkit.trainer_bridge.warmup import warmup
         from envkit.wiring.training.warmup import warm_up
@@ -195,7 +198,8 @@ class _Run:
                 self._display,
                 save=partial(save, is_warming=True),
             )
-            begin()  # once more, so that critic and reference start from the weights after the warm-up
+            # Create the trainer again, so that the critic and the reference model start from the weights after warm-up.
+            begin()
             await save(is_warming=False)
 
     @asynccontextmanager
@@ -280,13 +284,5 @@ class _Run:
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first envkit error in an exception group, or otherwise the first error."""
-    leaves = list(_leaves(group))
-    return next((leaf for leaf in leaves if isinstance(leaf, EnvkitError)), leaves[0])
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+    found = list(leaves(group))
+    return next((leaf for leaf in found if isinstance(leaf, EnvkitError)), found[0])

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM handlers that request a graceful stop once."""
+"""Signal handlers that request a graceful stop at the first SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ process and then also its process group."""
 def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] = clock.stopwatch) -> Iterator[None]:
     """Call `request` in the running event loop at the first SIGINT or SIGTERM of the block.
 
-    A signal more than `ONE_S` later ends the process immediately. After a stop the handlers stay installed, so a late
-    signal of the same stop does not end the process while it prints its summary. Signals after `ONE_S` then go to the
-    previous handler. Works only in the main thread. `now` is a monotonic clock, in seconds.
+    A signal more than `ONE_S` seconds after the first ends the process immediately. If a signal came during the block,
+    the handlers stay installed after the block, so that a repeated signal does not kill the process while it prints its
+    summary. A signal more than `ONE_S` seconds after the first then goes to the previous handler.
+
+    Must be called in the main thread. `now` returns the seconds of a monotonic clock.
     """
     loop = asyncio.get_running_loop()
     first_s: float | None = None

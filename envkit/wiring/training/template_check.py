@@ -1,4 +1,4 @@
-"""Check of a chat template: compares rendering turn by turn, as in a rollout, with rendering of the whole chat."""
+"""Check of a chat template: renders a chat turn by turn, as a rollout does, and compares with the whole chat."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A dialogue to render.
+    """A test dialogue that the chat template renders.
 
     Attributes:
-        name: Name in the report.
-        observations: User messages, one more than `answers`.
+        name: Name of the dialogue in the report.
+        observations: User messages; there is one more of them than of `answers`.
         answers: Messages of the policy.
         system: The system prompt; None renders no system prompt.
     """
@@ -44,14 +44,14 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class DialogueResult:
-    """Result of a dialogue.
+    """Result of the check with one dialogue.
 
     Attributes:
         name: Name of the dialogue.
-        outcome: ``same``: the tokens equal the template's. ``new sample``: the template rewrites earlier turns, so a
-            turn starts a new sample, whose prompt equals the template's. ``answers kept``: only the answers differ,
-            because they keep the sampled tokens. ``refused``: the template accepts no system prompt.
-            ``differs``: an error.
+        outcome: ``same``: the tokens equal those of the whole chat. ``new sample``: the template rewrites earlier
+            turns, so a later turn starts a new training sample, whose prompt is correct. ``answers kept``: only the
+            answers differ, because envkit keeps the sampled tokens. ``refused``: the template accepts no system prompt.
+            ``differs``: the tokens are wrong.
         seen: The first token that differs, or why the template refused the dialogue; may be empty.
     """
 
@@ -102,7 +102,7 @@ def check_template(model: str) -> TemplateReport:
 
 
 def bank(special: Sequence[str]) -> list[Dialogue]:
-    """Return test dialogues of one to three turns; `special` are the texts of special tokens."""
+    """Return test dialogues of one to three turns. Some messages contain `special`, the texts of special tokens."""
     forged = " ".join(special)
     board = "\n".join("#" * 8 for _ in range(40))
     thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
@@ -164,7 +164,11 @@ class _Comparison:
         return verdict
 
     def _is_same(self, ids: Sequence[int], whole: Sequence[int], chat: Chat) -> bool:
-        """Compare tokens; if messages contain special tokens, which the template does not escape, compare the text."""
+        """Whether the tokens `ids` equal `whole`, the template's tokens for the whole chat.
+
+        If messages contain the texts of special tokens, compare the text instead, because the template does not escape
+        them.
+        """
         plain: Chat = [{**one, "content": self._special.sub("x", one["content"])} for one in chat]
         if plain == chat:
             return list(ids) == list(whole)
@@ -181,14 +185,15 @@ class _Comparison:
         return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
     def _frames(self, chat: Chat, answers: int) -> list[str]:
-        """Return the template's text around the last answers."""
+        """Return the pieces of text that the template puts before, between and after the last `answers` answers."""
         positions = [position for position, one in enumerate(chat) if one["role"] == "assistant"]
         marked = [
             {**one, "content": _ANSWER_MARK} if position in positions[len(positions) - answers :] else one
             for position, one in enumerate(chat)
         ]
         first, *others = self._text(marked).split(_ANSWER_MARK)
-        return [first, *(frame.lstrip() for frame in others)]  # the end of a turn belongs to its answer
+        # Strip the whitespace after an answer, because envkit counts it as part of the answer.
+        return [first, *(frame.lstrip() for frame in others)]
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
         first = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
@@ -202,5 +207,5 @@ class _Comparison:
 
 
 def _before_answer(frame: str) -> str:
-    """Return a frame without its last whitespace and empty thought, which may belong to the next answer."""
+    """Return `frame` without whitespace and an empty thought at its end, which may belong to the next answer."""
     return _EMPTY_THOUGHT.sub("", frame).rstrip()

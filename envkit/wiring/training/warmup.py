@@ -1,4 +1,4 @@
-"""The warm-up: the policy imitates demonstrations or dialogues until greedy play on validation levels is good."""
+"""The warm-up: the policy imitates demonstrations or dialogues until it succeeds on enough validation levels."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ async def warm_up(
 ) -> dict[str, JSON]:
     """Train the policy to imitate its environment's expert, or the dialogues of a file.
 
-    Demonstrations are played in this process, because no output of a policy is executed. If the warm-up is cancelled,
-    it first saves a checkpoint.
+    Demonstrations are played in this process without a sandbox, because no output of a policy is executed. If the
+    warm-up is cancelled, it saves a checkpoint before it ends.
 
     Args:
         run: The resolved training file.
-        spec: Its environment.
+        spec: The environment of the run.
         policy: The policy to train.
-        imitator: Trains the policy; if restored from a checkpoint, it continues from there.
+        imitator: Trains the policy. An imitator that was restored from a checkpoint continues at that checkpoint.
         weights: File that passes the weights to the engine before each validation.
         display: Shows progress.
         save: Writes a checkpoint.
 
     Returns:
-        Values for the summary: the number of updates in each stage, the seconds of this part of the run, and the
-        success rate of the demonstrators.
+        Values for the summary: the number of updates in each stage, the duration in seconds (only since the last
+        restart), and the success rate of the demonstrators.
 
     Raises:
         ConfigError: The environment does not support the configured demonstrations.
@@ -86,7 +86,7 @@ class _Stages:
     """The stages of a warm-up and their shared state.
 
     Attributes:
-        greedy: Success of greedy play at the last validation; None before the first.
+        greedy: Success rate of greedy play (temperature 0) at the last validation; None before the first validation.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class _Stages:
         self.greedy: float | None = None
 
     async def dialogues(self) -> dict[str, JSON]:
-        """Train on the dialogues of the file; return how many dialogues, skipped dialogues and updates there were."""
+        """Train on the dialogues of the file; return the numbers of dialogues, skipped dialogues and updates."""
         section, limit = self._section, self._run.rollout.max_tokens
         renderer = self._policy.renderer
         if not isinstance(renderer, ChatRenderer):
@@ -133,7 +133,7 @@ class _Stages:
         return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
 
     async def demonstrations(self) -> dict[str, JSON]:
-        """Train on lessons and then on whole episodes; return the number of updates of each stage."""
+        """Imitate the expert on lessons and then on whole episodes; return the number of updates of each stage."""
         expert = environments.open_expert(self._run.env.id, self._run.env.options)
         lessons = await self._lessons(expert)
         episodes, success = await self._episodes(expert)
@@ -144,7 +144,7 @@ class _Stages:
         return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
 
     async def _lessons(self, expert: Expert) -> int:
-        """Run the first two stages and return their numbers of updates."""
+        """Run the first two stages of the warm-up and return the number of updates of each."""
         section, display, imitator = self._section, self._display, self._imitator
         size, rate, noise = (
             _filled(section.single_turn_batch),
@@ -173,7 +173,7 @@ class _Stages:
         return updates
 
     async def _episodes(self, expert: Expert) -> tuple[int, float | None]:
-        """Run the last stage; return its number of updates and the success rate of the demonstrators."""
+        """Run the last stage of the warm-up; return its number of updates and the success rate of the demonstrators."""
         section, display = self._section, self._display
         size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
@@ -206,7 +206,7 @@ class _Stages:
         return updates, sum(one.success for one in episodes) / needed
 
     def _begin(self, name: str, stages: Sequence[Stage]) -> None:
-        """Show the progress of a phase; updates from before a restart are included."""
+        """Show the progress of a phase, which includes the updates from before a restart."""
         self._display.phase(name, sum(stage.updates for stage in stages))
         done = sum(stage.updates for stage in stages if stage.number < self._imitator.stage)
         if self._imitator.stage in [stage.number for stage in stages]:
@@ -214,7 +214,10 @@ class _Stages:
         self._display.advance(max(0, done - 1))
 
     def _after(self, stage: Stage, *, validates: bool) -> Callable[[int, float], Awaitable[bool]]:
-        """Return the callback for each update; with `validates` it ends the stage once `greedy_goal` is reached."""
+        """Return the function to call after each update of `stage`; it returns whether the stage should end.
+
+        If `validates`, the stage ends as soon as the success rate of greedy play reaches `greedy_goal`.
+        """
         section = self._section
         validates = validates and bool(section.check_episodes)
 
@@ -228,7 +231,10 @@ class _Stages:
         return after
 
     async def _count(self, loss: float, **shown: float | str) -> None:
-        """Show an update, and save a checkpoint at intervals. The loss of updates from before a restart is unknown."""
+        """Show one finished update, and save a checkpoint at intervals.
+
+        After a restart, the last finished update is shown once more without a loss, because its loss (NaN) is unknown.
+        """
         known = {} if math.isnan(loss) else {"imitation loss": f"{loss:.3f}", **shown}
         self._display.advance(1, **known)
         if known and self._imitator.updates % _SAVE_EVERY == 0:
@@ -248,6 +254,6 @@ class _Stages:
 
 
 def _filled(value: _T | None) -> _T:
-    """Return the value of an optional key, after `resolve` has set its default."""
+    """Return `value`, the value of an optional key. It is not None, because `resolve` has set the default."""
     assert value is not None, "resolve fills it in"
     return value

@@ -1,1 +1,1 @@
-"""Commands, shells and the processes that run them."""
+"""Runs commands and shells inside the sandbox, and manages their processes."""

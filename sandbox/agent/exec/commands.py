@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..users import Context
     from .workers import WorkerReport
 
-_TIOCSWINSZ = 0x5414  # on Linux; a reduced Python has no `termios`
+# The Linux value of `termios.TIOCSWINSZ`, because a reduced Python has no `termios`.
+_TIOCSWINSZ = 0x5414
 _NO_START = 126
 _KEEP_BYTES = 1 << 20
 _TERMINAL_BYTES = 1 << 20
@@ -31,7 +32,7 @@ _TERMINAL_BYTES = 1 << 20
 
 
 class Exec(IncomingCall):
-    """One program that runs in a worker."""
+    """A call that runs one program in a worker process."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -77,7 +78,8 @@ class Exec(IncomingCall):
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
             if self._acknowledges and not self._input.is_open:
-                self.send_header(ack=len(piece))  # the program no longer reads
+                # The program no longer reads. Acknowledge the data anyway, so that the host can finish sending.
+                self.send_header(ack=len(piece))
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
                 self._end_with(
@@ -122,7 +124,8 @@ class Exec(IncomingCall):
     def _open_terminal(self, user: User, rows: int, columns: int) -> bytes:
         """Open a terminal that belongs to `user`; return its path, which the program opens."""
         try:
-            ours, self._held = user.act(os.openpty)  # reading would fail if no process had the other end open
+            # Keep the program's end of the terminal open, because reading our end fails while no process has it open.
+            ours, self._held = user.act(os.openpty)
         except OSError as error:
             raise CallError("unsupported", "this sandbox has no terminals: %s" % error.strerror) from None
         name = os.ttyname(self._held)
@@ -133,7 +136,7 @@ class Exec(IncomingCall):
         return name.encode()
 
     def _taker(self, of: str) -> Callable[[bytes], None]:
-        """Return the function that receives the data of the output `of`."""
+        """Return the function that receives the program's output `of` and either stores or sends it."""
         if not self._streams:
             return self._tails[of].add
 
@@ -181,7 +184,8 @@ class Exec(IncomingCall):
 
     def _finish_with_code(self, code: int | None, timed_out: bool = False) -> None:
         duration_s = round(time.monotonic() - self._began, 6)
-        self._context.report_oom_kills()  # even if the command survived the kill of another process
+        # Report OOM kills even if this command survived, because the kernel may have killed another process.
+        self._context.report_oom_kills()
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 

@@ -15,13 +15,14 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Input:
-    """Writes to a pipe, socket or terminal without blocking. After `end`, closes it when all data is written.
+    """Writes to a pipe, socket or terminal without blocking. After a call of `end`, closes the descriptor when all
+    data is written.
 
     Args:
         fd: The descriptor to write to.
-        owner: The call that fails if a callback raises.
+        owner: The call or shell that fails if a callback raises.
         on_written: Receives the number of bytes of each write.
-        on_closed: Called when the descriptor is closed, for whatever reason.
+        on_closed: Called when the descriptor is closed for any reason.
 
     Attributes:
         is_open: Whether the descriptor is open.
@@ -47,7 +48,7 @@ class Input:
         self._watch = loop.watch(fd, on_write=self._write, owner=owner)
 
     def add(self, piece: bytes) -> None:
-        """Queue `piece`, or drop it if the descriptor is closed."""
+        """Queue `piece` for writing; do nothing if the descriptor is closed."""
         if self.is_open and piece:
             self._waiting.append(piece)
             self.waiting_bytes += len(piece)

@@ -1,4 +1,4 @@
-"""Reads the output of programs continuously and stores at most its last bytes."""
+"""Reads the output of programs without blocking, and stores only its last bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OutputTail:
             self._trim()
 
     def take(self) -> tuple[bytes, int]:
-        """Return the stored bytes and the number of dropped bytes, and reset both."""
+        """Return the stored bytes and the number of dropped bytes; clear the bytes and set the number to 0."""
         self._trim()
         kept, cut = bytes(self._kept), self._cut
         self._kept, self._cut = bytearray(), 0
@@ -58,7 +58,7 @@ class Output:
     Args:
         fd: The descriptor to read from.
         on_piece: Receives the data.
-        owner: The call that fails if a callback raises.
+        owner: The call or shell that fails if a callback raises.
         on_over: Called at the end of file.
     """
 
@@ -87,7 +87,8 @@ class Output:
         """Read the data that is available now.
 
         Args:
-            at_most: Approximate maximum in bytes; None for the current content of a pipe (unreliable for a terminal).
+            at_most: Approximate maximum in bytes; None for all bytes in a pipe. A terminal needs a maximum, because the
+                kernel does not reliably report how many bytes it contains.
         """
         if at_most is None:
             at_most = linux.waiting_bytes(self._fd) if self.is_open else 0
@@ -108,7 +109,7 @@ class Output:
             piece = os.read(self._fd, PIECE_BYTES)
         except BlockingIOError:
             return 0
-        except OSError:  # the last process has closed the terminal
+        except OSError:  # Reading a terminal fails after the last process has closed it. Treat that as the end of file.
             piece = b""
         if piece:
             self._on_piece(piece)

@@ -1,7 +1,8 @@
 """Finds and kills whole process trees, including processes that call setsid, fork twice or ignore signals.
 
-It stops all processes of the tree before it kills the first one, because a running process could fork meanwhile. It
-repeats until no process is left. It finds orphans too, because a subreaper above them becomes their parent.
+All processes of the tree are stopped (SIGSTOP) before the first is killed, because a running process could fork in
+between. These steps are repeated until no process is left. Processes whose parents have ended are found too, because
+the kernel makes them children of a subreaper in the tree.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-_STATE, _PARENT, _THREADS = 0, 1, 17  # fields of /proc/PID/stat, counted from the field after the name
-_SCANS = 50  # maximum per round, because a fork bomb may fork as fast as we scan
+# Indexes of fields in /proc/PID/stat, counted from the field after the process name.
+_STATE, _PARENT, _THREADS = 0, 1, 17
+# Maximum number of scans of /proc per round, because a fork bomb may fork as fast as we scan.
+_SCANS = 50
 _ROUNDS = 200
 
 
@@ -61,7 +64,7 @@ def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
 
 
 def kill_once(choose: Callable[[Table], set[int]]) -> bool:
-    """Stop all processes that `choose` returns, then kill them; return whether there were any."""
+    """Stop all processes whose pids `choose` returns, then kill them; return whether there were any."""
     stopped: set[int] = set()
     for _ in range(_SCANS):
         fresh = choose(table()) - stopped
@@ -76,9 +79,9 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
 
 
 class TreeKill:
-    """Kills the processes that `choose` returns until none is left, then calls `then`.
+    """Kills the processes whose pids `choose` returns, in rounds, until none is left. Then calls `then`.
 
-    After `_ROUNDS` rounds (about 4 s) it gives up and calls `then` too.
+    After `_ROUNDS` rounds (about 4 s), gives up and also calls `then`.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class TreeKill:
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process; return when none is left, or after `_ROUNDS` rounds."""
+    """Kill all descendants of this process. Returns when none is left, or gives up after `_ROUNDS` rounds."""
     us = os.getpid()
     for _ in range(_ROUNDS):
         if not kill_once(lambda processes: alive_below([us], processes) - {us}):
@@ -110,7 +113,7 @@ def kill_descendants() -> None:
 
 
 def reap() -> dict[int, int]:
-    """Reap all children that have exited; return their wait status by pid."""
+    """Reap all children that have exited; return a dict from their pids to their wait statuses."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -130,5 +133,5 @@ def exit_code(status: int) -> int:
 def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except OSError:  # the process has exited or changed its user
+    except OSError:  # The process has exited, or it has changed its user and we may not signal it.
         pass

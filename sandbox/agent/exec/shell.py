@@ -1,12 +1,13 @@
 """Persistent shells: one bash process runs scripts one after another and keeps its working directory, variables and
 functions.
 
-Bash reads scripts from descriptor 9 and writes exit codes to descriptor 8; both are closed while a script runs. The
-end of a script is therefore never guessed from its output. Standard input is empty. The output that is in the pipes
-when a script ends belongs to this script, so background jobs cannot delay the reply.
+Bash reads scripts from descriptor 9 and writes their exit codes to descriptor 8, so the agent need not guess from the
+output when a script has ended. Both descriptors are closed while a script runs. Standard input is empty. The reply
+contains the output that is in the pipes when the script ends, so it does not wait for background jobs.
 
-A hostile script can still open descriptor 8 and fake its end. Scripts are therefore numbered, and a shell is ended if
-it sends anything except one exit code for the current script, because its later output could belong to any script.
+A hostile script can still open descriptor 8 and pretend that it has ended. Scripts are therefore numbered. If a shell
+sends anything except one exit code for the current script, the agent ends the shell, because it can no longer tell
+which script the output belongs to.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from .workers import Worker, WorkerReport
 
 _SCRIPTS, _CODES = 9, 8
-# `read -N` counts bytes only in the C locale. Only scripts that are not ASCII switch to it, because the switch adds a
-# fifth to the duration of a script. `_envkit_was` sets `$?` to the code of the previous script. It is called in a
-# condition, because a failing command outside a condition would end the shell after `set -e`. Standard error is
-# discarded, because `set -x` would print this loop.
+# This loop reads and runs the scripts. `read -N` counts bytes only in the C locale. The loop sets this locale only for
+# scripts that are not ASCII, because a change of the locale makes a script 20 % slower. `_envkit_was` sets `$?` to the
+# exit code of the previous script. It is called in a condition: after `set -e`, a failing command outside a condition
+# would end the shell. The loop discards standard error, because after `set -x` bash would print the loop's commands.
 _LOOP = b"""_envkit_head=
 _envkit_was() { return "$1"; }
 while { _envkit_code=$?
@@ -59,7 +60,7 @@ _DISCARDED = b"a script has written to the shell's own descriptors; the shell wa
 
 
 class ShellCall(IncomingCall):
-    """One script that runs in a shell."""
+    """A call that runs one script in a shell."""
 
     def __init__(self, shell: PersistentShell, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -78,7 +79,7 @@ class ShellCall(IncomingCall):
 
 
 class PersistentShell:
-    """One bash process and its queue of scripts. The first script starts bash."""
+    """One bash process and its queue of scripts. Bash is started when the first script arrives."""
 
     def __init__(self, context: Context, user: User) -> None:
         self._context = context
@@ -99,13 +100,13 @@ class PersistentShell:
         self._ended_code: int | None = None
 
     def run(self, call: ShellCall) -> None:
-        """Queue a script, and run it after the scripts before it have ended."""
+        """Queue a script. It runs when all earlier scripts of this shell have ended."""
         self._waiting.append(call)
         if self._current is None:
             self._next()
 
     def cancel(self, call: ShellCall) -> None:
-        """Kill every process that the script started; the shell keeps its state unless the script does not end."""
+        """Kill every process that the script started; end the whole shell if the script still does not end."""
         if call is self._current:
             self._interrupt("cancelled")
         elif call in self._waiting:
@@ -113,7 +114,7 @@ class PersistentShell:
             call.finish(cancelled=True)
 
     def crashed(self, text: str) -> None:
-        """End the shell after an unhandled exception in the agent; the next script starts another one."""
+        """End the shell after an unhandled exception in the agent; the next script starts a new bash."""
         self._stop(lambda: None)
         call, self._current = self._current, None
         if call is not None and not call.is_over:
@@ -141,7 +142,7 @@ class PersistentShell:
         self._interrupted = None
         for tail in self._tails.values():
             tail.limit = call.keep_bytes
-        if self._ended_code is not None:  # the shell ended between two scripts
+        if self._ended_code is not None:  # Bash ended after the last script and before this one.
             code, self._ended_code = self._ended_code, None
             self._tails["err"].add(b"the shell had ended before this command\n")
             self._answer(code, lost=True)
@@ -205,7 +206,7 @@ class PersistentShell:
             self._answer(int(code) if code.isdigit() else 1, lost=False)
 
     def _discard(self) -> None:
-        """End the shell, because it sent a wrong exit code. Drop the output, which may belong to another script."""
+        """End the shell after an invalid exit code. Drop its output, which may belong to another script."""
         if self._worker is None:  # the shell has already ended
             return
 
@@ -224,7 +225,7 @@ class PersistentShell:
         self._stop(ended)
 
     def _on_ended(self, report: WorkerReport) -> None:
-        """Handle the end of the bash process."""
+        """Report to the current script that the bash process has ended."""
 
         def ended() -> None:
             if self._current is None:
@@ -240,7 +241,7 @@ class PersistentShell:
         self._interrupt("timed out")
 
     def _interrupt(self, why: str) -> None:
-        """Kill the processes of the current script until it ends; end the shell if this takes too long."""
+        """Kill the processes of the current script until the script ends; end the shell if this takes too long."""
         if self._interrupted is not None or self._worker is None:
             return
         self._interrupted = why
@@ -261,7 +262,7 @@ class PersistentShell:
         check()
 
     def _doomed(self, running: Table) -> set[int]:
-        """Return all descendants of bash."""
+        """Return the pids of all live descendants of bash, which an interrupt kills."""
         assert self._worker is not None
         return process_tree.alive_below([self._worker.pid], running) - {self._worker.pid, self._pid}
 

@@ -1,11 +1,12 @@
 """The code of a worker process, which runs commands one after another with a user's rights.
 
-A worker drops all other rights when it is forked, so it need not switch the user for each command. It is the subreaper
-of its commands, so it sees whether a command has left processes behind.
+A worker drops all other rights after its fork, so it need not switch the user for each command. It is a subreaper: it
+becomes the parent of processes that a command leaves behind, and can therefore detect them.
 
-A request is its length (four bytes), then these fields, separated by NUL: the terminal to open (empty for none); the
-working directory; ``1`` if the caller wants the pid; the descriptor numbers for the attached files, separated by
-spaces; the number of arguments; the arguments; the environment variables. Replies have the format `ANSWER`.
+A request consists of its length (four bytes) and these fields, separated by NUL: the path of the terminal to open
+(empty for none); the working directory; ``1`` if the caller wants the command's pid; the numbers that the attached
+files get as descriptors, separated by spaces; the number of arguments; the arguments; the environment variables. The
+format of replies is `ANSWER`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ ROOM_TIMEOUT_S = 2.0
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
-_FIRST_FREE = 10  # the first descriptor number that no request uses as a target
-# Reset all signals, because a program would also ignore the signals that Python ignores.
+# The descriptors of a command have numbers below this one.
+_FIRST_FREE = 10
+# Signals to reset before a program starts, because it would inherit from Python that some signals are ignored.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 
@@ -64,7 +66,7 @@ def encode_request(
     terminal: bytes = b"",
     wants_pid: bool = False,
 ) -> bytes:
-    """Encode a request.
+    """Encode a request to run a command in a worker.
 
     Raises:
         ValueError: An argument or a variable contains NUL.
@@ -85,7 +87,7 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
     channel = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(filler, 0)  # for commands without a standard input
+    os.dup2(filler, 0)  # Commands without input inherit /dev/null as standard input.
     while filler < _FIRST_FREE - 1:
         filler = os.dup(filler)
     while True:
@@ -94,11 +96,13 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
 
 
 def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
-    """Isolate a forked child from the agent: switch to `user`, close all files except `kept`, and die with `parent`.
+    """Isolate this forked child from the agent: switch to `user` and close all files except `kept`.
 
-    The user's programs cannot send signals to a `hidden` child.
+    The child is killed when its parent, the process `parent`, ends. If `hidden`, the user's programs cannot send
+    signals to the child.
     """
-    os.setpgid(0, 0)  # a signal to the agent's process group must not end us before we kill our descendants
+    # Leave the agent's process group. A signal to that group could end us before we have killed our descendants.
+    os.setpgid(0, 0)
     linux.close_others(*kept)
     if user.preemptible:
         linux.be_killed_first()
@@ -132,7 +136,7 @@ def _run(channel: socket, request: WorkerRequest, files: list[int], timeout_s: f
 
 
 def _wait(child: int) -> tuple[int, int]:
-    """Wait for `child`; return its exit code, and 1 if other children of this worker are alive, otherwise 0."""
+    """Wait for `child`; return its exit code, and whether other children of this worker are alive (1 or 0)."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -150,7 +154,7 @@ def _start_with_retries(request: WorkerRequest, files: list[int], timeout_s: flo
     while True:
         try:
             return _start(request, files)
-        except BlockingIOError:  # the sandbox has reached its process limit
+        except BlockingIOError:  # The sandbox has reached its process limit. Retry, because processes may end.
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_RETRY_S)
@@ -173,13 +177,14 @@ def _start(request: WorkerRequest, files: list[int]) -> int:
         return os.posix_spawn(
             program, request.argv, request.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
         )
-    except NotImplementedError:  # the C library has no POSIX_SPAWN_SETSID
+    except NotImplementedError:  # The C library has no POSIX_SPAWN_SETSID, so start the program with fork and exec.
         return _fork(program, request, files)
 
 
 def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
-    """Start `program` without posix_spawn."""
-    reader, writer = os.pipe()  # a successful exec closes the writer; otherwise the child writes its errno
+    """Start `program` with fork and exec, for systems without a suitable posix_spawn; return its pid."""
+    # The child closes the pipe by a successful exec. If exec fails, the child writes the error number to the pipe.
+    reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         try:
@@ -205,7 +210,7 @@ def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
 
 
 def _find(name: bytes, path: bytes) -> bytes:
-    """Return the path of the program `name`; searches the folders of `path` as a shell does."""
+    """Return the path of the program `name`: search the folders in `path`, a value of ``PATH``, as a shell does."""
     if b"/" in name:
         return name
     refused = None
@@ -220,7 +225,7 @@ def _find(name: bytes, path: bytes) -> bytes:
 
 
 def _report_error(request: WorkerRequest, files: list[int], error: OSError) -> None:
-    """Write the reason why the command failed to start to its standard error."""
+    """Write to the command's standard error why the command could not be started."""
     name = error.filename if error.filename is not None else request.argv[0]
     text = os.fsencode(name) + b": " + os.fsencode(error.strerror or "cannot be started") + b"\n"
     try:
@@ -232,7 +237,7 @@ def _report_error(request: WorkerRequest, files: list[int], error: OSError) -> N
 
 
 def _receive(channel: socket) -> tuple[bytes, list[int]]:
-    """Return the next request and its attached files."""
+    """Wait for the next request; return its content and the descriptors of its attached files."""
     piece, attached, _, _ = channel.recvmsg(1 << 16, CMSG_SPACE(4 * MAX_FILES), MSG_CMSG_CLOEXEC)
     files: list[int] = []
     for level, kind, content in attached:

@@ -2,9 +2,9 @@
 
 Most of a command's cost is the fork. Workers are therefore forked in advance, and one idle worker per user is kept.
 
-Graders and file transfers must start even if the agent user's programs use up the sandbox's limits. These programs are
-killed when fewer than 32 pids are free. They run in a separate memory cgroup, whose limit leaves memory for graders.
-Large System V objects of the agent user are removed before a grader starts.
+Graders and file transfers must start even if the programs of the agent user have used up the sandbox's limits. These
+programs are therefore killed when fewer than 32 pids are free. They run in a separate memory cgroup, whose limit leaves
+memory for graders. Before a grader starts, large System V objects of the agent user are removed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOST = -9
 
 
 class WorkerReport:
-    """The result of a command.
+    """The result of a command that ran in a worker.
 
     Attributes:
         code: Exit code, negative for a signal.
@@ -97,7 +97,7 @@ class Worker:
         try:
             attached = [(SOL_SOCKET, SCM_RIGHTS, struct.pack("%di" % len(files), *files))]
             sent = self._line.sendmsg([request], attached)
-        except OSError:  # the worker was killed while idle
+        except OSError:  # The worker was killed while it was idle.
             self._workers.loop.soon(self._lost, self)
             return
         finally:
@@ -108,7 +108,7 @@ class Worker:
             self._watch.want(write=True)
 
     def kill(self, then: Callable[[], None], owner: object) -> None:
-        """Kill the worker and every process that it started, then call `then`; `on_ended` is not called."""
+        """Kill the worker and all processes that it started, then call `then`. Does not call `on_ended` of `run`."""
         self._on_ended = self._on_started = None
         self.close()
         self._workers.end(self.pid, then, owner)
@@ -164,18 +164,21 @@ class Workers:
 
     Attributes:
         loop: The agent's event loop.
-        agent: The agent user, whose programs are preemptible; None before the configuration.
+        agent: The agent user, whose programs may be killed to free pids; None before the sandbox is configured.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.agent: linux.User | None = None
-        self._adopts: bool | None = None  # whether workers are subreapers of their commands
+        # Whether workers are subreapers, which become parents of their commands' orphans; None before the first fork.
+        self._adopts: bool | None = None
         self._all: set[Worker] = set()
         self._idle: dict[linux.User, list[Worker]] = {}  # `take` pops the last one
-        self._surplus: dict[linux.User, int] = {}  # how many of the idle workers were not used since `_trim`
+        # For each user the number of idle workers that were not used since the last call of `_trim`.
+        self._surplus: dict[linux.User, int] = {}
         self._children: dict[int, Callable[[int], None] | None] = {}
-        self._preemptible: set[int] = set()  # pids of children that may be killed, with their descendants, to free pids
+        # Pids of the children that may be killed, together with their descendants, to free pids.
+        self._preemptible: set[int] = set()
         self._trims = False
         self._is_checking = False
         self._bound = linux.process_bound()
@@ -192,7 +195,7 @@ class Workers:
         if not user.preemptible:
             self._ensure_free_pids()
             if self.agent is not None:
-                from .. import ipc  # loaded on demand: most sandboxes have no grader
+                from .. import ipc  # Loaded on demand, because most sandboxes have no grader.
 
                 ipc.remove_large(self.agent)
             if not self._is_checking:
@@ -201,7 +204,8 @@ class Workers:
         while idle:
             exec_worker = idle.pop()
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
-            if exec_worker.pid in self._children:  # otherwise the worker was killed to free pids
+            # Skip a worker that is no longer a child, because it was killed to free pids.
+            if exec_worker.pid in self._children:
                 return exec_worker
         exec_worker = Worker(self, user)
         self._all.add(exec_worker)
@@ -221,7 +225,7 @@ class Workers:
             idle.remove(exec_worker)
 
     def protect(self, exec_worker: Worker) -> None:
-        """Never kill the processes of this worker to free pids."""
+        """Mark the worker, so that its processes are never killed to free pids."""
         self._preemptible.discard(exec_worker.pid)
 
     def fork(
@@ -238,7 +242,8 @@ class Workers:
             run: Called in the child.
             on_exit: Called in the agent with the exit code of the child.
             preemptible: Whether the child and its descendants may be killed to free pids.
-            is_charged: Whether the child's memory counts as the agent user's. A preemptible child's always does.
+            is_charged: Whether the child's memory counts towards the limit of the agent user, as it always does for a
+                preemptible child.
 
         Raises:
             OSError: No process can be forked.
@@ -277,11 +282,14 @@ class Workers:
                 on_exit(process_tree.exit_code(status))
 
     def has_orphans(self) -> bool:
-        """Whether the agent is the parent of orphans of commands, which happens if workers cannot be subreapers."""
+        """Whether commands have left processes whose parent is now the agent, because workers cannot be subreapers."""
         return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
-        """Kill child `pid`, its descendants and the orphans of ended workers, then call `then`."""
+        """Kill child `pid`, its descendants and processes that ended workers have left, then call `then`.
+
+        `owner` fails if a callback raises.
+        """
 
         def victims(running: Table) -> set[int]:
             roots = {pid} if pid in self._children else set()
@@ -295,12 +303,12 @@ class Workers:
         return any(exec_worker.busy for exec_worker in self._all)
 
     def _orphans(self, running: Table) -> set[int]:
-        """Return children that the agent did not fork."""
+        """Return the pids of the agent's children that it did not fork: orphans of ended processes."""
         us = os.getpid()
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
     def _ensure_free_pids(self) -> bool:
-        """Kill preemptible processes if too few pids are free; return False if there were none to kill."""
+        """Kill preemptible processes if too few pids are free; return False if there is no process to kill."""
         if self._bound is None:
             return True
         count = linux.process_count()
@@ -312,7 +320,7 @@ class Workers:
             self.loop.after(delay_s, self._check)
 
     def _check(self) -> None:
-        """Call `_ensure_free_pids` repeatedly while a user that is not preemptible runs a command."""
+        """Keep pids free while a grader runs a command: call `_ensure_free_pids` and repeat this check later."""
         self._is_checking = False
         if any(exec_worker.busy and not exec_worker.user.preemptible for exec_worker in self._all):
             self._check_later(_CHECK_S if self._ensure_free_pids() else _RETRY_S)

@@ -1,1 +1,1 @@
-"""Files, folders and tar streams."""
+"""Reads, writes and copies files and folders of the sandbox; folders are sent as tar streams."""

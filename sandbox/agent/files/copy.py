@@ -1,6 +1,7 @@
 """Copies folders out of and into the sandbox, in a child process with a user's rights.
 
-A link therefore gives no access beyond these rights, and a huge folder does not block other calls.
+Because of these rights, a link cannot give access to other files. Because of the child process, a huge folder does not
+block other calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WAITING_BYTES = 4 << 20
 
 
 class _Tree(IncomingCall):
-    """Base of `Pack` and `Unpack`: the child process and its result."""
+    """Base class of `Pack` and `Unpack`: starts the child process and reports its result."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -48,9 +49,9 @@ class _Tree(IncomingCall):
         self._end_early("bad", text)
 
     def _fork(self, work: Callable[[], None], theirs: list[int]) -> None:
-        """Run `work` in a child process, which inherits the files `theirs` and a pipe for its error text.
+        """Run `work` in a child process, which inherits the descriptors `theirs` and a pipe for its error text.
 
-        Closes `theirs` in this process.
+        This process closes its copies of `theirs`.
         """
         errors, writer = os.pipe()
         user, us = self._user, os.getpid()
@@ -96,17 +97,19 @@ class _Tree(IncomingCall):
 
 
 class Pack(_Tree):
-    """Sends a file or folder as a tar archive."""
+    """A call that sends a file or folder of the sandbox to the host as a tar archive."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(context, connection, number, header)
         path = context.inside(encoded(header["path"]))
         self._left = int(header["max_bytes"])
+        skips_unreadable = bool(header.get("skips_unreadable"))
         ours, theirs = os.pipe()
 
         def work() -> None:
-            with open(theirs, "wb", PIECE_BYTES) as archive:  # buffered, because each small write would wake the host
-                tar.pack(path, archive.write)
+            # Buffer the archive, because every small write would wake the host.
+            with open(theirs, "wb", PIECE_BYTES) as archive:
+                tar.pack(path, archive.write, skips_unreadable)
 
         self._archive = Output(context.loop, ours, self._take, self, self._finish_when_done)
         self._fork(work, [theirs])
@@ -127,7 +130,7 @@ class Pack(_Tree):
 
 
 class Unpack(_Tree):
-    """Receives a tar archive and unpacks it into a folder."""
+    """A call that receives a tar archive from the host and unpacks it into a folder of the sandbox."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(context, connection, number, header)

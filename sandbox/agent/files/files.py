@@ -1,4 +1,4 @@
-"""Calls that read or write one file with a user's rights, so a link gives no access beyond these rights."""
+"""Calls that read or write one file with a user's rights, so a link cannot give access to other users' files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIES = 100
 
 
 class Read(IncomingCall):
-    """Sends a file's content as fast as the host reads it."""
+    """A call that sends a file's content to the host, as fast as the host reads it."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -46,7 +46,7 @@ class Read(IncomingCall):
         self._stopped = True
 
     def _frames(self) -> Iterator[bytes]:
-        """Yield the content as frames; ignores the size that stat reports, because it is 0 for files in /proc."""
+        """Yield the file's content as frames. Ignores the size from stat, because that is 0 for files in /proc."""
         size = 0
         problem = None
         try:
@@ -70,7 +70,7 @@ class Read(IncomingCall):
 
 
 class Write(IncomingCall):
-    """Writes a temporary file in the target folder and renames it when it is complete."""
+    """A call that writes a file: writes a temporary file in the same folder, and renames it when it is complete."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -139,7 +139,7 @@ class Write(IncomingCall):
 
 
 def make_folders(folder: bytes, mode: int = 0o777) -> None:
-    """Make `folder` and its missing parents, without recursion."""
+    """Create `folder` and its missing parents. Does not recurse, because a path can have very many components."""
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)

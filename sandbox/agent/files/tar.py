@@ -1,4 +1,6 @@
-"""Packs a file or folder into a tar stream (`pack`) and unpacks one (`unpack`), with the rights of the caller.
+"""Packs a file or folder into a tar stream (`pack`) and unpacks a tar stream (`unpack`).
+
+Both functions have the rights of the calling process.
 
 Python's `tarfile` is not used: reduced Pythons lack it, it loads slowly, and its extraction is unsafe before 3.12.
 Files, folders and links are supported. `pack` skips devices, sockets and pipes; `unpack` refuses them.
@@ -24,16 +26,17 @@ _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class RefusedEntryError(Exception):
-    """An archive contains an entry that is not allowed."""
+    """An archive is malformed or contains an entry that is not allowed, such as a device."""
 
 
-def pack(path: bytes, write: Callable[[bytes], object]) -> None:
+def pack(path: bytes, write: Callable[[bytes], object], skips_unreadable: bool = False) -> None:
     """Write an archive of the file or folder `path`.
 
-    A folder is stored as ``.`` and its entries with paths relative to it. A file is stored with its own name. `path`
-    may be a link; links below it are not followed. Skips other file systems mounted below `path`, and entries that
-    vanish while it packs. Changes the mode of our user's entries that it cannot read, and restores the mode after
-    reading. The archive stores the original modes.
+    A folder is stored as ``.``, and its entries with paths relative to the folder. A file is stored with its own name.
+    `path` itself may be a link. Links below `path` are stored as links. Skips other file systems mounted below `path`,
+    and entries that vanish during packing. If an entry of our user is not readable, its mode is changed, and restored
+    after reading. The archive stores the original modes. With `skips_unreadable`, unreadable entries of other users
+    are skipped; otherwise they are an error.
 
     Raises:
         OSError: An entry cannot be read.
@@ -42,7 +45,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     fd = os.open(path, _TO_READ)
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            _pack_tree(fd, path, write, closed)
+            _pack_tree(fd, path, write, closed, skips_unreadable)
         else:
             _pack_file(fd, os.path.basename(path), write, closed)
     finally:
@@ -51,7 +54,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> int | None:
-    """Make an unreadable entry readable if our user owns it; return the old mode, or None if nothing changed."""
+    """Make an unreadable entry readable if our user owns it; return its old mode, or None if its mode is unchanged."""
     mode, needed = stat.S_IMODE(about.st_mode), 0o500 if stat.S_ISDIR(about.st_mode) else 0o400
     if about.st_uid != os.geteuid() or mode & needed == needed:
         return None
@@ -93,7 +96,10 @@ class _OpenFolders:
         os.close(self.fd)
 
 
-def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: int | None) -> None:
+def _pack_tree(
+    top: int, path: bytes, write: Callable[[bytes], object], closed: int | None, skips_unreadable: bool
+) -> None:
+    skipped = (FileNotFoundError, PermissionError) if skips_unreadable else FileNotFoundError
     device = os.fstat(top).st_dev
     folders = _OpenFolders(top)
     modes: dict[tuple[bytes, ...], int] = {} if closed is None else {(): closed}
@@ -104,7 +110,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: 
             at = waiting.pop()
             try:
                 folders.enter(at)
-            except FileNotFoundError:
+            except skipped:
                 continue
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
@@ -121,12 +127,14 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: 
                         waiting.append(at)
                     elif about.st_dev == device:
                         _pack_entry(folders.fd, at, about, write)
-                except FileNotFoundError:
+                except skipped:
                     pass
-    except OSError as error:  # names only the last component of the path; raise it with the whole path
+    except OSError as error:
+        # The error names only the last component of the path, so raise an error with the whole path.
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
-        for steps, mode in reversed(list(modes.items())):  # restore children before their folder
+        # Restore the modes of children before their folder, whose old mode may forbid access to the children.
+        for steps, mode in reversed(list(modes.items())):
             try:
                 folders.enter(steps)
                 os.fchmod(folders.fd, mode)
@@ -157,7 +165,8 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object], closed: i
     write(_header(name, b"0", about))
     left = about.st_size
     while left:
-        piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))  # zeros if the file has shrunk
+        # If the file has become shorter, write zeros, because the header already states the size.
+        piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))
         write(piece)
         left -= len(piece)
     write(bytes(-about.st_size % _BLOCK))
@@ -204,7 +213,8 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
         rights: Mode bits that entries may have; all other bits are cleared.
 
     Raises:
-        RefusedEntryError: The archive is malformed, or contains an absolute path, a path out of `top` or a device.
+        RefusedEntryError: The archive is malformed, or contains an absolute path, a path that leads out of `top` or a
+            device.
         OSError: An entry cannot be written.
     """
     modes = []
@@ -233,7 +243,7 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
         try:
             os.chmod(path, mode)
         except PermissionError:
-            if is_new:  # ignore it for an existing folder, which may belong to another user, as /tmp does
+            if is_new:  # Keep the mode of an existing folder, which may belong to another user, as /tmp does.
                 raise
 
 
@@ -254,7 +264,10 @@ def _unpack_file(path: bytes, size: int, mode: int, time_s: int, read: Callable[
 
 
 def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, int, int, bytes]]:
-    """Yield name, kind, size, mode, time and link target of each entry; the caller must read a file's content."""
+    """Yield name, kind, size, mode, time and link target of each entry.
+
+    The caller must read the content of a file entry from the archive before it takes the next entry.
+    """
     known: dict[bytes, bytes] = {}
     while True:
         block = _exactly(_BLOCK, read)

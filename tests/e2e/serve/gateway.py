@@ -29,6 +29,7 @@ class Gateway:
 
     url: str
     state: Path
+    process_id: int = 0
 
     def token(self, tenant: str, scopes: str) -> str:
         words = [SCRIPT, "token", "create", "--tenant", tenant, "--scopes", scopes, "--state", str(self.state)]
@@ -56,7 +57,7 @@ def gateway(folder: Path, config: str = CONFIG, *, has_tokens: bool = True) -> I
             assert server.stdout is not None
             ready, _, url = server.stdout.readline().strip().partition(" ")
             assert ready == "ready", (folder / "stderr").read_text()
-            yield Gateway(url, state)
+            yield Gateway(url, state, server.pid)
             server.send_signal(signal.SIGINT)
             assert server.wait(_STOP_S) == 0
         finally:

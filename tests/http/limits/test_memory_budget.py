@@ -1,151 +1,204 @@
-"""Memory budget of request bodies."""
+"""Memory budget of large bodies and replies, on a real server."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
 import anyio
+import httpx
 import pytest
 from anyio.abc import SocketStream
 
 from envkit import clock
-from envkit.errors import CapacityError, RateLimitError
+from envkit.errors import CapacityError
 from envkit.http.api.app import create_app
-from envkit.http.auth.caller import EVERYBODY, Caller
 from envkit.http.limits.memory_budget import WAIT_S, MemoryBudget
-from envkit.http.protocol.asgi import RETRY_AFTER_S
 from envkit.http.server.middleware import AuthMiddleware
+from envkit.http.server.request_context import STALLED_S
 from envkit.http.server.server import serve
 from tests.http.envs import slots
+from tests.http.pools import SmallPool
+from tests.http.remote_sandboxes import scripted
 
-Connect: TypeAlias = Callable[[], Awaitable[SocketStream]]
-KIB = 1 << 10
-
-
-async def hold_for(budget: MemoryBudget, tenant: str | None, count: int, seconds: float) -> None:
-    await budget.hold(tenant, count)
-    await anyio.sleep(seconds)
-    budget.free(tenant, count)
+MIB = 1 << 20
 
 
-def test_a_body_waits_for_memory_and_is_refused_after_the_timeout() -> None:
-    async def main() -> None:
-        budget = MemoryBudget(100, share=1.0)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hold_for, budget, None, 60, 5)
-            await anyio.sleep(1)
-            await budget.hold(None, 60)
-            assert clock.now() == 5
-            with pytest.raises(CapacityError, match="too many bytes of bodies and answers"):
-                await budget.hold(None, 60)
-            assert clock.now() == 5 + WAIT_S
-            await budget.hold(None, 40)
-            assert clock.now() == 5 + WAIT_S
+class Stage:
+    """A server with one sandbox, ``a``, and the memory budget `budget`."""
 
-    clock.run(main, virtual=True)
+    def __init__(self, address: str, budget: MemoryBudget, client: httpx.AsyncClient) -> None:
+        self.port = int(address.rpartition(":")[2])
+        self.budget = budget
+        self.client = client
 
+    async def exec(self, *argv: str, output_bytes: int = MIB, headers: dict[str, str] | None = None) -> httpx.Response:
+        body = {"argv": argv, "timeout_s": 600, "max_output_bytes": output_bytes}
+        return await self.client.post("/v1/sandboxes/a/exec", json=body, headers=headers)
 
-def test_a_tenant_gets_its_share_and_leaves_the_rest_to_others() -> None:
-    async def main() -> None:
-        budget = MemoryBudget(100, share=0.5)
-        await budget.hold("ann", 30)
-        with pytest.raises(RateLimitError, match="MiB per tenant"):
-            await budget.hold("ann", 30)
-        assert clock.now() == WAIT_S
-        await budget.hold("bob", 50)
-        with pytest.raises(CapacityError):
-            await budget.hold("carl", 30)
-        budget.free("ann", 30)
-        await budget.hold("carl", 50)
-        assert clock.now() == 2 * WAIT_S
-
-    clock.run(main, virtual=True)
+    async def connect(self) -> SocketStream:
+        return await anyio.connect_tcp("127.0.0.1", self.port)
 
 
-def test_a_body_larger_than_the_budget_passes_alone() -> None:
-    async def main() -> None:
-        budget = MemoryBudget(100, share=0.5)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hold_for, budget, "ann", 500, 3)
-            await anyio.sleep(1)
-            await budget.hold("bob", 10)
-            assert clock.now() == 3
-
-    clock.run(main, virtual=True)
-
-
-def test_a_body_reserves_its_length_or_grows_and_folders_reserve_nothing() -> None:
-    async def reserve(path: str, headers: list[tuple[bytes, bytes]], count: int) -> int:
-        budget = MemoryBudget(100, share=0.5)
-        return await budget.begin(budget.reservation(Caller("ann")), path, headers).reserve(count)
-
-    async def main() -> None:
-        length = [(b"content-length", b"3000000")]
-        assert await reserve("/v1/sandboxes/a/files", length, 100_000) == 3_000_000
-        assert await reserve("/v1/sandboxes/a/shells/tree", length, 100_000) == 3_000_000
-        assert await reserve("/v1/sandboxes/a/files", [], 100_000) == 100_000 + (1 << 20)
-        assert await reserve("/v1/sandboxes/a/tree", length, 100_000) > 1 << 60
-        budget = MemoryBudget(100 * KIB, share=0.5)
-        reservation = budget.reservation(EVERYBODY)
-        growing = budget.begin(reservation, "/", [])
-        assert await growing.reserve(await growing.reserve(70 * KIB) + 1) > 2 << 20
-        reservation.free()
-        await budget.hold("bob", 100 * KIB)
-        assert clock.now() == 0
-
-    clock.run(main, virtual=True)
-
-
-def put(name: str, size: int, announced: int) -> bytes:
-    return b"PUT /v1/sessions/%b HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (name.encode(), announced) + b" " * size
-
-
-async def answer(connect: Connect, request: bytes) -> tuple[bytes, str]:
-    """Return the head of the answer and the type of its problem."""
-    async with await connect() as stream:
-        await stream.send(request)
-        received = b""
-        while b"\r\n\r\n" not in received or not received.endswith(b"}"):
-            received += await stream.receive()
-        head, _, body = received.partition(b"\r\n\r\n")
-        return head, json.loads(body)["type"]
-
-
-def test_a_full_server_answers_503_with_retry_after_and_accepts_small_bodies() -> None:
-    async def main(connect: Connect) -> None:
-        async with await connect() as slow:
-            await slow.send(put("a", 200 * KIB, announced=400 * KIB))
-            await anyio.sleep(0.1)
-            began = clock.now()
-            head, kind = await answer(connect, put("b", KIB, announced=KIB))
-            assert (head.partition(b"\r\n")[0], kind) == (b"HTTP/1.1 400 Bad Request", "bad_request")
-            assert clock.now() - began < 1
-            head, kind = await answer(connect, put("c", 200 * KIB, announced=200 * KIB))
-            assert (head.partition(b"\r\n")[0], kind) == (b"HTTP/1.1 503 Service Unavailable", "no_capacity")
-            assert b"retry-after: %d\r\n" % RETRY_AFTER_S in head + b"\r\n"
-            assert clock.now() - began == pytest.approx(WAIT_S, abs=1)
-        _, kind = await answer(connect, put("d", 200 * KIB, announced=200 * KIB))
-        assert kind == "bad_request"
-
+def on_stage(main: Callable[[Stage], Awaitable[None]], max_bytes: int) -> None:
     async def run() -> None:
-        ports: list[int] = []
+        addresses: list[str] = []
         is_ready = anyio.Event()
 
         def on_ready(address: str) -> None:
-            ports.append(int(address.rpartition(":")[2]))
+            addresses.append(address)
             is_ready.set()
 
-        async def connect() -> SocketStream:
-            return await anyio.connect_tcp("127.0.0.1", ports[0])
-
-        async with slots() as host, anyio.create_task_group() as tasks:
-            middleware = AuthMiddleware(create_app(host), bodies=MemoryBudget(500 * KIB, share=0.5))
+        budget = MemoryBudget(max_bytes)
+        async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
+            middleware = AuthMiddleware(create_app(host, pool=SmallPool(backend)), bodies=budget)
             tasks.start_soon(partial(serve, middleware, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
-            await main(connect)
+            async with httpx.AsyncClient(base_url=addresses[0], trust_env=False, timeout=None) as client:
+                assert (await client.put("/v1/sandboxes/a", json={})).status_code == 200
+                await main(Stage(addresses[0], budget, client))
+                await anyio.sleep(0.1)
+                assert budget.held_bytes == 0
             tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
+
+
+def test_a_request_waits_for_memory_and_is_refused_after_the_timeout() -> None:
+    async def main() -> None:
+        budget = MemoryBudget(10 * MIB)
+        first, second, third = budget.reservation(), budget.reservation(), budget.reservation()
+
+        async def hold() -> None:
+            await first.reserve(6 * MIB)
+            await anyio.sleep(5)
+            first.free()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold)
+            await anyio.sleep(1)
+            await second.reserve(6 * MIB)
+            assert clock.now() == 5
+            with pytest.raises(CapacityError, match=r"large bodies and replies \(limit 10 MiB\); retry later"):
+                await third.reserve(6 * MIB)
+            assert clock.now() == 5 + WAIT_S
+            await third.reserve(4 * MIB)
+            await third.reserve(MIB)
+            assert budget.held_bytes == 10 * MIB
+
+    clock.run(main, virtual=True)
+
+
+def test_a_request_larger_than_the_budget_passes_alone() -> None:
+    async def main() -> None:
+        budget = MemoryBudget(2 * MIB)
+        await budget.reservation().reserve(50 * MIB)
+        with pytest.raises(CapacityError):
+            await budget.reservation().reserve(2 * MIB, within_s=0)
+
+    clock.run(main, virtual=True)
+
+
+def test_programs_run_at_once_as_far_as_the_memory_for_their_outputs_suffices() -> None:
+    async def main(stage: Stage) -> None:
+        ended: list[float] = []
+
+        async def run() -> None:
+            assert (await stage.exec("sleep", "3", output_bytes=4 * MIB)).status_code == 200
+            ended.append(clock.now() - began)
+
+        began = clock.now()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(6):
+                tasks.start_soon(run)
+            await anyio.sleep(1)
+            assert stage.budget.held_bytes == 40 * MIB
+        assert sorted(ended) == pytest.approx([3] * 5 + [6], abs=0.2)
+
+    on_stage(main, 40 * MIB)
+
+
+def test_a_call_without_memory_is_refused_and_not_run_and_small_calls_run() -> None:
+    async def main(stage: Stage) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(stage.exec, output_bytes=4 * MIB), "sleep", "60")
+            await anyio.sleep(1)
+            refused = await stage.exec("count", output_bytes=4 * MIB)
+            assert (refused.status_code, refused.json()["type"]) == (503, "no_capacity")
+            assert refused.headers["retry-after"] == "1"
+            assert clock.now() == pytest.approx(1 + WAIT_S, abs=0.5)
+            assert (await stage.exec("echo", "hello")).json()["stdout"] == "echo hello"
+            assert clock.now() == pytest.approx(1 + WAIT_S, abs=0.5)
+        assert (await stage.exec("count", output_bytes=4 * MIB)).json()["stdout"] == "1"
+
+    on_stage(main, 10 * MIB)
+
+
+def test_a_reply_counts_at_its_size_until_it_is_read_or_the_reader_stalls() -> None:
+    body = json.dumps({"argv": ["say", str(12 * MIB), "x"], "timeout_s": 60, "max_output_bytes": 20 * MIB}).encode()
+    request = b"POST /v1/sandboxes/a/exec HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def main(stage: Stage) -> None:
+        async with await stage.connect() as stream:
+            await stream.send(request)
+            count = len(await stream.receive())
+            await anyio.sleep(20)
+            assert 12 * MIB < stage.budget.held_bytes < 13 * MIB
+            while count < 12 * MIB:
+                count += len(await stream.receive())
+            await anyio.sleep(0.1)
+            assert stage.budget.held_bytes == 0
+            await stream.send(b"GET /v1/health HTTP/1.1\r\n\r\n")
+            assert b"HTTP/1.1 200 OK" in await stream.receive()
+        async with await stage.connect() as stream:
+            await stream.send(request)
+            await stream.receive()
+        await anyio.sleep(0.1)
+        assert stage.budget.held_bytes == 0
+        async with await stage.connect() as stream:
+            await stream.send(request)
+            await anyio.sleep(STALLED_S + 5)
+            assert stage.budget.held_bytes == 0
+
+    on_stage(main, 100 * MIB)
+
+
+def test_a_large_body_and_a_large_file_are_counted() -> None:
+    async def main(stage: Stage) -> None:
+        path = "/v1/sandboxes/a/files?path=/workspace/large"
+        assert (await stage.client.put(path, content=b"x" * 12 * MIB)).status_code == 200
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(stage.exec, output_bytes=16 * MIB), "sleep", "8")
+            await anyio.sleep(1)
+            assert len((await stage.client.get(path)).content) == 12 * MIB
+            assert 8 <= clock.now() < 9
+            tasks.start_soon(partial(stage.exec, output_bytes=31 * MIB), "sleep", "60")
+            await anyio.sleep(1)
+            refused = await stage.client.put(path, content=b"x" * 12 * MIB)
+            assert (refused.status_code, refused.json()["type"]) == (503, "no_capacity")
+
+    on_stage(main, 64 * MIB)
+
+
+def test_a_list_of_programs_has_a_limit_on_all_its_outputs_together() -> None:
+    async def main(stage: Stage) -> None:
+        program: dict[str, Any] = {"sandbox_id": "a", "timeout_s": 9, "max_output_bytes": 16 * MIB, "argv": ["true"]}
+        refused = await stage.client.post("/v1/sandboxes:exec", json=[program] * 9)
+        assert (refused.status_code, refused.json()["type"]) == (400, "bad_request")
+        assert "the output limits of the list are too large together" in refused.json()["detail"]
+        assert (await stage.client.post("/v1/sandboxes:exec", json=[program] * 8)).status_code == 200
+
+    on_stage(main, 256 * MIB)
+
+
+def test_outputs_full_of_control_characters_do_not_grow_when_encoded() -> None:
+    async def main(stage: Stage) -> None:
+        answer = await stage.exec("say", "1000000", "\x07")
+        assert set(answer.json()["stdout"]) == {"base64"}
+        assert len(answer.content) < 1_500_000
+        assert (await stage.exec("say", "100", "\x07")).json()["stdout"] == "\x07" * 100
+        assert (await stage.exec("say", "100000", "\r\n\t")).json()["stdout"] == "\r\n\t" * 100_000
+
+    on_stage(main, 10 * MIB)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -15,7 +14,7 @@ import pytest
 
 from envkit import clock
 from envkit.config import HealthSection
-from envkit.errors import SandboxLostError, UnknownEnvError
+from envkit.errors import UnknownEnvError
 from envkit.fleet import FleetHost
 from envkit.protocols import EnvHost
 from envkit.types import Task
@@ -81,27 +80,22 @@ def test_an_episode_in_a_sandbox_is_the_same_as_in_this_process(kind: Kind, env_
     run(main)
 
 
-def test_each_of_twenty_episodes_finishes_or_is_lost_when_a_sandbox_is_killed(kind: Kind) -> None:
+def test_twenty_episodes_finish_although_a_sandbox_is_killed(kind: Kind) -> None:
     async def main() -> None:
-        ends: Counter[str] = Counter()
-        started = 0
+        started = finished = 0
         all_slots_taken, sandbox_killed = anyio.Event(), anyio.Event()
 
         async def one(host: EnvHost, seed: int) -> None:
-            nonlocal started
-            try:
-                async with host.lease(Task("FrozenLake-v0", seed)) as episode:
-                    await episode.reset()
-                    started += 1
-                    if started == 10:
-                        all_slots_taken.set()
-                    await sandbox_killed.wait()
-                    while not (await episode.step("<answer>down</answer>")).ended:
-                        pass
-            except SandboxLostError as error:
-                ends[str(error.cause)] += 1
-            else:
-                ends["finished"] += 1
+            nonlocal started, finished
+            async with host.lease(Task("FrozenLake-v0", seed)) as episode:
+                await episode.reset()
+                started += 1
+                if started == 10:
+                    all_slots_taken.set()
+                await sandbox_killed.wait()
+                while not (await episode.step("<answer>down</answer>")).ended:
+                    pass
+            finished += 1
 
         async with sandbox_host(kind, sandboxes=2, slots_per_sandbox=5) as host:
             assert isinstance(host, FleetHost)
@@ -113,7 +107,7 @@ def test_each_of_twenty_episodes_finishes_or_is_lost_when_a_sandbox_is_killed(ki
                 os.kill(server, signal.SIGSTOP)  # so that it answers nothing until it is ended, too
                 os.kill(first, signal.SIGKILL)
                 sandbox_killed.set()
-            assert ends == {"finished": 15, "killed by signal 9 (SIGKILL)": 5}
+            assert (finished, host.episodes.rebuilt, host.episodes.void) == (20, 5, 0)
             while len(sandboxes()) < 2:  # noqa: ASYNC110  (the replacement comes after a delay)
                 await anyio.sleep(0.05)
             assert (host.lost, host.restarts) == (1, 1)
@@ -131,9 +125,9 @@ def test_a_stopped_sandbox_is_detected_and_replaced(kind: Kind) -> None:
                 for member in reversed(sandboxes()[0]):
                     os.kill(member, signal.SIGSTOP)
                 began = clock.now()
-                with pytest.raises(SandboxLostError, match="env server did not answer"):
-                    await episode.step("<answer>down</answer>")
-                assert clock.now() - began < 2 * 0.5 + 1.0 + 0.5
+                step = await episode.step("<answer>down</answer>")
+                assert "env server did not answer" in str(step.info["rebuilt"])
+                assert clock.now() - began < 10
             assert len(await play(host, Task("FrozenLake-v0", 1))) > 1
             assert (host.lost, host.restarts) == (1, 1)
 
@@ -283,4 +277,4 @@ def test_without_bubblewrap_plain_processes_are_used_and_the_reason_announced(tm
 def test_requiring_bubblewrap_without_it_names_the_package_to_install(tmp_path: Path) -> None:
     (reported,) = script(tmp_path, "local", "FrozenLake-v0", path=str(tmp_path))
     reason = "bubblewrap is not installed (apt install bubblewrap)"
-    assert reported == f"no local sandboxes: {reason}; or choose docker or process"
+    assert reported == f"no local sandboxes: {reason}; fix that, or choose docker or process"

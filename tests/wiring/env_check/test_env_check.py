@@ -79,12 +79,12 @@ def test_a_correct_environment_passes_every_check() -> None:
         (
             "IgnoresOptions",
             "options count at reset",
-            ["option top=7 changes episodes when make gets it, and is ignored by reset(options=...); read options in"],
+            ["option top=7 has an effect when passed to make, but reset(options=...) ignores it; the options of a"],
         ),
         (
             "KeepsOptions",
             "options count at reset",
-            ["option top=7 of one reset still holds in the next", "apply it to one episode only"],
+            ["option top=7 of one reset still has an effect after the next reset", "apply it to one episode only"],
         ),
         (
             "Blocks",

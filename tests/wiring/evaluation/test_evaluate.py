@@ -105,7 +105,7 @@ def test_rooms_of_a_file_are_played(tmp_path: Path) -> None:
 
 
 def test_greedy_attempts_are_refused_since_they_are_all_the_same() -> None:
-    with pytest.raises(UsageError, match="--greedy makes all attempts at a task equal"):
+    with pytest.raises(UsageError, match="makes all attempts at a task identical"):
         evaluated("FrozenLake-v0", "random", attempts=2, greedy=True)
 
 

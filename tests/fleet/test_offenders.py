@@ -1,0 +1,106 @@
+"""Environments that kill their sandboxes: their losses count against their tenant only."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import EnvRejectedError, SandboxLostError
+from envkit.fleet import RoutedHosts
+from envkit.fleet.offenders import FREE_LOSSES, Offenders
+from envkit.restarts import RestartBudget
+from envkit.types import Task
+from tests.causes import cause
+from tests.echoes import EchoFleet, fleet_of
+from tests.fleet.fleets import run
+from tests.fleet.test_suspects import DEADLY, KILLED, deadly_workers
+
+BUDGET = RestartBudget(restarts=2, window_s=100)
+
+
+def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_window() -> None:
+    async def main() -> None:
+        offenders = Offenders(BUDGET)
+        for count in range(FREE_LOSSES + BUDGET.restarts):
+            assert offenders.is_isolated("ann", "Nasty-v0") is (count >= FREE_LOSSES)
+            offenders.record("ann", "Nasty-v0", cause(KILLED))
+            await anyio.sleep(1)
+        message = "Nasty-v0 is rejected: its episodes killed 5 sandboxes within 100 s .last: killed by signal 11.; "
+        with pytest.raises(EnvRejectedError, match=f"{message}fix the environment, or wait 95 s"):
+            offenders.is_isolated("ann", "Nasty-v0")
+        assert not offenders.is_isolated("bob", "Nasty-v0")
+        assert not offenders.is_isolated("ann", "Echo-v0")
+        await anyio.sleep(95.5)
+        assert offenders.is_isolated("ann", "Nasty-v0")
+        await anyio.sleep(5)
+        assert not offenders.is_isolated("ann", "Nasty-v0")
+
+    run(main)
+
+
+def test_eight_episodes_of_one_tenant_survive_twenty_poison_resets_of_another() -> None:
+    async def main() -> None:
+        offenders = Offenders(BUDGET)
+        shared = fleet_of(
+            *deadly_workers(40, deadly="reset"), slots_per_sandbox=16, restarts=BUDGET, offenders=offenders
+        )
+        own = fleet_of(*deadly_workers(40, deadly="reset"), restarts=BUDGET, offenders=offenders)
+        async with shared, own, anyio.create_task_group() as tasks:
+            host = RoutedHosts(shared, own, lambda env_id: True, offenders)
+            ends: list[str] = []
+            is_over = anyio.Event()
+
+            async def play(number: int) -> None:
+                async with host.lease_as(f"bob:{number}", Task("Echo-v0", 100 + number), "bob") as episode:
+                    await episode.reset()
+                    while not is_over.is_set():
+                        step = await episode.step("go")
+                        await anyio.sleep(0.1)
+                ends.append(step.observation.text)
+
+            for number in range(8):
+                tasks.start_soon(play, number)
+            await anyio.sleep(0.5)
+            outcomes = [await poison(host, number) for number in range(20)]
+            assert outcomes == ["SandboxLostError"] * 5 + ["EnvRejectedError"] * 15
+            assert clock.now() < 30
+            async with host.lease_as("carl:1", Task("Echo-v0", 1), "carl") as episode:
+                await episode.reset()
+                await episode.step("served")
+            is_over.set()
+            await anyio.sleep(1)
+            assert len(ends) == 8
+            assert shared.episodes.void == FREE_LOSSES
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+async def poison(host: RoutedHosts, number: int) -> str:
+    """Start an episode whose reset kills its worker; return the class of the error."""
+    try:
+        async with host.lease_as(f"ann:{number}", Task("Echo-v0", DEADLY), "ann") as episode:
+            await episode.reset()
+    except (SandboxLostError, EnvRejectedError) as error:
+        return type(error).__name__
+    return "no error"
+
+
+def test_an_only_suspect_that_cannot_be_rebuilt_is_guilty() -> None:
+    async def main() -> None:
+        offenders = Offenders(BUDGET)
+        fleet: EchoFleet = fleet_of(
+            *deadly_workers(9), slots_per_sandbox=4, restarts=BUDGET, offenders=offenders, is_replayable=False
+        )
+        async with fleet:
+            for _ in range(FREE_LOSSES):
+                async with fleet.lease_as("ann:1", Task("Echo-v0", DEADLY), "ann") as episode:
+                    await episode.reset()
+                    with pytest.raises(SandboxLostError):
+                        await episode.step("boom")
+                await anyio.sleep(1)
+            assert offenders.is_isolated("ann", "Echo-v0")
+            assert fleet.waiting == 0
+
+    run(main)
