@@ -71,7 +71,7 @@ EXAMPLES: Mapping[str, Any] = {
     "turn": 0,
     "action": "<answer>down</answer>",
     "session_id": "a",
-    "sandbox_id": "box",
+    "sandbox_id": "sandbox-1",
     "argv": ["echo", "hello"],
     "timeout_s": 10,
     "command": "cd /tmp && pwd",

@@ -143,10 +143,10 @@ async def _send_input(program: Program, receive: Receive) -> None:
         if isinstance(content, bytes):
             await program.send(content)
             continue
-        told = read(content.encode(), _INPUT)
-        if told.rows and told.columns:
-            await program.resize(told.rows, told.columns)
-        if told.eof:
+        request = read(content.encode(), _INPUT)
+        if request.rows and request.columns:
+            await program.resize(request.rows, request.columns)
+        if request.eof:
             await program.send_eof()
 
 
@@ -154,7 +154,7 @@ async def _next(receive: Receive) -> str | bytes:
     """Return the client's next message.
 
     Raises:
-        _DisconnectedError: There is none.
+        _DisconnectedError: The client has disconnected.
     """
     message = await receive()
     if message["type"] != "websocket.receive":
