@@ -21,7 +21,7 @@ language can do the same. The five calls to type first:
     curl http://127.0.0.1:8000/v1/envs                                                          # what can be played
     curl -X PUT http://127.0.0.1:8000/v1/sessions/a -d '{"env_id": "FrozenLake-v0", "seed": 1}' # start an episode
     curl http://127.0.0.1:8000/v1/sessions/a -X DELETE                                          # end it
-    curl -X PUT http://127.0.0.1:8000/v1/sandboxes/box -d '{}'                                  # start a sandbox
+    curl -X PUT http://127.0.0.1:8000/v1/sandboxes/sandbox-1 -d '{}'                                  # start a sandbox
     curl http://127.0.0.1:8000/openapi.json                                                     # this page for programs
 
 [play.mjs](../examples/play.mjs) plays an episode in 60 lines of JavaScript.
