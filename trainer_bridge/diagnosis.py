@@ -51,7 +51,7 @@ def _alike(rows: Rows) -> str:
 
 
 def _all(rows: Rows, name: str, test: Callable[[float], bool]) -> bool:
-    """Return whether every row has a number called `name` that passes `test`."""
+    """Return whether every row has a metric `name` that is a number and passes `test`."""
     return all(isinstance(value := row.get(name), (int, float)) and test(value) for row in rows)
 
 

@@ -33,11 +33,11 @@ from .stopping import Stop
 
 
 class PolicyEngine(Engine, WeightSink, Protocol):
-    """An engine with replaceable weights."""
+    """An engine that samples from the policy and can load new weights."""
 
 
 class Record(Protocol):
-    """Stores the results of the loop; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
+    """Stores the results of the training loop; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -124,13 +124,13 @@ class TrainLoop:
         engine: Loads the new weights.
         trainer: Updates the weights.
         evaluator: Measures success on held-out levels.
-        tasks: Maps a number to a task, always to the same one.
+        tasks: Maps a number to a task. The same number always gives the same task.
         record: Records the results.
         checkpoints: Folder of the checkpoints.
         settings: Length, sizes and intervals.
         state: Progress of the run; modified in place.
         elapsed_s: Returns how many seconds the run has taken so far, including the parts before a resume.
-        stop: Requests to stop the run, and the work that a stop waits for.
+        stop: Cancels the run on request, and tells the user what work the run must still wait for.
         policy: Metadata to save with the policy in each checkpoint.
     """
 
@@ -168,7 +168,7 @@ class TrainLoop:
         self._diagnosed: set[str] = set()
 
     async def run(self, display: Display) -> None:
-        """Train to the end. If cancelled, the state is that after the last finished train step; `save` can store it."""
+        """Train to the end. After a cancellation, `save` can store the state after the last finished train step."""
         settings, state = self._settings, self.state
         await self._engine.load(await clock.to_thread(self._trainer.publish))
         shows_training = False
@@ -193,7 +193,7 @@ class TrainLoop:
                 self._saved = self.state.step
 
     async def _evaluate_and_save(self, display: Display) -> bool:
-        """Evaluate and save a checkpoint if this step requires it; return whether an evaluation was made."""
+        """Evaluate, and save a checkpoint, if either is due at this step; return whether an evaluation was made."""
         settings, state = self._settings, self.state
         at_end = state.step in (0, settings.steps)
         evaluates = (at_end or state.step % settings.evaluate_every == 0) and state.facts.get("evaluated") != state.step
@@ -201,8 +201,8 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
-            self._saved = None  # the checkpoint of this step was saved without the evaluation
-        # Save after the evaluation, so that a resumed run has its result.
+            self._saved = None  # a checkpoint saved earlier at this step lacks the evaluation: save it again
+        # Save the checkpoint after the evaluation, so that a resumed run has the result of the evaluation.
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()
         return evaluates
@@ -245,7 +245,7 @@ class TrainLoop:
         self._show(values)
 
     def _diagnose(self, display: Display) -> None:
-        """Show each problem that the diagnosis finds once, as soon as there are enough train steps."""
+        """Diagnose the run once it has enough train steps, and show each problem the first time that it is found."""
         if len(self._recent) == diagnosis.STEPS:
             for name, line in diagnosis.diagnose(list(self._recent)).items():
                 if name not in self._diagnosed:
@@ -285,7 +285,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
             [
                 [_success(one) > 0 for one in group.trajectories]
                 for group in result.groups
-                # A task has fewer attempts if some of its episodes are void
+                # Leave out groups with a void episode, because they have fewer attempts at their task.
                 if not any(one.stop.is_void for one in group.trajectories)
             ]
         ),
@@ -317,7 +317,7 @@ def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def success_of(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of successful episodes, or of those with a positive reward if there is no metric ``success``."""
+    """Return the share of successful episodes. Without a metric ``success``, a positive reward counts as success."""
     return _mean([_success(one) for one in trajectories])
 
 

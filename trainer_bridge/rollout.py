@@ -116,7 +116,8 @@ class Rollout:
         for attempt in range(self.limits.retries + 1):
             started = 0
             while started < len(waiting):
-                size = max(1, min(self.num_envs, self.host.capacity))  # a fleet may have shrunk since the last wave
+                # Read the capacity for each wave, because a fleet may have shrunk since the last wave.
+                size = max(1, min(self.num_envs, self.host.capacity))
                 await self._wave(waiting[started : started + size], on_episode)
                 started += size
             waiting = [play for play in waiting if play.trajectory().stop.is_void]
@@ -132,7 +133,7 @@ class Rollout:
         return RolloutResult(groups, tuple(void))
 
     async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
-        # A reset and a step take at most the timeout each, so an episode that has a slot arrives within twice that.
+        # A reset and a step take at most `timeout_s` each, so an episode with a slot arrives within twice that time.
         lockstep = Lockstep(len(plays), timeout_s=2 * self.limits.timeout_s)
         async with anyio.create_task_group() as tasks:
             for play in plays:
@@ -172,7 +173,8 @@ class Rollout:
         while True:
             if prompt.starts_sample:
                 play.ids = []
-                self.engine.forget(play.session)  # the engine's cached tokens are not a prefix of the new prompt
+                # The engine's cached tokens are not a prefix of the new prompt, so they are useless.
+                self.engine.forget(play.session)
             if len(play.ids) + len(prompt.ids) + limits.turn_tokens > limits.max_tokens:
                 return play.end(StopReason.MAX_TOKENS)
             play.ids += prompt.ids
@@ -203,7 +205,7 @@ class RolloutResult:
 
     Attributes:
         groups: One per task, in order.
-        void: All void attempts, including those with a successful retry.
+        void: All void attempts, including attempts whose retry succeeded.
     """
 
     groups: tuple[Group, ...]
@@ -216,13 +218,13 @@ class RolloutResult:
 
 
 class Lockstep:
-    """A barrier for the episodes of a wave. `together` returns when all other episodes have called it or left.
+    """A barrier for the episodes of a wave. Episodes meet at `together`, turn by turn.
 
-    Episodes that have not arrived yet may need the slots of the waiting episodes, so the wait for them is limited.
+    An episode that has not joined yet may need the slot of a waiting episode, so the wait for such episodes is limited.
 
     Args:
-        expected: Number of episodes.
-        timeout_s: Maximum seconds to wait for episodes that have not arrived.
+        expected: Number of episodes in the wave.
+        timeout_s: Maximum seconds to wait for episodes that have not joined.
     """
 
     def __init__(self, expected: int, *, timeout_s: float) -> None:
@@ -238,7 +240,7 @@ class Lockstep:
         self._present += 1
 
     def leave(self, *, arrived: bool) -> None:
-        """Leave the barrier; `arrived` is false for an episode that never joined."""
+        """Leave the barrier; `arrived` is false for an episode that never joined the barrier."""
         if arrived:
             self._present -= 1
         else:
@@ -246,7 +248,10 @@ class Lockstep:
         self._open_if_all()
 
     async def together(self) -> None:
-        """Wait for all other episodes."""
+        """Wait until all other episodes have called this method or left the barrier.
+
+        Episodes that have not joined are ignored after `timeout_s`.
+        """
         self._waiting += 1
         gate = self._gate
         self._open_if_all()
@@ -289,7 +294,7 @@ class _Play:
 
     @property
     def session(self) -> str:
-        """Session name. The alphabetical order of the names is the order of the episodes."""
+        """Name of the episode's session in the engine. Names in alphabetical order give the order of the episodes."""
         return f"{self.index:08d}.{self.member:04d}"
 
     def end(self, stop: StopReason, error: str | None = None, cause: Cause | None = None) -> None:

@@ -8,10 +8,10 @@ from envkit.types import Group, Sample, Trajectory, Turn
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Return the samples of all valid trajectories that have a turn, in order.
+    """Return the samples of all valid trajectories that have at least one turn, in order.
 
-    Void trajectories (lost sandbox, hung step, broken environment) are omitted, since they say nothing about the
-    policy.
+    Void trajectories (lost sandbox, hung step, broken environment) are omitted, because their outcome does not measure
+    the policy.
     """
     played = [
         (trajectory, group.task.key)

@@ -1,4 +1,4 @@
-"""Stopping a run early, after the work that it must finish first."""
+"""Stopping a run early, once the run has finished the work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 
 
 class Stop:
-    """Cancels a part of a run on request, and reports what the run waits for before it ends.
+    """Cancels a part of a run on request, and tells the user what the run must still wait for.
 
     Args:
         announce: Shows a line to the user.
@@ -26,7 +26,7 @@ class Stop:
         self._scope: anyio.CancelScope | None = None
 
     def request(self, advice: str = "") -> None:
-        """Cancel the block of `cancels`, or cancel it when it starts. Report what the run waits for, with `advice`."""
+        """Cancel the block of `cancels`, now or once it starts. Report what the run waits for, followed by `advice`."""
         if not self.is_requested:
             self.is_requested = True
             self._announce_wait(advice)
@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
-        """If a stop is requested during the block, report that it waits for `what`."""
+        """If a stop is requested before or during the block, report that the stop waits for `what`."""
         outer, self._busy = self._busy, what
         if self.is_requested:
             self._announce_wait()

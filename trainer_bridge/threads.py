@@ -11,9 +11,9 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Set the number of torch threads in the block; 0 does not change it.
+    """Set the number of torch threads in the block; 0 leaves the number unchanged.
 
-    OpenMP has a separate number for each calling thread, so the thread that computes must enter the block.
+    Enter the block in the thread that computes, because OpenMP has a separate number for each calling thread.
     """
     before = torch.get_num_threads()
     if count and count != before:
@@ -32,7 +32,7 @@ def learning_threads(load: float) -> tuple[int, str]:
         load: The machine's load average before the run.
 
     Returns:
-        The number of threads, and a line of text that explains a reduced number; otherwise an empty string.
+        The number of threads, and a line of text that explains a reduced number. Otherwise, the text is empty.
     """
     cores = os.cpu_count() or 1
     default = torch.get_num_threads()

@@ -1,1 +1,1 @@
-"""Sandboxes on the nodes of a Ray cluster: an actor on each node starts them, and calls use a direct TCP connection."""
+"""Sandboxes on the nodes of a Ray cluster. A Ray actor on each node starts them; clients reach them over TCP."""

@@ -78,7 +78,7 @@ class RayNodeBackend:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the node has no sandboxes, and none is starting."""
+        """Whether the node has no sandboxes and is not starting a sandbox."""
         return not self._channels
 
     def capabilities(self) -> Mapping[str, bool]:
@@ -88,11 +88,11 @@ class RayNodeBackend:
         return {str(name): bool(is_enforced) for name, is_enforced in self._opened["capabilities"].items()}
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`."""
+        """Start a sandbox from `spec`; see `envkit.protocols.SandboxBackend.start`."""
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec` with the files of `snapshot`, which this backend must have taken."""
+        """Start a sandbox from `spec` with the files of `snapshot`; this backend must have taken the snapshot."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
@@ -100,7 +100,7 @@ class RayNodeBackend:
         return int((await self._actor.ask("snapshot_bytes", snapshot))["bytes"])
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot from the node; may be called again."""
+        """Remove a snapshot from the node; repeated calls have no effect."""
         await self._actor.ask("remove_snapshot", snapshot)
 
     async def attach(self, sandbox_id: str) -> AgentSandbox:
@@ -116,7 +116,7 @@ class RayNodeBackend:
         raise SandboxError(f"node {self.node.name} did not attach to {sandbox_id!r} within {_ATTACH_S:g} s")
 
     async def list_detached(self, ledger: str) -> list[str]:
-        """Return the ids of the detached sandboxes of one ledger on this node's machine."""
+        """Return the ids of the detached sandboxes on this node's machine that are recorded in `ledger`."""
         return [str(sandbox_id) for sandbox_id in (await self._actor.ask("list_detached", ledger))["ids"]]
 
     async def remove(self, sandbox_id: str) -> None:
@@ -124,7 +124,7 @@ class RayNodeBackend:
         await self._actor.ask("remove", sandbox_id)
 
     def lose(self, cause: Cause) -> None:
-        """Record that the node, and so all its sandboxes, are lost for `cause`; later calls have no effect."""
+        """Record that the node and all its sandboxes are lost because of `cause`; later calls have no effect."""
         self._lost = self._lost or cause
         for channel in list(self._channels.values()):
             if channel is not None:
@@ -206,14 +206,15 @@ class RayNodeBackend:
         raise SandboxStartError(f"{self.node.name}/{request_id}", f"not ready after {spec.start_timeout_s:g} s")
 
     async def _admitted(self, request_id: int, answer: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
-        """Wait for the actor's answer, connect to the new sandbox and return it; stop it if that fails."""
+        """Wait for the actor's answer, connect to the new sandbox and return it; stop the sandbox if a step fails."""
         self._channels[request_id] = None
         try:
             made = await answer
             connected = await self._open_channel(request_id)
         except BaseException:
             with anyio.move_on_after(_STOP_S, shield=True), suppress(EnvkitError):
-                await self._actor.ask("stop", request_id)  # if this fails, the orphan timeout ends the sandbox
+                # If this call fails, the sandbox's orphan timeout ends the sandbox.
+                await self._actor.ask("stop", request_id)
             del self._channels[request_id]
             raise
         channel = self._channels[request_id] = AgentChannel(SocketStream(connected))
@@ -232,7 +233,7 @@ class RayNodeBackend:
         try:
             await sandbox.started({}, spec.start_timeout_s)
         except SandboxStartError as error:
-            if exits:  # the sandbox itself has ended, not only the connection
+            if exits:  # the sandbox itself has ended: report its cause, not a broken connection
                 raise not_ready(error.sandbox_id, error.cause) from None
             raise
         return sandbox
@@ -288,7 +289,8 @@ class RayNodeBackend:
             if self._lost or (is_detached and self._is_leaving):
                 return
             with anyio.move_on_after(_STOP_S) as limit, suppress(UnreachedError):
-                await self._actor.ask("stop", request_id)  # if this fails, the orphan timeout ends the sandbox
+                # If this call fails, the sandbox's orphan timeout ends the sandbox.
+                await self._actor.ask("stop", request_id)
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name} did not stop the sandbox within {_STOP_S:g} s")
         finally:

@@ -94,7 +94,7 @@ class Cluster:
         try:
             await self._connected()
         except BaseException:
-            if not self._link.hello.done():  # the child may hang in Ray's connect call
+            if not self._link.hello.done():  # the child process may hang in Ray's connect call, so kill it
                 self._transport.kill()
             await self._leave()
             raise
@@ -135,7 +135,7 @@ class Cluster:
         raise SandboxError(f"the cluster's head did not answer within {_SILENT_S:g} s")
 
     def actor(self, node: ClusterNode) -> Actor:
-        """Return a new actor for a node, which `Actor.begin` starts."""
+        """Return the handle of a new actor for a node; `Actor.begin` starts the actor."""
         return Actor(self, node, next(self._numbers))
 
     async def call(self, what: str, *arguments: object) -> Any:
@@ -177,7 +177,7 @@ class Cluster:
 
     @property
     def _location(self) -> str:
-        """The cluster's address for messages, and where it is configured, if that is known."""
+        """The cluster's address for use in messages, with the place where the address is configured, if known."""
         tried = self._link.tried
         return str(tried.result()[1]) if tried.done() and tried.result()[0] == "done" else repr(self._address)
 
@@ -201,7 +201,7 @@ class Actor:
         self._number = number
 
     async def begin(self, kind: NodeKind) -> None:
-        """Start the actor, without waiting for the result; a failed start makes later calls of `ask` fail."""
+        """Request the start of the actor, and do not wait until it runs. If the start fails, calls of `ask` fail."""
         await self._cluster.call("make", self._number, self._node.id, kind, self._node.address)
 
     async def ask(self, method: str, *args: object) -> Answer:
@@ -231,13 +231,13 @@ class Actor:
             reply.cancel()
 
     async def end(self) -> None:
-        """End the actor, whether it runs, is starting or has failed; may be called again."""
+        """End the actor, even if it is starting or has failed; repeated calls have no effect."""
         with anyio.move_on_after(_LEAVE_S), suppress(SandboxError):
             await self._cluster.call("end", self._number)
 
 
 class _DriverPipe(asyncio.SubprocessProtocol):
-    """The pipes to the child process. They need no task, so a cancelled caller can still send calls, e.g. ``end``.
+    """The pipes to the child process. `send` does not wait, so a cancelled caller can still send a call.
 
     Attributes:
         hello: Future with the outcome of the child's connection to the cluster.
@@ -254,7 +254,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         self.hello, self.tried = self._expected(HELLO), self._expected(TRIED)
 
     def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
-        """Send a call to the child and return a future of the reply: ``"unreached"`` if the child has exited."""
+        """Send a call to the child and return a future of its reply; an exited child replies ``"unreached"``."""
         reply = self._expected(number)
         if self._cause:
             reply.set_result(("unreached", self._cause))
@@ -267,7 +267,8 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         self._input.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's transports are not subclasses of it
+        # Cast instead of checking with isinstance: uvloop's transports are not subclasses of SubprocessTransport.
+        self._process = cast(asyncio.SubprocessTransport, transport)
         self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:

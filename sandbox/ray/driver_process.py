@@ -47,7 +47,7 @@ _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
 
 def packed(message: tuple[object, ...]) -> bytes:
-    """Encode a message: its length, then the pickled tuple."""
+    """Encode a message as the length of its pickle, followed by the pickle."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
@@ -55,7 +55,7 @@ def packed(message: tuple[object, ...]) -> bytes:
 def main(address: str) -> None:
     """Connect to the cluster at `address`, and serve calls until standard input ends."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # Ray prints to standard output, which must contain only messages
+    os.dup2(2, 1)  # send Ray's prints to standard error, because standard output must contain only messages
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         ray = _connected(address, lambda location: _write(answers, packed((TRIED, "done", location))))
@@ -94,14 +94,14 @@ class _Driver:
                     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                     number, what, arguments = pickle.loads(await reader.readexactly(length))
                 except asyncio.IncompleteReadError:
-                    os._exit(0)  # without waiting for threads, which may hang in Ray's calls
+                    os._exit(0)  # do not wait for threads, because they may hang in Ray's calls
                 tasks.start_soon(self._do, number, what, arguments)
 
     async def _do(self, number: int, what: str, arguments: Sequence[object]) -> None:
         errors = self._ray.exceptions
         try:
             self._answer(number, "done", await self._calls[what](*arguments))
-        except errors.RayTaskError as error:  # an unhandled exception in the actor
+        except errors.RayTaskError as error:  # the actor raised an unhandled exception
             self._answer(number, "failed", _line(error.cause))
         except errors.RayError as error:
             self._answer(number, "unreached", _line(error))
@@ -125,12 +125,12 @@ class _Driver:
         ]
 
     async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request room for `bundles` from the autoscaler; replaces the previous request."""
+        """Ask Ray's autoscaler for nodes with room for `bundles`. The request replaces the previous request."""
         sdk = load("ray.autoscaler.sdk")
         await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
 
     async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
-        """Start an actor on a node, without waiting for the result; a failed start makes `_ask` fail."""
+        """Request the start of an actor on a node, and do not wait until it runs. If the start fails, `_ask` fails."""
         self._actors[number] = making = asyncio.ensure_future(asyncio.to_thread(self._made, node_id, kind, address))
         await making
 
@@ -156,7 +156,7 @@ class _Driver:
         return answer
 
     async def _end(self, number: int) -> None:
-        """End an actor, whether it runs, is starting or has failed; may be called again."""
+        """End an actor, even if it is starting or has failed; repeated calls have no effect."""
         if (making := self._actors.pop(number, None)) is not None:
             await asyncio.to_thread(self._ray.kill, await making)
 
@@ -174,7 +174,8 @@ def _connected(address: str, report: Callable[[str], None]) -> Any:
         found = head_address.find(address)
         location, advice = str(found), f"; {head_address.WHAT_TO_DO}"
         report(location)
-        head_address.require(found)  # if no head answers, Ray itself would fail only after minutes
+        # Check first that the head answers: without this check, Ray would fail only after minutes.
+        head_address.require(found)
         ray: Any = load("ray")
         ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Find the address of a Ray cluster's head, and check within seconds that it answers; Ray itself takes a minute."""
+"""Find the head of a Ray cluster, and check within seconds that the head answers. Ray's own check takes a minute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find(address: str) -> Head:
     """Return the head at `address`; ``"auto"`` searches in the same places as Ray.
 
     Raises:
-        ConnectionError: No cluster runs on this machine, and no file names another one.
+        ConnectionError: No cluster runs on this machine, and no file names another cluster.
         ImportError: Ray cannot be imported.
     """
     if address != "auto":
@@ -67,7 +67,7 @@ def require(head: Head) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S) as connected:
             if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):
-                return  # a TLS server does not answer a client without a certificate
+                return  # skip the next check, because a TLS server does not answer a client without a certificate
             what = _what_answers(connected)
     except OSError as error:
         why = f"no answer within {_REACH_S:g} s" if isinstance(error, TimeoutError) else error.strerror or error
@@ -77,7 +77,7 @@ def require(head: Head) -> None:
 
 
 def _what_answers(connected: socket.socket) -> str:
-    """Return why the server cannot be a head; empty if it may be one."""
+    """Return why the server cannot be the head of a Ray cluster, or an empty string if it may be."""
     received = b""
     connected.settimeout(_GREETING_S)
     try:
@@ -86,7 +86,7 @@ def _what_answers(connected: socket.socket) -> str:
             received += chunk
     except TimeoutError:
         return f"it sends nothing for {_GREETING_S:g} s"
-    except OSError:  # the server closed the connection, which the lines below handle
+    except OSError:  # the server closed the connection; the check of `received` below handles this case
         pass
     if len(received) == _FRAME_BYTES and received[3] == 4 and not any(received[5:]):  # an HTTP/2 SETTINGS frame
         return ""

@@ -67,7 +67,7 @@ def tune(connected: socket.socket) -> None:
 
 @dataclass(slots=True)
 class _Hosted:
-    """A sandbox of the actor, its number of clients, and the loop time at which its last client disconnected."""
+    """A sandbox of the actor, its number of clients, and the clock time at which the last client disconnected."""
 
     sandbox: AgentSandbox
     orphan_ttl_s: float
@@ -92,7 +92,8 @@ class NodeActor:
         self._address = address
         self._port = 0
         self._secret = secrets.token_hex(32)
-        self._run = secrets.token_hex(4)  # part of snapshot names, because each actor numbers its snapshots from 1
+        # Suffix of snapshot names: each actor numbers its snapshots from 1, so numbers alone are not unique.
+        self._run = secrets.token_hex(4)
         self._tasks: TaskGroup | None = None
         self._hosted: dict[int, _Hosted] = {}
         self._starting: dict[int, anyio.CancelScope] = {}
@@ -102,7 +103,7 @@ class NodeActor:
         self._closed = anyio.Event()
 
     async def serve(self) -> None:
-        """Open the backend and serve until `close`; `opened` returns an error if opening fails."""
+        """Open the backend and serve until `close` is called. If opening fails, `opened` returns the error."""
         try:
             with _listener(self._address) as listener:
                 async with self._backend, anyio.create_task_group() as tasks:
@@ -138,7 +139,7 @@ class NodeActor:
         return {}
 
     async def start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        """Start a sandbox, optionally from `snapshot`; return its ``id``, ``work`` and ``unenforced``."""
+        """Start a sandbox, optionally from `snapshot`; return the sandbox's ``id``, ``work`` and ``unenforced``."""
         return await _answer(self._start(request_id, spec, orphan_ttl_s, snapshot))
 
     async def attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
@@ -146,7 +147,7 @@ class NodeActor:
         return await _answer(self._attach(request_id, sandbox_id, orphan_ttl_s))
 
     async def list_detached(self, ledger: str) -> Answer:
-        """Return the ``ids`` of the detached sandboxes of one ledger on this machine."""
+        """Return as ``ids`` the ids of the detached sandboxes on this machine that are recorded in `ledger`."""
         return await _answer(self._list_detached(ledger))
 
     async def remove(self, sandbox_id: str) -> Answer:
@@ -154,7 +155,7 @@ class NodeActor:
         return await _answer(self._remove(sandbox_id))
 
     async def stop(self, request_id: int) -> Answer:
-        """Stop a sandbox, or cancel its start, and wait until it is fully removed; may be called again."""
+        """Stop a sandbox, or cancel its start, and wait until it is fully removed. Repeated calls have no effect."""
         return await _answer(self._stop(request_id))
 
     async def cause(self, request_id: int) -> Answer:
@@ -162,7 +163,7 @@ class NodeActor:
         return await _answer(self._cause(request_id))
 
     async def diagnose(self, request_id: int) -> Answer:
-        """Return as ``diagnose`` why a sandbox does not answer; see `AgentSandbox.diagnose`."""
+        """Return as ``diagnose`` the reason why a sandbox does not answer; see `AgentSandbox.diagnose`."""
         return await _answer(self._diagnose(request_id))
 
     async def snapshot(self, request_id: int) -> Answer:
@@ -174,7 +175,7 @@ class NodeActor:
         return await _answer(self._snapshot_bytes(snapshot))
 
     async def remove_snapshot(self, snapshot: str) -> Answer:
-        """Remove a snapshot; snapshots of earlier actors do not exist any more and are ignored."""
+        """Remove a snapshot; ignore a snapshot of an earlier actor, because it no longer exists."""
         return await _answer(self._remove_snapshot(snapshot))
 
     async def close(self) -> Answer:
@@ -184,8 +185,9 @@ class NodeActor:
         return self._failure
 
     async def _start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        ledger = spec.ledger or f"ray-{self._run}"  # not a pool's ledger, so no pool removes the sandbox
-        # All sandboxes are detached, because only those have a control socket for the connections of clients.
+        # The default is a ledger that belongs to no pool, so that no pool removes the sandbox.
+        ledger = spec.ledger or f"ray-{self._run}"
+        # Start every sandbox as detached, because only detached sandboxes have a control socket for clients.
         detached = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
         with anyio.CancelScope() as scope:
             self._starting[request_id] = scope
@@ -199,7 +201,7 @@ class NodeActor:
                     sandbox = await self._backend.restore(name, detached)
             finally:
                 del self._starting[request_id]
-            assert isinstance(sandbox, AgentSandbox)  # sandboxes of other classes cannot be detached
+            assert isinstance(sandbox, AgentSandbox)  # only an AgentSandbox can be detached
             return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, spec.detached, clock.now()))
         raise SandboxStartError(f"#{request_id}", "the start was cancelled")
 
@@ -227,7 +229,8 @@ class NodeActor:
         return {}
 
     async def _stop_orphan(self, request_id: int) -> None:
-        with suppress(SandboxError):  # the sandbox's agent soon ends it after the same timeout
+        # Ignore a failed stop: the agent in the sandbox has the same orphan timeout and soon ends the sandbox.
+        with suppress(SandboxError):
             await self._stop(request_id)
 
     async def _cause(self, request_id: int) -> Answer:
@@ -265,7 +268,7 @@ class NodeActor:
                     tasks.start_soon(self._stop_orphan, request_id)
 
     async def _sweep(self, tasks: TaskGroup) -> None:
-        """Check all sandboxes at intervals, and stop those without a client for too long."""
+        """Check all sandboxes at intervals, and stop each sandbox that had no client for its orphan timeout."""
         while True:
             await anyio.sleep(_TICK_S)
             for request_id, hosted in self._hosted.items():
@@ -278,7 +281,7 @@ class NodeActor:
         while True:
             try:
                 connected, _ = await loop.sock_accept(listener)
-            except OSError:  # no file descriptors are left, or the client has disconnected
+            except OSError:  # the process has no file descriptors left, or the client has disconnected
                 await anyio.sleep(_FULL_S)
                 continue
             tasks.start_soon(self._receive, connected)
@@ -319,7 +322,7 @@ class NodeActor:
 
 
 async def _carry(source: SocketStream, target: SocketStream, both: TaskGroup) -> None:
-    """Relay bytes until `source` ends; then wait until `target` has received them, and cancel both directions."""
+    """Relay bytes until `source` ends; wait until `target` has received the bytes, then cancel both directions."""
     with suppress(OSError):
         while data := await source.receive():
             await target.send(data)
@@ -347,9 +350,9 @@ def _listener(address: str) -> socket.socket:
 
 
 def _reset_inherited_limits() -> None:
-    """Reset what sandboxes would inherit from a Ray worker: CPU priority, OOM score, and the limit of open files."""
+    """Reset settings that sandboxes would inherit from a Ray worker: CPU priority, OOM score and open-file limit."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the priority of this thread, which starts the sandboxes
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # set this thread's priority, which sandboxes inherit
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

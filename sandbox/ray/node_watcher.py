@@ -46,7 +46,7 @@ class RayNodes:
     ends the actors.
 
     While the cluster's head does not answer, nodes that answer stay in use. Ray ends the connection after a minute
-    without a head, or when another head replaces it. Then all nodes are lost, and it reconnects.
+    without a head, or when another head replaces it. Then all nodes are lost, and the watcher reconnects.
 
     Args:
         add: Called with each new node, e.g. `envkit.sandbox.pool.Pool.add_node`.
@@ -123,13 +123,13 @@ class RayNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        # Pass only a cancellation to the task group, because it would wrap any other error in an exception group.
+        # Pass only a cancellation to the task group, which would wrap any other error in an exception group.
         if not isinstance(error, anyio.get_cancelled_exc_class()):
             kind = error = trace = None
         await self._tasks.__aexit__(kind, error, trace)
 
     async def _withdraw_request(self, cluster: Cluster) -> None:
-        """Withdraw the last request from the autoscaler, which would otherwise reserve the room forever."""
+        """Withdraw the last request to Ray's autoscaler; otherwise the autoscaler would reserve the nodes forever."""
         if not self._has_asked or cluster.is_silent:
             return
         with anyio.move_on_after(_FORGET_S, shield=True):
@@ -139,7 +139,7 @@ class RayNodes:
                 _log.warning("the Ray cluster's autoscaler still reserves room for sandboxes: %s", error)
 
     async def _keep_connected(self, *, task_status: TaskStatus[None]) -> None:
-        """Connect to the cluster, and reconnect whenever the connection has ended."""
+        """Connect to the Ray cluster, and reconnect whenever the connection ends."""
         wait_s = 0.0
         while True:
             try:
@@ -164,7 +164,7 @@ class RayNodes:
             await anyio.sleep(wait_s)
 
     async def _follow(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Use the cluster's nodes until the connection ends, and return why it ended."""
+        """Use the nodes of the Ray cluster until the connection to it ends, and return why the connection ended."""
         self._alive, self._again_at = {}, {}
         async with anyio.create_task_group() as self._node_tasks:
             try:
@@ -201,7 +201,7 @@ class RayNodes:
             await anyio.sleep(_LOOK_EVERY_S)
 
     def _update(self, found: Sequence[ClusterNode]) -> None:
-        """Start actors on new nodes, and lose the nodes that Ray does not list any more."""
+        """Start actors on new nodes, and treat nodes that Ray no longer lists as lost."""
         self._alive = {node.id: node for node in found}
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
         for node_id, hosted in self._hosted.items():
@@ -214,12 +214,12 @@ class RayNodes:
                 self._node_tasks.start_soon(self._use, hosted)
 
     def _lose(self, hosted: _HostedNode, cause: Cause) -> None:
-        # Remove the node first; otherwise the pool would start replacements on it
+        # Remove the node from the pool first; otherwise the pool would start replacement sandboxes on the lost node.
         self._remove(hosted.node.name, cause)
         hosted.backend.lose(cause)
 
     async def _use(self, hosted: _HostedNode) -> None:
-        """Run the actor of a node, and keep the node in the pool until it is lost or given up."""
+        """Run the actor of a node, and keep the node in the pool until the node is lost or given up."""
         node, backend = hosted.node, hosted.backend
         cause = _LEFT
         try:
@@ -257,7 +257,7 @@ class _HostedNode:
 
 
 def _fitting(node: ClusterNode) -> int:
-    """Return how many sandboxes fit on an empty node, counted by the resources that `request` asks for."""
+    """Return how many sandboxes fit on an empty node, given the resources that `request` asks for per sandbox."""
     if SANDBOXES in node.resources:
         return int(node.resources[SANDBOXES])
     return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_SANDBOX.items()))

@@ -56,12 +56,12 @@ def remove(parent: Path, name: str) -> None:
 
 
 async def keep(channel: AgentChannel, folder: Path, disk_mib: int) -> None:
-    """Save a sandbox's writable folders in the new folder `folder`, which is removed again if this fails.
+    """Save a sandbox's writable folders in the new folder `folder`. If an archive fails, remove `folder`.
 
     Args:
         channel: Channel to the sandbox's agent.
         folder: The folder of the snapshot.
-        disk_mib: Disk limit of each writable folder in MiB. No archive may be larger, without the names of its files.
+        disk_mib: Disk limit of each writable folder in MiB. An archive with a larger content is refused.
 
     Raises:
         SandboxError: A writable folder has too many bytes, a file cannot be read, or the host's disk is nearly full.
@@ -85,7 +85,7 @@ async def keep(channel: AgentChannel, folder: Path, disk_mib: int) -> None:
 
 
 def waiting(command: Sequence[str]) -> tuple[str, ...]:
-    """Return an argv that waits until `restore` has restored the files, then runs `command`; empty if it is empty."""
+    """Return an argv that waits until `restore` has restored the files, then runs `command`; () without a command."""
     return (*_WAIT, *command) if command else ()
 
 

@@ -76,7 +76,7 @@ class Unpacker:
         (self._place / "tree").rename(target)
 
     def close(self) -> None:
-        """Close the open folders; may be called again."""
+        """Close the open folders; repeated calls have no effect."""
         self._reader.close()
         if self._handle >= 0:
             os.close(self._handle)
@@ -109,7 +109,7 @@ class Unpacker:
     def _take(self, member: tarfile.TarInfo) -> _Reader:
         parts = _parts(member.name)
         if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
-            parts = ()  # the first member is the root of the tree; its name is ignored
+            parts = ()  # the archive's first member is the root of the tree, whose name is ignored
         elif not self._is_root_made or not parts:
             raise RefusedFileError(f"{_shown(member.name)} is out of order")
         place = ("tree", *parts)
@@ -159,7 +159,7 @@ class Unpacker:
         other_folder = _entered(self._handle, steps)
         try:
             about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            # A hard link to a symbolic link is not allowed, because the link may lead out from another folder.
+            # Reject a hard link to a symbolic link: a relative target may lead out when seen from another folder.
             if not stat.S_ISREG(about.st_mode):
                 raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
             os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -167,7 +167,7 @@ class Unpacker:
             os.close(other_folder)
 
     def _folder(self, steps: tuple[str, ...]) -> int:
-        """Return a descriptor of the folder at path `steps`, which is valid until the next call of this method."""
+        """Return a file descriptor of the folder at path `steps`. It is valid until the next call of this method."""
         current, handle = self._current
         if steps != current:
             is_next = steps[:-1] == current
@@ -202,7 +202,7 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 
 def _long(member: tarfile.TarInfo) -> Generator[int, bytes, bytes]:
-    """Read a long name or an extended header."""
+    """Read the content of a tar member that contains a long name or an extended header."""
     if member.size > _MAX_NAME_BYTES:
         raise RefusedFileError(f"name or extended header too large ({member.size} bytes, limit {_MAX_NAME_BYTES})")
     size = member.size + -member.size % _BLOCK
@@ -228,7 +228,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Split a name into its parts; refuse a name that leads out of the folder."""
+    """Split a tar member's name into its parts; reject a name that leads out of the target folder."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or "\0" in name or not name:
         raise RefusedFileError(f"{_shown(name)} leads out of the folder")
@@ -240,8 +240,8 @@ def _parts(name: str) -> tuple[str, ...]:
 def _check_link(member: tarfile.TarInfo, depth: int) -> None:
     """Refuse a symbolic link that could lead out of the unpacked tree.
 
-    In its target, ``..`` is allowed only at the start, and only up to the root of the tree. The folder of the link is a
-    real folder of the tree, so the target then stays inside, even if its path contains other accepted links.
+    In the link's target, ``..`` is allowed only at the start, and only up to the root of the tree. The folder of the
+    link is a real folder of the tree, so the target then stays inside, even if its path contains other accepted links.
 
     Args:
         member: The symbolic link.

@@ -119,7 +119,7 @@ def _temporary_folder(target: Path) -> Path:
 
 
 def _packed(source: Path, alone: str) -> Iterator[bytes]:
-    """Yield `source` as a tar stream, in pieces of any size; a file or link is stored under the name `alone`."""
+    """Yield `source` as a tar stream in pieces of any size. A `source` that is a file or link gets the name `alone`."""
     waiting = [(source, "")]
     while waiting:
         path, name = waiting.pop()
@@ -141,7 +141,7 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
 
 
 def _packed_file(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a file as a tar entry of its current size; if the file shrinks while it is read, zeros are added."""
+    """Yield a file as a tar entry of its current size. If the file shrinks during the read, add zeros."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(handle)
@@ -166,7 +166,7 @@ def _head(about: os.stat_result, name: str, kind: bytes, *, size: int = 0, link:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Join `pieces` into pieces of at least 1 MiB, because each piece needs a call in a thread."""
+    """Join `pieces` into pieces of at least 1 MiB, because each piece costs a call in another thread."""
     waiting: list[bytes] = []
     count = 0
     for piece in pieces:

@@ -28,7 +28,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, samples: Sequence[Sample]) -> Tensor:
-        """Return one estimate per completion, sample by sample [N]."""
+        """Return the estimated value of each turn that has a completion, sample by sample [N]."""
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
         ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
@@ -36,13 +36,14 @@ class Critic(nn.Module):
         starts = [_turn_starts(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         columns = [position for positions in starts for position in positions]
-        with torch.autocast(device.type, enabled=False):  # bfloat16 has a precision of only three digits
+        # Compute the value without autocast, because bfloat16 keeps only three digits.
+        with torch.autocast(device.type, enabled=False):
             value: Tensor = self.head(hidden_BLH[rows, columns].to(self.head.weight.dtype)).squeeze(-1).float()
         return value
 
 
 def policy_turns(sample: Sample) -> list[int]:
-    """Return the indices of the turns that have a completion in the sample, in order."""
+    """Return the indices of the sample's turns that have a completion, in order."""
     return [sample.turn_ids[position + 1] for position in _turn_starts(sample)]
 
 

@@ -15,7 +15,7 @@ from .catalogue import Algorithm
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of each token [N], and whether the ratio of each token is clipped [N]."""
+    """The loss of each token [N], and whether each token's probability ratio (new to old policy) is clipped [N]."""
 
     loss_N: Tensor
     clipped_N: Tensor
@@ -45,7 +45,7 @@ def reinforce_loss(logp_N: Tensor, advantage_N: Tensor) -> PolicyLoss:
 
 
 def value_loss(value_N: Tensor, return_N: Tensor) -> Tensor:
-    """Return half the squared error of the critic, per turn."""
+    """Return half the squared error of the critic's value for each turn."""
     return 0.5 * (value_N - return_N).square()
 
 

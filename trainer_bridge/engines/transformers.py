@@ -119,7 +119,8 @@ class TransformersEngine:
             if len(self._pending) == 1:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_note_cancellation, request)
-                    with anyio.CancelScope(shield=True):  # other callers also wait for this batch
+                    # If this caller is cancelled, finish the batch anyway, because other callers also wait for it.
+                    with anyio.CancelScope(shield=True):
                         await anyio.lowlevel.cancel_shielded_checkpoint()
                         async with self._busy:
                             batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
@@ -174,9 +175,9 @@ class TransformersEngine:
                 request.done.set()
 
     def _drop_forgotten(self) -> None:
-        """Drop forgotten sessions. Only call this between batches, since a batch changes the blocks in its thread."""
+        """Drop forgotten sessions. Call this method only between batches, because a batch changes the blocks."""
         for block in self._blocks:
-            # A forgotten row is removed at the next selection; a block without rows is removed now.
+            # Clear the name of a forgotten session. Its row is removed when rows are next selected from the block.
             block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
         self._blocks = [block for block in self._blocks if any(block.sessions)]
         self._forgotten.clear()
@@ -204,7 +205,7 @@ class TransformersEngine:
         self._blocks += kept
 
     def _block_of(self, request: _GenerationRequest) -> int | None:
-        """Return the index of the block whose cache has the request's session and a proper prefix of its prompt."""
+        """Return the index of the block that has cached a proper prefix of the prompt for the request's session."""
         for number, block in enumerate(self._blocks):
             if request.session in block.sessions:
                 seen = block.seen[block.sessions.index(request.session)]
@@ -229,7 +230,7 @@ class TransformersEngine:
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
     def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
-        """Feed each row the tokens missing in its cache, then sample until all rows finish or all callers cancel."""
+        """Feed each row the prompt tokens that its cache lacks. Sample until all rows end or all callers cancel."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         ended_blocks: list[_Block] = []
         for position in range(max(request.params.max_tokens for request in requests)):
@@ -260,12 +261,12 @@ class TransformersEngine:
         return _join([*ended_blocks, block])
 
     def _forward_once_each(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Do `_forward` for a new block, but process equal prompts, and the common prefix of all prompts, only once."""
+        """Call `_forward` for a new block. Process equal prompts, and the common prefix of all prompts, only once."""
         number: dict[tuple[int, ...], int] = {}
         rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
         prompts = [list(prompt) for prompt in number]
         block.mask_BL, block.seen = block.mask_BL[:1], [[]]
-        # In sorted order, the first and the last prompt have the common prefix of all.
+        # The common prefix of the first and the last prompt in sorted order is the common prefix of all prompts.
         pairs = zip(min(prompts), max(prompts)[:-1], strict=False)
         common = [token for token, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         if len(common) >= _SHARED_TOKENS:
@@ -276,7 +277,7 @@ class TransformersEngine:
         return logits_UV[torch.tensor(rows, device=self._model.device)]
 
     def _repeat(self, block: _Block, rows: list[int]) -> None:
-        """Replace the rows of a block with copies of its rows `rows`."""
+        """Replace the rows of a block with copies of the rows at the indices `rows`."""
         index_B = torch.tensor(rows, device=self._model.device)
         if block.mask_BL.shape[1]:
             block.cache.batch_select_indices(index_B)
@@ -307,7 +308,7 @@ class TransformersEngine:
 
 
 async def _note_cancellation(request: _GenerationRequest) -> None:
-    """Mark a request as abandoned when its caller is cancelled, which itself waits in a shielded scope."""
+    """Mark a request as abandoned when its caller is cancelled. The caller itself is shielded and cannot notice."""
     try:
         await anyio.Event().wait()
     finally:
@@ -323,7 +324,7 @@ def _select(block: _Block, requests: list[_GenerationRequest]) -> _Block:
 
 
 def _take(block: _Block, rows: list[int]) -> _Block:
-    """Return a block of the given rows without changing `block`."""
+    """Return a new block with the rows of `block` at the indices `rows`; `block` is not changed."""
     index_B = torch.tensor(rows, device=block.mask_BL.device)
     cache = copy.copy(block.cache)
     cache.layers = [copy.copy(layer) for layer in block.cache.layers]
@@ -371,7 +372,7 @@ def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int
 
 
 def _nucleus(weight_BV: Tensor, requests: list[_GenerationRequest]) -> Tensor:
-    """Set the weight of tokens outside top-k and top-p to zero, but never that of the most likely token."""
+    """Set the weight of tokens outside top-k and top-p to zero, but always keep the most likely token."""
     if all(request.params.top_p >= 1 and request.params.top_k <= 0 for request in requests):
         return weight_BV
     size = weight_BV.shape[1]

@@ -58,6 +58,6 @@ def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Cal
 
 
 def name_of(file: Path) -> str:
-    """Return the name under which a converted GGUF file is cached, a hash of the file's content."""
+    """Return the name of a converted GGUF file in the cache: a hash of the file's content."""
     with file.open("rb") as opened:
         return f"gguf-{hashlib.file_digest(opened, 'sha256').hexdigest()[:32]}"

@@ -27,13 +27,14 @@ def convert(file: Path, folder: Path, display: Display) -> None:
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, gguf_file=name)
         display.advance(1)
-        with redirect_stderr(StringIO()):  # hide a progress bar that no option turns off
+        with redirect_stderr(StringIO()):  # hide a progress bar of transformers that no option turns off
             loaded = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; use a model folder") from error
     display.advance(1)
-    # transformers does not save the loaded model because it is marked as quantized. Its weights are float32: copy them.
+    # transformers refuses to save the loaded model, which is marked as quantized although its weights are float32.
+    # Copy the weights into a new model without the mark.
     config: Any = loaded.config
     del config.quantization_config
     model = type(loaded)(config)

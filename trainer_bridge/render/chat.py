@@ -96,9 +96,9 @@ class ChatRenderer:
     def dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the tokens of a dialogue as in a rollout, and a mask that is 1 on answers and their end tokens.
 
-        A dialogue without a system prompt gets that of the renderer. Messages after the last answer are omitted. If the
-        template renders earlier turns differently, only the last sample is returned; earlier answers are then part of
-        its prompt and have mask 0.
+        A dialogue without a system prompt gets the renderer's system prompt. Messages after the last answer are
+        omitted. If the template renders earlier turns differently, only the last sample is returned; earlier answers
+        are then part of its prompt and have mask 0.
 
         Args:
             messages: The messages, each with a ``role`` (system, user or assistant) and a ``content``.
@@ -155,7 +155,7 @@ class ChatRenderer:
         return self._template.encode(self._template.render(chat))
 
     def _answer(self, text: str) -> Message:
-        """Return an answer as a message for later prompts."""
+        """Return an answer of the policy as an assistant's message for later prompts."""
         return _assistant(text if self._keeps_thoughts else without_thoughts(text, is_thinking=self._opens_thought))
 
     def _words(self, token_ids: Sequence[int]) -> str:

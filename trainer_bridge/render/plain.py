@@ -75,7 +75,7 @@ class PlainRenderer:
     def demonstrate(self, answer: str) -> tuple[int, ...]:
         """Return the tokens of `answer`, such as ``"<answer>up</answer>"``, as a completion of the policy.
 
-        They include the closing tag if it is several tokens, since it then marks the end of the action.
+        If the closing tag is several tokens, the result includes the tag, which then marks the end of the action.
         """
         inner = answer.removeprefix(ANSWER_OPEN).removesuffix(ANSWER_CLOSE)
         end = self._close if len(self._close) > 1 else ()

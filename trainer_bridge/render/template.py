@@ -91,7 +91,7 @@ class ChatTemplate:
         return ids + self._encode(whole)
 
     def _encode_inside(self, text: str) -> tuple[int, ...]:
-        """Encode plain text after a newline, since some tokenizers add a space before the first word of their input."""
+        """Encode plain text after a newline, then drop the newline: some tokenizers put a space before their input."""
         newline = self._encode("\n")
         ids = self._encode("\n" + text, split_special_tokens=True)
         if ids[: len(newline)] == newline:

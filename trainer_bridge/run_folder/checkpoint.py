@@ -1,4 +1,4 @@
-"""Checkpoints. Each is a folder, written under a temporary name and then renamed, so that it is always complete."""
+"""Checkpoints of a run. Each checkpoint is a folder, written under a temporary name and renamed when complete."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RunState:
 
     Attributes:
         step: Number of finished train steps.
-        episodes: Number of episodes played for training, including void ones.
-        lost_episodes: Number of void episodes.
+        episodes: Number of episodes played for training, including void episodes.
+        lost_episodes: Number of void episodes, such as those whose sandbox was lost.
         wall_s: Duration of the run so far in seconds, including the parts before a resume.
-        facts: Results for the summary that are computed once, such as the first evaluation.
+        facts: Results for ``summary.json`` that the run computes only once, such as the first evaluation.
     """
 
     step: int = 0
@@ -98,7 +98,7 @@ def save(
 
 
 def latest(folder: Path) -> Path:
-    """Return the newest checkpoint in `folder`. Restores a checkpoint that `save` was replacing when it was killed.
+    """Return the newest checkpoint in `folder`, after restoring a checkpoint whose replacement was interrupted.
 
     Raises:
         UsageError: There are no checkpoints.
@@ -127,11 +127,11 @@ def load_state(checkpoint: Path) -> RunState:
 
 
 def _aside(target: Path) -> Path:
-    """Return the temporary name of a checkpoint while a new one of the same step replaces it."""
+    """Return the temporary name of a checkpoint while a new checkpoint of the same step replaces it."""
     return target.with_name(f".{target.name}.old")
 
 
 def _found(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first."""
     numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(numbered)]

@@ -1,4 +1,4 @@
-"""Progress displays for long runs: a live bar on a terminal, otherwise a plain line from time to time."""
+"""Progress displays for long runs: a live bar on a terminal, or a plain line from time to time elsewhere."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ class Display(Protocol):
     def phase(self, name: str, total: int) -> None:
         """Start a part of the run that has `total` units of progress, and end the previous part.
 
-        A part continues an earlier one with the same name and total if its first advance jumps to that one's progress.
+        A part continues an earlier part of the same name and total, including its elapsed time, if the first call of
+        `advance` jumps to the progress of the earlier part.
         """
         ...
 
     def advance(self, count: int = 1, **shown: float | str) -> None:
-        """Add `count` units of progress; `shown` replaces the numbers next to the bar."""
+        """Add `count` units of progress to the current part; `shown` replaces the numbers next to the bar."""
         ...
 
     def close(self) -> None:
-        """End the last part; safe to repeat."""
+        """End the current part; repeated calls have no effect."""
         ...
 
 
@@ -74,7 +75,7 @@ class LineDisplay:
         self._every_s = every_s
         self._now = now
         self._parts = _Parts()
-        self._written = (0, 0.0)  # progress and time of the last line
+        self._written = (0, 0.0)  # the progress and the time (s) when the last line was written
 
     def announce(self, line: str) -> None:
         self._stream.write(f"{line}\n")
@@ -196,7 +197,7 @@ class _Part:
     def eta(self, now: float) -> str:
         """Return the remaining time, estimated from the pace since the first advance.
 
-        The first advance itself does not count, since a resumed run jumps to its earlier progress.
+        The progress of the first advance is not counted, because a resumed run jumps there without doing the work.
         """
         if self._first is None or self.done <= self._first[0] or self.done >= self.total:
             return ""
@@ -210,7 +211,7 @@ class _Part:
 
 
 class _Parts:
-    """The current part of the run, and for each name the last finished part."""
+    """The current part of the run, and the last finished part of each name."""
 
     def __init__(self) -> None:
         self.current: _Part | None = None

@@ -19,7 +19,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step: int | None = None) -> EpisodeRecord:
-    """Return the record of `trajectory`; `index` is the index of its task in the train step or evaluation."""
+    """Return the record of `trajectory`. `index` is the position of its task in the train step or evaluation."""
     return EpisodeRecord.of(
         trajectory.task,
         trajectory.start,
@@ -53,8 +53,8 @@ def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
 def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:
     """Return records of `count` episodes from as many tasks as possible, in the order of the tasks.
 
-    If there are more groups than `count`, one episode each of evenly spaced groups is returned. If there are fewer,
-    several episodes of each group are returned.
+    With more groups than `count`, the result has one episode from each of `count` evenly spaced groups. With fewer
+    groups, the result has several episodes of each group.
     """
     rounds = max((len(group.trajectories) for group in groups), default=0)
     if count < len(groups):

@@ -17,10 +17,10 @@ class EventFile:
 
     Args:
         folder: TensorBoard's log folder. The new file continues the earlier files in this folder.
-        first_step: First step of the new file. Values of earlier files from this step on are overridden.
+        first_step: First step of the new file. TensorBoard ignores values of earlier files from this step on.
 
     Raises:
-        OSError: The file cannot be written; `scalars` raises it, too.
+        OSError: The file cannot be written; `scalars` raises this error, too.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
@@ -32,7 +32,7 @@ class EventFile:
         self._write(Event(session_log=SessionLog(status=SessionLog.START), step=first_step))
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """Write each value as ``group/name``."""
+        """Write the values of a train step. Each value appears in TensorBoard as ``group/name``."""
         points = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
         self._write(Event(step=step, summary=Summary(value=points)))
 

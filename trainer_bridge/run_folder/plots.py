@@ -67,7 +67,7 @@ _PANELS = (
 
 
 def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
-    """Write the plots of a run, except those without curves.
+    """Write the plots of a run, except plots without curves.
 
     Args:
         folder: Existing folder for the files.
@@ -84,7 +84,7 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
-    """Return the values of `key` by train step; of several rows for a step, the last one counts."""
+    """Return the values of `key` by train step. If several rows have the same step, the last row counts."""
     found: dict[int, float] = {}
     for row in rows:
         step, value = row.get("step"), row.get(key)
@@ -95,7 +95,7 @@ def curve_of(rows: Rows, key: str) -> Curve:
 
 
 def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
-    """Plot success on held-out levels and in training; None without data."""
+    """Plot the success rate on held-out levels and in training; return None if there are no data."""
     training = curve_of(metrics, "success")
     held_out = {
         name: curve
@@ -113,12 +113,12 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     notes: list[tuple[float, str, str]] = []
     if training.steps:
-        # Draw a constant line or a single point wider, because other curves may cover it.
+        # Draw a constant curve or a single point with a wider line, because other curves may cover a thin line.
         width = 1.2 if len(set(training.values)) > 1 else 6
         marker = "o" if len(training.steps) == 1 else ""
         axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False)
         notes.append((training.values[-1], "in training,\nsampled", _NOTE))
-    # Both curves must be visible if they coincide: the second is dashed, with rings around the dots of the first.
+    # Keep both held-out curves visible if they coincide: the second is dashed, with rings around the first one's dots.
     styles = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
     for name, curve in held_out.items():
         color, dashes, size, face = styles[name]
@@ -135,7 +135,7 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
 
 
 def training_panels(metrics: Rows) -> Figure | None:
-    """Plot each recorded metric in a panel; None without data."""
+    """Plot each recorded metric in a panel; return None if there are no data."""
     panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
     if not panels:
         return None
@@ -181,31 +181,31 @@ def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
 
 
 def _widen(axes: Axes, steps: Sequence[int]) -> None:
-    """Widen the x axis if there is a single train step, so that the axis has no fractions."""
+    """Widen the x axis if there is a single train step, so that the axis shows no fractions of a step."""
     if min(steps) == max(steps):
         axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
         axes.set_xticks([steps[0]])
 
 
 def _window(steps: int) -> int:
-    """Return over how many train steps the strong line averages: an odd number, and 1 for short runs."""
+    """Return the odd number of train steps over which a metric's smoothed curve averages; 1 for short runs."""
     return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
 
 
 def means(values: Sequence[float], window: int) -> list[float]:
-    """Return the centred moving average over `window` values, and over fewer at the ends."""
+    """Return the centred moving average over `window` values; the averages at both ends have fewer values."""
     half = window // 2
     near = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Return the heights of labels, moved as little as needed for a distance of at least `gap` between any two.
+    """Return the heights of labels, moved as little as needed to make neighbouring labels at least `gap` apart.
 
     Labels that are too close form a stack around the mean of their heights, and stacks that touch are merged.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    # A stack of labels that touch: for each label, the bottom of the stack at which the label would not move.
+    # Each stack is a list with one number per label: the bottom of the stack at which this label would not move.
     stacks: list[list[float]] = []
     for index in order:
         stacks.append([heights[index]])
@@ -225,7 +225,7 @@ def _bottom(stack: Sequence[float]) -> float:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of `width` by `height` inches, which needs no display and no global state."""
+    """Return an empty figure of `width` by `height` inches. The figure needs no display and no global state."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)

@@ -66,7 +66,7 @@ _MISSING = object()
 
 
 class RunRecord:
-    """The files of one run, open for writing and locked against other runs; see `create` and `resume`.
+    """The files of one run, open for writing and locked against other runs. `create` and `resume` return a record.
 
     Attributes:
         folder: The run's folder.
@@ -139,11 +139,11 @@ class RunRecord:
 
         Args:
             folder: The run's folder.
-            config_yaml: The whole configuration. Only `trainer.steps` may differ, and only by being larger.
+            config_yaml: The whole configuration. Only `trainer.steps` may differ: the new value may be larger.
             step: The train step of the checkpoint to continue from.
             tensorboard: Whether to write event files.
             is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
-                will be repeated, and an existing row for it is removed.
+                will be repeated, so an existing row of this evaluation is removed.
 
         Raises:
             UsageError: There is no run to resume, it has another format, the configuration differs, a file is damaged,
@@ -178,7 +178,7 @@ class RunRecord:
         self._scalars("evaluation", step, values)
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
-        """Write episodes of a train step, one object per line. They replace earlier episodes of the same step."""
+        """Write episodes of a train step, one object per line, and replace earlier episodes of the same step."""
         path = self.folder / TRAJECTORIES / f"step-{step}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
@@ -230,7 +230,7 @@ def refuse_other_format(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Return the open lock file; closing it unlocks the folder."""
+    """Lock `folder` and return the open lock file; closing the lock file unlocks the folder."""
     path = folder / LOCK
     with writing(path):
         file = path.open("a+b", buffering=0)
@@ -262,7 +262,7 @@ def _run_files(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """Raise `UsageError` if `folder` has files with the names of run files that belong to no run."""
+    """Raise `UsageError` if `folder` has files that are named like the files of a run but belong to no run."""
     with writing(folder):
         if not (folder / LOCK).exists() and (foreign := list(_run_files(folder))):
             raise UsageError(
@@ -278,7 +278,7 @@ def _has_results(folder: Path) -> bool:
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove the files of a run, and then the subfolders that are empty."""
+    """Remove the files of a run, and then the run's subfolders that are empty."""
     for path in _run_files(folder):
         if path.is_dir():
             shutil.rmtree(path)
@@ -291,7 +291,7 @@ def _remove_run(folder: Path) -> None:
 
 
 def _refuse_other_config(path: Path, new_yaml: str) -> None:
-    """Raise `UsageError` for the first key of the new configuration whose value differs."""
+    """Raise `UsageError` if the new configuration differs from the run's. The error names the first such key."""
     try:
         old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""JSON-lines files, which can be read while a run appends to them."""
+"""JSON-lines files of a run. Other programs can read a file while the run appends to it."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Rows:
 
 
 def replace_rows(path: Path, rows: Iterable[object]) -> None:
-    """Write a file of `rows` atomically."""
+    """Write `rows` atomically to the JSON-lines file `path`, replacing an existing file."""
     replace(path, b"".join(encoded(row) + b"\n" for row in rows))
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Remove the lines of train steps after `step`, and a truncated last line."""
+    """Remove the lines of train steps after `step` from a JSON-lines file, and a truncated last line."""
     replace_rows(path, [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step])
 
 
@@ -75,7 +75,7 @@ def encoded(value: object, *, indented: bool = False) -> bytes:
 
 
 def _plain(value: Any) -> object:
-    """Return a JSON-compatible form of `value`, since the infos of environments may contain any type."""
+    """Return a JSON-compatible form of `value`, because an environment's ``info`` may contain values of any type."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     return dict(value) if isinstance(value, Mapping) else repr(value)

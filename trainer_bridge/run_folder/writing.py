@@ -34,9 +34,9 @@ _OTHERWISE = "fix this, then continue from the last checkpoint with --resume"
 
 @contextmanager
 def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
-    """Raise file system errors in the block as a `UsageError` with the path, the reason and a remedy.
+    """Convert file system errors in the block to a `UsageError` with the path, the reason and a remedy.
 
-    `remedy` is the remedy for a file outside a run's folder; None means the standard remedy for a run's folder.
+    Pass `remedy` for a file outside a run's folder; None selects the standard remedy for a file of a run.
     """
     try:
         yield
@@ -54,7 +54,8 @@ def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
 def _refusal(error: BaseException | None) -> OSError | None:
     """Return the `OSError` that caused `error`.
 
-    torch raises another error while handling the `OSError`, and safetensors only mentions its number in a message.
+    torch raises another error while handling the `OSError`. safetensors raises an error whose message contains the
+    number of the `OSError`.
     """
     while error is not None:
         if isinstance(error, OSError):

@@ -28,14 +28,14 @@ SHARED_TIMES = 4
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows as the input of a model.
+    """Tensors that describe rows of samples as the input of a model.
 
     Attributes:
         ids_BL: Token ids, padded on the right.
-        position_BL: Position of each token; None if every row is one sample.
-        sees_BLL: Whether a token (second axis) attends to another (third axis); None means a plain causal mask.
+        position_BL: Position of each token in its sample; None if every row is one sample.
+        sees_BLL: Whether a token (second axis) attends to another token (third axis); None means a plain causal mask.
         row_N: Row of each token that contributes to the loss, sample after sample.
-        place_N: Index in that row of the token before it, whose logits predict the token.
+        place_N: For each of these N tokens, the index in the row of the preceding token, whose logits predict it.
     """
 
     ids_BL: Tensor
@@ -46,22 +46,26 @@ class Layout:
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
-    """Split rows into passes of similar length. A pass has at most `micro_tokens` tokens with padding, or one row."""
+    """Split rows into passes of rows with similar lengths.
+
+    A pass has at most `micro_tokens` tokens, including padding. A longer row gets its own pass.
+    """
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        if not parts or (len(parts[-1]) + 1) * lengths[row] > micro_tokens:  # this row is the longest so far
+        # Rows are sorted by length, so this row is the longest so far.
+        if not parts or (len(parts[-1]) + 1) * lengths[row] > micro_tokens:
             parts.append([])
         parts[-1].append(row)
     return parts
 
 
 def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
-    """Split samples into passes, one sample per row; see `cut`."""
+    """Split samples into passes with one sample per row, as `cut` does for rows."""
     return cut([len(sample.token_ids) for sample in samples], micro_tokens)
 
 
 def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
-    """Split samples into passes of rows. A row is given as the list of its samples' indices. See `cut`.
+    """Split samples into passes of rows, as `cut` does. A row is a list of the indices of its samples.
 
     Args:
         samples: The samples.
@@ -74,7 +78,7 @@ def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: boo
 
 
 def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
-    """Group samples with a common prefix into rows, sorted by their tokens; see `SHARED_ROW_TOKENS`."""
+    """Group samples with a common prefix into rows of limited length (see `SHARED_ROW_TOKENS`), sorted by tokens."""
     rows: list[list[int]] = []
     used = 0
     before: tuple[int, ...] = ()
@@ -92,7 +96,7 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the number of tokens in a row that the sorted `samples` share."""
+    """Return the length in tokens of a row that contains all `samples`, which must be sorted."""
     shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
     return sum(len(sample.token_ids) for sample in samples) - shared
 
@@ -103,13 +107,13 @@ def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     position_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     is_shared = any(len(row) > 1 for row in rows)
-    # Padding is on the right and does not contribute to the loss, so the causal mask suffices for it.
+    # Padding needs no special mask: it is on the right, so with a causal mask no sample's token attends to it.
     sees_BLL = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1) if is_shared else None
     row_N: list[int] = []
     place_N: list[int] = []
     for row, samples in enumerate(rows):
         used = 0
-        path: list[int] = []  # for each token of the sample, its index in the row
+        path: list[int] = []  # the index in the row of each token of the sample
         before: tuple[int, ...] = ()
         for sample in samples:
             common = _common(before, sample.token_ids)
@@ -139,10 +143,10 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def own_values(sample: Sample, values: Sequence[Any]) -> list[Any]:
-    """Return the `values` [L] at the positions of the policy's tokens."""
+    """Return the values of the policy's tokens, given `values` with one value per token of the sample [L]."""
     return [value for value, own in zip(values, sample.mask, strict=True) if own]
 
 
 def flat(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Concatenate rows of numbers to one tensor [N]."""
+    """Concatenate rows of numbers into one tensor [N]."""
     return torch.tensor([value for row in rows for value in row], device=device, dtype=dtype)

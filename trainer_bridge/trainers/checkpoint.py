@@ -34,7 +34,7 @@ def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mappin
     model.save_pretrained(folder / "policy")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder / "policy")
-    # Open the file here: given a path, torch hides the error of the operating system.
+    # Pass torch an open file: if torch opens a path itself, it hides the operating system's error.
     with (folder / "optimizer.pt").open("wb") as file:
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
     if reference is not None:
@@ -53,7 +53,7 @@ def restore(folder: Path, model: Any, reference: Any, parts: Mapping[str, Statef
         load_weights(model, folder / "policy")
         state = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
         for name, part in parts.items():
-            part.load_state_dict(state[name])  # copies to the device of the weights
+            part.load_state_dict(state[name])  # moves the state to the device of the weights
         if reference is not None:
             load_weights(reference, folder / "reference.safetensors")
         return int(json.loads((folder / "trainer.json").read_text())["version"])
@@ -67,5 +67,5 @@ def _reason(error: Exception) -> str:
         return "optimizer.pt is damaged"
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
-    # torch's message about mismatched weights has a first line and then one line per weight: show two lines.
+    # torch's message about mismatched weights has a heading and one line per weight: show the first two lines.
     return shorten(" ".join(str(error).splitlines()[:2]), 300) or type(error).__name__

@@ -19,7 +19,8 @@ def checkpoint_layers(model: nn.Module) -> None:
     """Make each layer recompute its activations in the backward pass; dropout remains off.
 
     Raises:
-        UsageError: The model does not support gradient checkpointing, or a layer has dropout, which it would turn on.
+        UsageError: The model does not support gradient checkpointing, or a layer has dropout, which gradient
+            checkpointing would turn on.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -31,7 +32,8 @@ def checkpoint_layers(model: nn.Module) -> None:
         layer.gradient_checkpointing = True
         recompute: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
         layer._gradient_checkpointing_func = recompute
-        layer.training = True  # set the flag of the layer itself; its submodules remain in evaluation mode
+        # Checkpointing requires the layer's training flag. The layer's submodules remain in evaluation mode.
+        layer.training = True
 
 
 def peak_memory_mib(device: torch.device) -> float:

@@ -32,7 +32,7 @@ def adamw(
 
 
 def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> float:
-    """Return the factor of the learning rate in a train step. It depends on no state, so a run can resume.
+    """Return the factor by which the schedule scales the learning rate in a train step.
 
     Args:
         schedule: ``"constant"``, or ``"linear"`` or ``"cosine"``, which decay to 0 at the end of the run.

@@ -1,11 +1,12 @@
 """Log-probabilities and entropies of the policy's tokens.
 
-Axes: B rows, L tokens, N tokens that contribute to the loss, V vocabulary, H hidden size. R is a block of N, W of V.
+Axes: B rows, L tokens, N tokens that contribute to the loss, V vocabulary, H hidden size. R is a block of the N tokens,
+and W a block of the vocabulary V.
 
-The plain computation stores V log-probabilities for each of N tokens, which for a language model takes most of the
-memory. `TokenScorer` can instead compute in blocks of tokens and vocabulary, and recompute them in the backward pass.
-It then adds the gradients of the output layer and the embedding directly to ``weight.grad``, because a temporary tensor
-would be as large as these weights. `torch.autograd.grad` does not return these gradients.
+The plain computation stores V log-probabilities for each of N tokens. With a language model, they take most of the
+memory. `TokenScorer` can instead compute in blocks of tokens and vocabulary, and recompute each block in the backward
+pass. The backward pass then adds the gradients of the output layer and the embedding directly to ``weight.grad``,
+because a temporary tensor would be as large as these weights. `torch.autograd.grad` does not return these gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Scored(NamedTuple):
 def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
     """Return log-probabilities (nats) over the vocabulary for each token with mask 1 [N, V], sample by sample.
 
-    The output layer processes only the positions that these tokens need.
+    The output layer processes only the positions before these tokens.
     """
     layout = lay_out([[sample] for sample in samples], model.device)
     kept = sorted(set(layout.place_N.tolist()))
@@ -60,10 +61,9 @@ class TokenScorer:
         in_blocks: Whether to compute in blocks and to allow rows of several samples, if the model supports both.
 
     Attributes:
-        in_blocks: Whether log-probabilities are computed in blocks. This requires that the logits are the product of a
-            linear layer without bias and a constant factor. For other models, such as those with a soft cap, it is
-            false.
-        shares_rows: Whether rows may contain several samples; false if the model ignores their mask.
+        in_blocks: Whether log-probabilities are computed in blocks. The attribute is false if the model's logits are
+            not a linear layer without bias times a constant factor, e.g. with a soft cap.
+        shares_rows: Whether rows may contain several samples; false if the model ignores the mask that separates them.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TokenScorer:
         """Compute log-probabilities and entropies of the policy's tokens in `rows`, sample by sample.
 
         Args:
-            rows: The samples of each row; a row may have more than one only if `shares_rows` is true.
+            rows: The samples of each row; a row may have several samples only if `shares_rows` is true.
             entropy_has_gradient: Whether the entropy is part of the loss.
         """
         samples = [sample for row in rows for sample in row]
@@ -115,7 +115,7 @@ def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
         inputs = {"inputs_embeds": _Embed.apply(layout.ids_BL, embedding.weight, padding_id)}  # type: ignore[no-untyped-call]
     if layout.sees_BLL is not None:
         mask: Tensor = layout.sees_BLL[:, None]  # the same mask for all heads
-        if model.config._attn_implementation == "eager":  # eager attention adds the mask to the scores
+        if model.config._attn_implementation == "eager":  # eager attention needs numbers, which it adds to scores
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.bfloat16).min)
         inputs |= {"attention_mask": mask, "position_ids": layout.position_BL}
     hidden_BLH = model.base_model(**inputs, use_cache=False).last_hidden_state
@@ -135,7 +135,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, None]:
         (gradient_BLH,), (ids_BL,) = grad_outputs, ctx.saved_tensors
-        taken_BL = ids_BL != ctx.padding_id  # as in nn.Embedding, the padding token has no gradient
+        taken_BL = ids_BL != ctx.padding_id  # the padding token gets no gradient, as in nn.Embedding
         gradient_VH = _gradient_of(ctx.weight_VH)
         gradient_VH.index_add_(0, ids_BL[taken_BL], gradient_BLH[taken_BL].to(gradient_VH.dtype))
         return None, None, None
@@ -239,7 +239,7 @@ def _blocks(size: int, block: int) -> list[slice]:
 def _logit_scale(model: Any) -> float | None:
     """Return the factor between the result of the output layer and the model's logits; None if it is not constant.
 
-    It is measured on a few tokens, since models differ in what follows the output layer (scaling, soft caps).
+    The factor is measured on a few tokens, since models differ in what follows the output layer (scaling, soft caps).
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config()

@@ -196,7 +196,7 @@ class TorchTrainer:
         )
 
     def _prepare(self, samples: Sequence[Sample]) -> _TrainRows:
-        """Compute advantages, critic targets and reference log-probabilities, which a train step does not change."""
+        """Compute advantages, critic targets and reference log-probabilities once per train step."""
         algorithm = self._algorithm
         first: dict[int, Sample] = {}
         for sample in samples:
@@ -221,9 +221,9 @@ class TorchTrainer:
         )
 
     def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Yield the rows of each update. Each epoch has every row once. With `is_large`, groups are not split."""
+        """Yield each update's sample indices. An epoch has each sample once. With `is_large`, groups stay whole."""
         seed = self._settings.seed * 1_000_003 + self.version
-        order = torch.Generator().manual_seed(seed % (1 << 63))  # torch accepts no larger seed
+        order = torch.Generator().manual_seed(seed % (1 << 63))  # the remainder keeps the seed in torch's range
         units = [[row] for row in range(len(samples))]
         if self._settings.is_large:
             rows_of: dict[str, list[int]] = {}
@@ -237,7 +237,7 @@ class TorchTrainer:
                 yield sorted(row for unit in part.tolist() for row in units[unit])
 
     def _learn(self, rows: _TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
-        """Make one optimiser update from the rows at `indices`; add its metrics to `sums`."""
+        """Make one optimiser update from the samples at `indices`, and add the metrics of the update to `sums`."""
         tokens = sum(sum(rows.samples[row].mask) for row in indices)
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
@@ -247,7 +247,7 @@ class TorchTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
         if len(learned) < len(indices):
             for weight in self._model.parameters():
-                # Without a gradient the optimiser would skip the weight, and its averages would not decay.
+                # Without a gradient, AdamW would skip the weight, and its averages for the weight would not decay.
                 if weight.requires_grad and weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
         if self._critic is not None and self._critic_optimizer is not None:
@@ -259,7 +259,7 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             self._bound_gradient(self._critic, key="trainer.critic_learning_rate")
             self._critic_optimizer.step()
-        self._optimizer.step()  # update only now, when both gradients are known to be finite
+        self._optimizer.step()  # update the policy only after both gradients were found to be finite
         sums["tokens"] += tokens
         sums["turns"] += turns
         sums["learned_tokens"] += sum(sum(rows.samples[row].mask) for row in learned)
@@ -267,7 +267,7 @@ class TorchTrainer:
         sums["grad_norm"] += norm
 
     def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
-        """Return whether the row has a gradient: an advantage other than 0, or an entropy or KL term in the loss."""
+        """Return whether a sample may have a gradient: through a nonzero advantage, or an entropy or KL term."""
         algorithm, sample = self._algorithm, rows.samples[row]
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
@@ -284,10 +284,10 @@ class TorchTrainer:
             yield [indices[place] for place in part]
 
     def _bound_gradient(self, module: nn.Module, *, key: str = "trainer.learning_rate") -> float:
-        """Clip the gradient's norm and return the norm before clipping.
+        """Clip the norm of the gradient and return the norm before clipping.
 
         Raises:
-            UsageError: The gradient is not finite. An update with it would make every weight NaN.
+            UsageError: The gradient is not finite. An update with such a gradient would make every weight NaN.
         """
         bound = self._settings.max_grad_norm
         try:

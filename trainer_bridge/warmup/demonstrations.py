@@ -1,4 +1,4 @@
-"""Demonstrations of mixed quality: the environment's expert plays, with a share of random moves.
+"""Demonstrations of mixed quality: the environment's expert plays, but a share of the moves is random.
 
 This module does not import torch.
 """
@@ -28,7 +28,7 @@ class Lesson:
         continuation: Tokens of the state if it is a later turn.
         good: The best moves, each as the tokens of a completion.
         possible: All possible moves, each as the tokens of a completion.
-        is_hazardous: Whether the state is hazardous, so that a careless move loses.
+        is_hazardous: Whether a careless move in this state loses the episode.
     """
 
     prompt: tuple[int, ...]
@@ -44,7 +44,7 @@ class Demonstration:
 
     Attributes:
         samples: Samples of the episode; the mask is 1 on the teacher's tokens. A turn whose prompt does not continue
-            the previous turn starts a new sample. Empty if the first turn is too long.
+            the previous turn starts a new sample. The sequence is empty if the first turn is too long.
         success: Whether the environment reported success.
     """
 
@@ -59,7 +59,7 @@ class Teacher:
     Attributes:
         expert: Returns the best moves.
         renderer: Converts states and moves to tokens.
-        noise: Share of moves drawn at random from all legal ones, in [0, 1].
+        noise: Share of moves drawn at random from all legal moves, in [0, 1].
         is_bare: Whether answers are bare moves (``up``) instead of the expert's format (``<answer>up</answer>``).
         turn_tokens: Maximum number of tokens of a completion, without the stop token; None means no check.
     """
@@ -91,7 +91,7 @@ class Teacher:
         return completion
 
     def move(self, observation: Observation, rng: random.Random) -> str:
-        """Return a random move with chance `noise`, or if the expert has no move; otherwise one of the best moves.
+        """Return a best move of the expert. With chance `noise`, or if there is no best move, return a random move.
 
         Raises:
             ConfigError: A random move is required, but the environment does not list its legal moves.
@@ -107,7 +107,7 @@ class Teacher:
         return rng.choice(good)
 
     def lesson(self, observation: Observation) -> Lesson | None:
-        """Return the lesson for the observed state; None if it has no good move."""
+        """Return the lesson for the observed state, or None if the expert knows no good move."""
         good = self.expert.moves(observation)
         if not good:
             return None
@@ -148,7 +148,7 @@ async def lessons(
     fruitless = 0
     for task in tasks:
         before = len(found)
-        # Let Ctrl-C through: an environment in this process never yields to the event loop.
+        # Yield to the event loop so that Ctrl-C works: an environment in this process never yields.
         await anyio.lowlevel.checkpoint()
         async with host.lease(task) as episode:
             observation = (await episode.reset()).observation

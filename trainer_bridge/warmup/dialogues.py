@@ -44,11 +44,11 @@ class Dialogues:
     skipped: int
 
     def updates(self, size: int, epochs: int) -> int:
-        """Return how many updates of `size` dialogues `epochs` passes take; a pass may end with a smaller update."""
+        """Return the number of updates in `epochs` passes over the dialogues, if updates have `size` dialogues."""
         return epochs * -(-len(self.samples) // size)
 
     def batches(self, size: int, seed: int) -> Callable[[int], list[Sample]]:
-        """Return a function that maps the index of an update to its samples. Each pass has another random order."""
+        """Return a function that maps the index of an update to its samples. The order is random in each pass."""
         updates = self.updates(size, 1)
 
         def batch(update: int) -> list[Sample]:

@@ -90,7 +90,7 @@ def make_policy(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=max(max_tokens, 64),
-        # Sequences are short, so positions must be distinguishable over dozens of tokens, not thousands.
+        # Use a small RoPE base: sequences are short, so positions must differ clearly over dozens of tokens.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         tie_word_embeddings=True,
         bos_token_id=_SPECIAL.index("<s>"),

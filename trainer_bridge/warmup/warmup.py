@@ -1,8 +1,9 @@
 """Warm-up: a policy imitates demonstrations or the dialogues of a file before reinforcement learning.
 
-Demonstrations have three stages. First, samples are single states, from which the policy learns features. Then, samples
-are several unrelated states in a row, which teach it to answer the newest state. Last, samples are whole episodes. The
-last stage ends when greedy play is good enough, since the number of updates required differs between seeds.
+Demonstrations have three stages. In the first stage, samples are single states, from which the policy learns features.
+In the second stage, samples are several unrelated states in a row, which teach the policy to answer the newest state.
+In the third stage, samples are whole episodes. This stage ends when greedy play is good enough, since the number of
+updates required differs between seeds.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class Imitator:
         max_grad_norm: Maximum norm of the gradient; larger gradients are clipped.
         micro_tokens: Maximum number of tokens in one pass, including padding.
         threads: Number of torch threads; 0 means the current number.
-        stop: Reports the updates that a stop must wait for.
-        is_pretrained: Whether the policy is a pretrained model, which has AdamW as its only optimiser and
-            log-probabilities computed in blocks.
+        stop: Reports to the user, after a stop was requested, that the run waits for the current update.
+        is_pretrained: Whether the policy is a pretrained model. If so, AdamW is the only optimiser, and
+            log-probabilities are computed in blocks.
         precision: Precision of a pretrained policy's matrix products; see `TokenScorer`.
 
     Attributes:
@@ -102,8 +103,8 @@ class Imitator:
             stage: The number of updates and the learning rate.
             batch: Returns the samples of an update, given the update's index from 0.
             after: Called after each update with the number of finished updates and the loss (nats per token). The stage
-                ends if it returns True. A restored stage first repeats the call for its last update, with NaN as the
-                loss.
+                ends if `after` returns True. A restored stage first repeats the call for its last update, with NaN as
+                the loss.
 
         Returns:
             The number of finished updates in the stage.
@@ -133,7 +134,7 @@ class Imitator:
             "updates": self.updates,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
-        # Open the file here: given a path, torch hides the error of the operating system.
+        # Pass torch an open file: if torch opens a path itself, it hides the operating system's error.
         with (Path(folder) / STATE).open("wb") as file:
             torch.save(state, file)
 
@@ -202,7 +203,7 @@ class LessonBook:
 
     Attributes:
         lessons: All lessons to draw from.
-        hazard_share: Share of an update's lessons with a hazardous state, if there are such lessons.
+        hazard_share: Share of an update's lessons whose state is hazardous, if there are such lessons.
         noise: Share of lessons that show a random move instead of a good one.
         seed: Seed for drawing; the index of the update is added to it.
     """
@@ -218,7 +219,7 @@ class LessonBook:
         Args:
             size: Lessons per update.
             states: Lessons per sample. Several unrelated states become the turns of one sequence, each with an answer,
-                which teaches the policy that only the newest state counts.
+                so that the policy learns to answer only the newest state.
         """
         tricky = [lesson for lesson in self.lessons if lesson.is_hazardous]
         plain = [lesson for lesson in self.lessons if not lesson.is_hazardous]
