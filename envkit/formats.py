@@ -1,7 +1,7 @@
-"""Format versions of folders, stored in ``format.json``.
+"""Format versions of folders that envkit writes, such as runs, stored in ``format.json``.
 
-A folder with another format is refused, because its files would be misread. A folder without ``format.json`` has
-format 0.
+envkit refuses a folder with another format version, because it would misread the files. A folder without
+``format.json`` has format 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ FORMAT_FILE = "format.json"
 
 
 def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_used: bool) -> None:
-    """Refuse a folder with another format. A missing or unused folder is accepted.
+    """Check that a folder has the expected format version. A missing or unused folder is accepted.
 
     Args:
         folder: The folder.
         expected: Format that this version of envkit reads.
         holds: What the folder contains, for the message, such as ``"a run"``.
-        remedy: The remedy, for the message.
-        is_used: Whether the folder contains files; if it does, it must have a format version.
+        remedy: What the user should do, for the message.
+        is_used: Whether the folder contains files. If it does, ``format.json`` must exist.
 
     Raises:
         UsageError: The format differs or is missing; the message names both formats and the remedy.
@@ -56,7 +56,7 @@ def write_format(folder: Path, number: int) -> None:
 
 
 def _found(folder: Path) -> str | None:
-    """Return the format version, or what is wrong with the file, as text; None if there is no file."""
+    """Return the format version in ``format.json``, or text that says why it is unknown; None without this file."""
     try:
         content = json.loads((folder / FORMAT_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):

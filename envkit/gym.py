@@ -1,8 +1,8 @@
 """Registration of envkit's environments in Gymnasium: ``gymnasium.make("envkit/Sokoban-v0")``.
 
-``import envkit`` registers the built-in environments. With the id ``"envkit:envkit/Sokoban-v0"``, Gymnasium imports
-envkit itself. The import does not register the environments of installed packages, because those packages may import
-envkit; call `register_all` for them.
+``import envkit`` registers the built-in environments. If the id is ``"envkit:envkit/Sokoban-v0"``, Gymnasium imports
+envkit on its own. The import does not register environments of other installed packages, because these packages may
+import envkit themselves; call `register_all` to register them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ NAMESPACE = "envkit"
 
 
 def register_all() -> None:
-    """Register all environments of `envkit.registered` that Gymnasium does not know yet.
+    """Register all environments of `envkit.registered` in Gymnasium, except those that it already knows.
 
-    This calls the entry points of installed packages, but imports no built-in environment. Ids that Gymnasium rejects
-    are skipped with a warning. Call it again after `envkit.register`.
+    `register_all` calls the entry points of installed packages, but does not import built-in environments. Ids that
+    Gymnasium rejects are skipped with a warning. Call `register_all` again after `envkit.register`.
     """
     load_catalogue()
     _register(registry.specs())
 
 
 def register_catalogue() -> None:
-    """Register the built-in environments, without importing environments or other packages."""
+    """Register the built-in environments in Gymnasium, without importing them or other packages."""
     _register(load_catalogue())
 
 
@@ -41,5 +41,6 @@ def _register(specs: Iterable[EnvSpec]) -> None:
         if id not in gymnasium.registry:
             try:
                 gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
-            except gymnasium.error.Error as error:  # one invalid id must not prevent the registration of the others
+            except gymnasium.error.Error as error:
+                # Only warn, so that one invalid id does not prevent the registration of the others.
                 warnings.warn(f"Gymnasium rejects the id {spec.id!r}: {error}", stacklevel=3)

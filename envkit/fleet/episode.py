@@ -1,4 +1,4 @@
-"""An episode of the fleet: if its worker is lost, the episode is rebuilt in another worker, where that is possible."""
+"""An episode of the fleet. If its worker is lost, the episode is rebuilt in another worker, if possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNRESPONSIVE = 1
 
 
 class EpisodeState(StrEnum):
-    """State of an episode of the fleet."""
+    """State of a fleet episode: playing, rebuilding after the loss of its worker, or void."""
 
     PLAYING = "playing"
     REBUILDING = "rebuilding"
@@ -45,11 +45,11 @@ class EpisodeState(StrEnum):
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """Outcomes of episodes that lost their worker.
+    """Counts what happened to episodes whose worker was lost.
 
     Attributes:
-        rebuilt: Number of successful rebuilds.
-        void: Number of void episodes.
+        rebuilt: Number of times that an episode was rebuilt in another worker.
+        void: Number of episodes that could not be rebuilt.
     """
 
     rebuilt: int = 0
@@ -57,27 +57,29 @@ class EpisodeTally:
 
 
 class FleetEpisode:
-    """Plays a task in one worker, and after the loss of that worker in another. Entering it waits for a slot.
+    """Plays a task in a worker. If the worker is lost, the episode moves to another worker.
 
-    An episode can be rebuilt if its environment is replayable, that is, if its state depends only on the task and the
-    actions. The actions are replayed, and each answer must equal the original one. The next answer carries the cause of
-    the loss in ``info["rebuilt"]``. If the rebuild fails, the
-    episode is void: this call and all later ones raise `SandboxLostError`.
+    Entering the episode waits for a free slot.
 
-    Any call under way when a worker was lost may have caused the loss. Each of these suspect calls is retried alone, in
-    a worker that plays no other episode; afterwards the episode returns to a shared worker. A second loss during the
-    same call is attributed to the episode, which is then void. Attributed losses do not count against other episodes.
+    An episode can be rebuilt if the state of its environment depends only on the task and the actions. A rebuild resets
+    the environment in the new worker and replays all actions; each answer must equal the original answer. The next
+    answer to the caller contains the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the episode is
+    void: the current call and all later calls raise `SandboxLostError`.
+
+    Each call that was running when a worker was lost is a suspect: it may have caused the loss. Suspect calls are
+    retried one at a time, and if the next worker is lost during the same call as well, the episode is void. A suspect
+    call that has waited too long for its turn is retried concurrently with others; a second loss then does not make
+    the episode void.
 
     Args:
-        open_slot: Assigns a slot; called again after each loss.
-        rebuilds: Limit on rebuilds after losses that are not attributed; 0 if the environment cannot be rebuilt.
+        open_slot: Takes a slot in a worker; called at the start and again after each loss.
+        rebuilds: Maximum number of rebuilds; 0 if the environment cannot be rebuilt.
         tally: Counts rebuilt and void episodes.
-        open_alone: Assigns a worker that plays no other episode; None if `open_slot` does so.
-        on_attributed: Called with the cause when a loss is attributed to this episode.
-        goes_on: Whether a previous server started the episode and this one resumes it.
+        turns: Queue in which suspect calls wait for their turn; None if each worker plays only one episode.
+        goes_on: Whether a previous server process started the episode and this process resumes it.
 
     Attributes:
-        state: Its state.
+        state: State of the episode.
     """
 
     def __init__(
@@ -158,14 +160,14 @@ class FleetEpisode:
                 return step if not self._rebuilt_cause else replace(step, info=self._with_rebuilt(step.info))
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step; see `envkit.protocols.SplitStepEpisode`."""
+        """Start a step without waiting for its answer; see `envkit.protocols.SplitStepEpisode`."""
         if self._split_episode is None or self._rebuilt_cause or self.state is not EpisodeState.PLAYING:
             return None
         self._pending_action = action
         return self._split_episode.start_step(action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Decode the started step; see `envkit.protocols.SplitStepEpisode`."""
+        """Decode the answer to the step from `start_step`; see `envkit.protocols.SplitStepEpisode`."""
         assert self._split_episode is not None
         try:
             step = self._split_episode.finish_step(answer)
@@ -250,7 +252,7 @@ class FleetEpisode:
             is_return: Whether there was no new loss: the episode returns to a shared worker after a suspect call.
 
         Raises:
-            SandboxLostError: The episode is void.
+            SandboxLostError: The rebuild failed, and the episode is void.
         """
         self.state = EpisodeState.REBUILDING
         try:
@@ -258,7 +260,8 @@ class FleetEpisode:
         except SandboxLostError as lost:
             self._end(lost)
             raise
-        except BaseException:  # the replay may have stopped at any action
+        except BaseException:
+            # The episode cannot be used any more: we do not know how many actions were replayed.
             self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
             raise
         self.state = EpisodeState.PLAYING
@@ -296,7 +299,7 @@ class FleetEpisode:
         self._tally.void += 1
 
     async def _move(self) -> None:
-        """Leave the worker for another one; a suspect call gets a worker without other episodes."""
+        """Release the slot in the lost worker, and take a slot in another worker."""
         left, self._slot = self._slot, AsyncExitStack()
         await left.aclose()
         if self._open_alone is not None:
@@ -321,7 +324,7 @@ class FleetEpisode:
         self._split_episode = self._episode if isinstance(self._episode, SplitStepEpisode) else None
 
     async def _replay(self) -> int | None:
-        """Replay all actions; return the first turn whose answer differs (0 is the reset), or None."""
+        """Replay the reset and all actions. Return the first turn whose answer differs (0 for the reset), or None."""
         if self._start is None:  # nothing to replay
             return None
         if _fingerprint((await self._episode.reset()).observation) != self._start:
@@ -337,5 +340,5 @@ def _fingerprint(observation: Observation) -> int:
 
 
 def _fingerprint_of_step(step: Step) -> int:
-    # Compare as text, because NaN is not equal to itself.
+    # Hash the reward as text: NaN is not equal to itself, and its hash may differ each time.
     return hash((_fingerprint(step.observation), repr(step.reward), step.terminated, step.truncated))

@@ -41,41 +41,39 @@ _ROOM_S = 1.0
 
 
 class FleetHost:
-    """Plays episodes in sandboxes; satisfies `envkit.protocols.EnvHost`. Used as ``async with``.
+    """Plays episodes in a fleet of workers; implements `envkit.protocols.EnvHost`.
 
-    Entering waits until each worker has started or failed once; leaving stops them all.
+    A worker is a sandbox with an env server. Use the host with ``async with``: entering waits until each worker has
+    started or failed once, and leaving stops all workers.
 
     Args:
         start_sandbox: Starts a sandbox with an env server in it.
-        connect: Opens a client of the server in a sandbox; may raise `UnreachableError` until the server listens.
+        connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
+            yet.
         workers: Number of workers.
         slots_per_sandbox: Concurrent episodes per worker.
-        restarts: Restart budget of each worker, or of all workers together if `unenforced`. Waiting for capacity does
-            not count.
-        unenforced: What happens when the budget is spent. If true, a lost worker is not replaced, so that a training
-            run ends; if false, it is replaced as soon as the budget allows it again.
-        alert: Called, with one line, for each worker that has to wait for the budget.
+        restarts: Restart budget of each worker, or of all workers together if `unenforced`. A start that failed because
+            there was no capacity does not count.
+        unenforced: What happens to a lost worker when the budget is spent. True: it is not restarted, so a run with
+            workers that always fail ends. False: it is restarted as soon as the budget allows it.
+        alert: Called with one line of text when a restart is delayed because the budget is spent.
         heartbeat: The heartbeat settings.
-        start_timeout_s: Seconds from the start of a sandbox until its server must have answered.
-        wait_timeout_s: Seconds that a lease waits without a healthy worker; it waits without limit while all are busy.
-        replayable: Returns whether episodes of an environment id may be rebuilt after a loss; None means none may.
-        rebuilds: Limit on rebuilds per episode.
-        session_store: Records the location of each episode, so that the next server process can resume it; None for no
-            record.
-        episodes_per_sandbox: Episodes after which a worker is replaced; None for no limit.
-        on_demand: Whether a worker starts only when a lease waits for it, and stops when none does. The first `resumed`
-            workers start at once.
-        resumed: Number of workers that a previous server left running.
-        suspects: Host whose workers play one episode each. Calls that may have caused the loss of a worker are retried
-            there; None if the workers of this host play one episode each.
-        offenders: Records the losses that are attributed to an episode.
+        start_timeout_s: Seconds after the start of a sandbox within which its server must answer.
+        wait_timeout_s: Seconds that a lease waits while no worker is healthy. If there are healthy workers and all are
+            busy, a lease waits without limit.
+        replayable: Returns whether episodes of an environment id may be rebuilt after the loss of a worker; None: no
+            episode is rebuilt.
+        rebuilds: Maximum number of rebuilds of one episode.
+        session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
+            restart; None: nothing is recorded.
+        episodes_per_sandbox: Number of episodes after which a worker is replaced; None for no limit.
 
     Attributes:
         lost: Number of workers lost after they were healthy.
-        waiting: Number of workers missing because the restart budget is spent.
+        waiting: Number of workers whose restart is delayed because the restart budget is spent.
         failed_starts: Number of workers that ended before their server answered.
-        restarts: Number of restarts.
-        episodes: Numbers of rebuilt and void episodes.
+        restarts: Number of restarts of workers.
+        episodes: Counts rebuilt and void episodes.
     """
 
     def __init__(
@@ -137,25 +135,26 @@ class FleetHost:
 
     @property
     def capacity(self) -> int:
-        """Number of slots in the workers that run or will be restarted."""
+        """Total number of episode slots in all workers, including workers that are being restarted."""
         return self._kept_workers * self._slots_per_worker
 
     @property
     def why_unready(self) -> str:
-        """See `envkit.protocols.ReadinessHost`."""
+        """Why no worker is healthy; empty if at least one is. See `envkit.protocols.ReadinessHost`."""
         if any(not worker.gone.is_set() for worker in self._ready):
             return ""
         return f"no environment sandbox has been healthy for {clock.now() - self._unready_since:.0f} s"
 
     def lease(self, task: Task) -> FleetEpisode:
-        """Play `task` in the healthy worker with the fewest episodes; waits while none has a free slot.
+        """Return an episode of `task`. Entering it takes a slot in the healthy worker with the fewest episodes.
 
-        If the worker is lost during a call, the call continues in another worker. If the environment cannot be rebuilt,
-        the call raises `SandboxLostError` immediately; see `envkit.fleet.episode.FleetEpisode`.
+        Entering waits while no slot is free. If a worker is lost during a call, the episode is rebuilt in another
+        worker and the call continues there. If the environment does not support that, the call raises
+        `SandboxLostError` immediately; see `envkit.fleet.episode.FleetEpisode`.
 
         Raises:
-            SandboxStartError: On entering: no worker became healthy in time, or none is left and the restart budget is
-                spent.
+            SandboxStartError: Raised on entering, if no worker became healthy in time, or if all workers are lost and
+                the restart budget is spent.
         """
         return self._episode(task, "", "")
 
@@ -164,12 +163,15 @@ class FleetHost:
         return self._episode(task, key, tenant)
 
     def resumable_task(self, key: str) -> Task | None:
-        """Return the task of a previous server's episode that a worker still has; else None."""
+        """Return the task of the episode recorded under `key` if its worker still runs; otherwise None.
+
+        Such an episode was started by the server before its last restart.
+        """
         found = None if self._session_store is None else self._session_store.get(key)
         return None if found is None or self._worker_of(found) is None else found.task
 
     def resumable_keys(self) -> Sequence[str]:
-        """Return the keys of a previous server's episodes that current workers still have."""
+        """Return the keys of all recorded episodes whose workers still run."""
         keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 
@@ -229,7 +231,7 @@ class FleetHost:
         """Start the workers.
 
         Raises:
-            SandboxError: No worker started; the error is that of the last one.
+            SandboxError: All workers failed to start. This is the error of the worker that failed last.
         """
         self._kept_workers = self._worker_count
         self._untried = set(range(min(self._resumed, self._worker_count) if self._is_on_demand else self._worker_count))
@@ -251,7 +253,8 @@ class FleetHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        # Pass only cancellations to the task group: it would wrap any other error of the block into a group.
+        # Hide errors of the block from the task group, which would wrap them in an exception group. Only a cancellation
+        # is passed on.
         if not isinstance(error, anyio.get_cancelled_exc_class()):
             kind = error = trace = None
         try:
@@ -262,7 +265,7 @@ class FleetHost:
             self._wake()
 
     async def _keep(self, number: int) -> None:
-        """Keep one worker running and restart it within the budget."""
+        """Keep worker `number` running: restart it whenever it ends and the restart budget allows it."""
         failures = self._failures if self._is_unenforced else Failures()
         while True:
             if self._is_on_demand and number not in self._untried:
@@ -325,7 +328,9 @@ class FleetHost:
                 if worker.state is SandboxState.LOST:
                     self.lost += 1
                     self._leave(worker)
-                    await stop(sandbox)  # before the cancellation: a cancelled client waits until its peer closes
+                    # Stop the sandbox before we cancel its clients: they wait until their peer closes the connection,
+                    # which an unresponsive server never does.
+                    await stop(sandbox)
                 tasks.cancel_scope.cancel()
         finally:
             worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"), is_closed=True)
@@ -339,7 +344,7 @@ class FleetHost:
         return SandboxStartError(sandbox.id, worker.cause)
 
     async def _serve(self, worker: EnvWorker, number: int) -> None:
-        """Connect to a worker, open it for episodes, and monitor it until it is gone."""
+        """Connect to the env server of a worker, let the worker play episodes, and monitor it until it ends."""
         problem = ""
         with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
             while worker.state is SandboxState.STARTING:
@@ -371,7 +376,8 @@ class FleetHost:
                 self._assign()
                 if waiter.worker is not None and not waiter.worker.gone.is_set():
                     return waiter.worker
-                if waiter.worker is not None:  # the worker was lost before this task ran
+                # The assigned worker was lost before this task resumed, so go back to the front of the queue.
+                if waiter.worker is not None:
                     waiter.worker = None
                     self._waiting.appendleft(waiter)
                     continue
@@ -389,13 +395,14 @@ class FleetHost:
         except BaseException:
             if waiter.worker is None:
                 self._waiting.remove(waiter)
-            else:  # the waiter was cancelled just after it got a slot
+            else:
+                # The lease was cancelled just after it got a slot, so give the slot back.
                 waiter.worker.load -= 1
                 self._assign()
             raise
 
     def _assign(self) -> None:
-        """Assign free slots to the longest waiting leases."""
+        """Assign free slots to waiting leases, in the order in which they arrived."""
         while self._waiting:
             worker = min(filter(self._is_free, self._ready), key=self._rank, default=None)
             if worker is None:
@@ -410,11 +417,11 @@ class FleetHost:
         return not worker.gone.is_set() and worker.load < self._slots_per_worker and not self._has_served(worker)
 
     def _has_served(self, worker: EnvWorker) -> bool:
-        # The load exceeds the limit if an episode of a previous server was resumed in a worker that was already full.
+        # Compare with >=, because resumed episodes of a previous server count even if the limit was already reached.
         return self._episodes_per_worker is not None and worker.served >= self._episodes_per_worker
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
-        """Sort key: responsive workers first, then by load."""
+        """Return the sort key that prefers responsive workers, and among them the one with the fewest episodes."""
         return clock.now() - worker.answered_at >= self._heartbeat.unresponsive_s, worker.load
 
     def _leave(self, worker: EnvWorker) -> None:
@@ -430,7 +437,7 @@ class FleetHost:
             self._all_tried.set()
 
     def _wake(self) -> None:
-        """Wake all waiting leases after a change in the number of workers."""
+        """Assign free slots, and wake all waiting leases so that they check the number of workers again."""
         self._assign()
         for waiter in self._waiting:
             waiter.woken.set()
@@ -438,7 +445,7 @@ class FleetHost:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A lease that waits for a slot, and the worker that it got."""
+    """A lease that waits for a slot; `worker` is set when it is assigned one."""
 
     woken: anyio.Event = field(default_factory=anyio.Event)
     worker: EnvWorker | None = None

@@ -1,7 +1,7 @@
-"""Ledger: the sandboxes and sessions of a fleet in an SQLite file, so that they survive a restart of the server.
+"""Ledger: an SQLite file with the sandboxes and sessions of a fleet, so that they survive a restart of the server.
 
-A write returns when the kernel has the data, without waiting for the disk. The data then survives a crash of this
-process. It may be lost in a power failure, but then the sandboxes are gone as well.
+Writes do not wait until the disk has stored the data. If the server crashes, the kernel still writes it. After a power
+failure the last writes may be missing, which does no harm, because all sandboxes have ended too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """A batch of records to write in one transaction, with the outcome of the write."""
+    """Records that are written in one transaction; `is_written` tells whether the write succeeded."""
 
     views: dict[str, SandboxView] = field(default_factory=dict)
     records: dict[str, SessionRecord | None] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class _WriteBatch:
 
 
 class Ledger:
-    """The ledger of one fleet. Used as ``async with``, by one server at a time.
+    """The ledger of one fleet. Use it with ``async with``. Only one server can use the file at a time.
 
     Args:
         path: The file; created with mode 0600 if missing.
@@ -82,10 +82,10 @@ class Ledger:
         return self._id
 
     async def save(self, view: SandboxView) -> None:
-        """Record the state of a sandbox, replacing an earlier record; the record of an ended sandbox is deleted.
+        """Write the state of a sandbox, which replaces its earlier state. If the sandbox has ended, delete its record.
 
         Raises:
-            LeaseNotPersistedError: The write failed; see the log. Also raised by `record` and `forget`.
+            LeaseNotPersistedError: The write failed; the cause is in the log. `record` and `forget` raise it too.
         """
         self._next.views[view.id] = view
         await self._flush()
@@ -95,16 +95,16 @@ class Ledger:
         return list(self._records)
 
     def get(self, key: str) -> SessionRecord | None:
-        """Return the location of the episode of this key; see `envkit.fleet.session_store.SessionStore`."""
+        """Return in which sandbox and session the episode `key` runs; None if it is not recorded."""
         return self._records.get(key)
 
     async def record(self, key: str, record: SessionRecord) -> None:
-        """Record the location of an episode."""
+        """Record in which sandbox and session the episode `key` runs; return when the record is written."""
         self._records[key] = self._next.records[key] = record
         await self._flush()
 
     async def forget(self, *keys: str) -> None:
-        """Forget episodes; shielded from cancellation."""
+        """Delete the records of episodes. A cancellation does not interrupt the deletion."""
         for key in keys:
             self._records.pop(key, None)
             self._next.records[key] = None
@@ -112,7 +112,10 @@ class Ledger:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Wait until the next batch is written. The first waiter of a batch writes it, after the previous batch."""
+        """Wait until the next batch of records is written.
+
+        The first task that waits for a batch writes it, as soon as the previous batch is written.
+        """
         batch = self._next
         if batch.is_begun:
             await batch.done.wait()
@@ -132,7 +135,7 @@ class Ledger:
             raise LeaseNotPersistedError
 
     def load(self) -> Sequence[SandboxView]:
-        """Return the recorded sandboxes that had not ended, oldest first.
+        """Return all recorded sandboxes, oldest first. Sandboxes that are known to have ended are not recorded.
 
         Raises:
             UsageError: The file is damaged.
@@ -158,7 +161,8 @@ class Ledger:
     async def __aenter__(self) -> Self:
         self._connection = await clock.to_thread(_open, self._path)
         try:
-            self.load()  # report a damaged file before anything is started
+            # Read the sandboxes now, so that a damaged file is reported before the server starts anything.
+            self.load()
             with _undamaged(self._path):
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute(
@@ -184,7 +188,7 @@ class Ledger:
 
 @contextmanager
 def _undamaged(path: Path) -> Iterator[None]:
-    """Raise a `UsageError` instead of a decoding error in the block."""
+    """Convert database and decoding errors of the block to a `UsageError` that says that the file is damaged."""
     try:
         yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
@@ -205,7 +209,7 @@ def _open(path: Path) -> sqlite3.Connection:
         ) from None
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0.2)
     try:
-        # The lock makes the file exclusive to one server; the kernel releases it when the process ends.
+        # Lock the file, so that no second server uses it. The kernel releases the lock when this process ends.
         connection.execute("pragma locking_mode = exclusive")
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
@@ -253,7 +257,8 @@ def _put(
             )
             cursor.execute("commit")
         except BaseException:
-            with suppress(sqlite3.Error):  # SQLite rolls back by itself after some failures
+            # After some failures SQLite has already rolled back, and a second rollback is an error.
+            with suppress(sqlite3.Error):
                 cursor.execute("rollback")
             raise
 
@@ -265,7 +270,7 @@ def _row(view: SandboxView) -> tuple[Any, ...]:
 
 
 def _columns(record: SessionRecord) -> tuple[str, ...]:
-    # A seed may have more bits than an SQLite integer.
+    # Store the seed as text, because it may be larger than SQLite's 64-bit integers.
     task = record.task
     return (
         record.sandbox_id,

@@ -1,4 +1,4 @@
-"""Routing: one host that sends tasks to shared workers or to single-episode workers."""
+"""Routing of tasks, by environment, to workers for many episodes or to workers for a single episode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from envkit.types import Task
 
 @dataclass(frozen=True, slots=True)
 class RoutedHosts:
-    """Routes each task by its environment; satisfies `envkit.protocols.ResumableHost`.
+    """Sends each task to one of two hosts, depending on its environment; implements `envkit.protocols.ResumableHost`.
 
     Attributes:
-        shared: Host whose workers play many episodes each.
-        own: Host whose workers play one episode each, for environments that cannot share a worker and for offenders.
-        is_shareable: Returns whether an environment id belongs to `shared`.
-        offenders: Counts the losses that are attributed to an episode.
-        is_own_counted: Whether the slots of `own` count as capacity; not if only offenders use them.
+        shared: Host whose workers each play many episodes.
+        own: Host whose workers each play only one episode.
+        is_shareable: Returns whether the environment with this id can be played by `shared`.
     """
 
     shared: ResumableHost
@@ -35,7 +33,10 @@ class RoutedHosts:
 
     @property
     def why_unready(self) -> str:
-        """See `envkit.protocols.ReadinessHost`. Only shared workers count: single-episode workers start on demand."""
+        """Why no shared worker is healthy; empty if one is.
+
+        Single-episode workers are not checked, because they start on demand.
+        """
         return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:

@@ -1,4 +1,4 @@
-"""Session store: which episode is in which sandbox, across server restarts."""
+"""Session store: records in which sandbox each episode runs, so that a restarted server can resume its episodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from envkit.types import Task
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """Location of an episode.
+    """The place where an episode runs.
 
     Attributes:
-        sandbox_id: Id of its sandbox.
-        session: Id of its session on that sandbox's env server.
-        task: Its task.
+        sandbox_id: Id of the sandbox.
+        session: Id of the episode's session on the env server in that sandbox.
+        task: Task of the episode.
     """
 
     sandbox_id: str
@@ -25,20 +25,20 @@ class SessionRecord:
 
 
 class SessionStore(Protocol):
-    """Persists the location of each episode across server restarts."""
+    """Stores where each episode runs; the records survive a restart of the server."""
 
     def keys(self) -> Sequence[str]:
         """Return the keys of all recorded episodes."""
         ...
 
     def get(self, key: str) -> SessionRecord | None:
-        """Return the location of the episode of this key; None if it is not recorded."""
+        """Return where the episode `key` runs; None if it is not recorded."""
         ...
 
     async def record(self, key: str, record: SessionRecord) -> None:
-        """Record an episode's location; returns once it is persisted."""
+        """Record where the episode `key` runs; return when the record is written."""
         ...
 
     async def forget(self, *keys: str) -> None:
-        """Forget episodes; shielded from cancellation."""
+        """Delete the records of episodes. A cancellation does not interrupt the deletion."""
         ...

@@ -1,8 +1,8 @@
 """Health of the env server in a worker.
 
 Environments compute in the server's event loop, so one long step blocks the loop for all episodes of the worker. The
-worker is not lost because of that: a separate thread of the process still answers heartbeats. If the process is
-stopped or hangs, neither answers.
+worker is not considered lost in that case, because a separate thread of the server still answers heartbeats. If the
+server's process is stopped or hangs, neither the event loop nor the thread answers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class HeartbeatTimes:
     """Heartbeat settings of an env server.
 
     Attributes:
-        interval_s: Seconds from an answer to the next probe.
-        timeout_s: See `lost_s`.
-        misses: See `lost_s`.
-        longest_step_s: Seconds without an answer of the event loop after which the server counts as lost, even if its
-            process still answers heartbeats.
+        interval_s: Seconds between an answer and the next probe.
+        timeout_s: Seconds to wait for an answer after the last of `misses` intervals.
+        misses: Number of intervals without an answer or a heartbeat after which the server is lost.
+        longest_step_s: Seconds after which the server is lost if its event loop does not answer, even if its process
+            still sends heartbeats.
     """
 
     interval_s: float = 5.0
@@ -43,7 +43,7 @@ class HeartbeatTimes:
 
     @property
     def unresponsive_s(self) -> float:
-        """Seconds without an answer after which the heartbeat is checked and new episodes go to other workers."""
+        """Seconds without an answer after which heartbeats are requested and new episodes go to other workers."""
         return self.lost_s / 2
 
 
@@ -58,7 +58,7 @@ async def watch_server(worker: EnvWorker, client: WorkerClient, heartbeat: Heart
 
 
 async def _await_loss(worker: EnvWorker, heartbeat: HeartbeatTimes) -> Cause:
-    """Return the cause once the server is lost. Lag of our own event loop is not counted."""
+    """Wait until the server is lost, and return the cause. Delays of our own event loop do not count as silence."""
     now = clock.now()
     while True:
         lost_at = max(worker.answered_at, worker.process_seen_at) + heartbeat.lost_s
@@ -85,7 +85,7 @@ async def _poll_health(worker: EnvWorker, client: WorkerClient, heartbeat: Heart
 
 
 async def _send_heartbeats(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> None:
-    """Check the heartbeat of the server's process while its event loop does not answer."""
+    """Request heartbeats from the thread in the server's process while the server's event loop does not answer."""
     while True:
         if (rest_s := worker.answered_at + heartbeat.unresponsive_s - clock.now()) > 0:
             await anyio.sleep(rest_s)

@@ -1,4 +1,4 @@
-"""The native protocol, its server and its clients: environments and sandboxes over HTTP and WebSocket."""
+"""Environments and sandboxes over HTTP and WebSocket: envkit's own protocol, its server and its clients."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The application: its operations over HTTP and WebSocket."""
+"""The ASGI application of the server: operations on sessions and sandboxes over HTTP and WebSocket."""

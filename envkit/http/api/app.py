@@ -1,7 +1,7 @@
-"""The ASGI application: serves an `EnvHost` and a sandbox pool.
+"""The ASGI application of the server: makes an `EnvHost` and a sandbox pool available over HTTP and WebSocket.
 
-Steps, commands in sandboxes and the WebSocket are frequent and are answered without a framework.
-`envkit.http.api.openapi` answers all other requests.
+Frequent requests (steps, commands in sandboxes, the WebSocket) are answered without a web framework, which would slow
+them down. `envkit.http.api.openapi` answers all other requests with FastAPI.
 """
 
 from __future__ import annotations
@@ -68,27 +68,30 @@ def create_app(
     snapshots: SnapshotBounds | None = None,
     sends_traces: bool = False,
 ) -> App:
-    """Return the application that serves `host` and `pool`; the caller opens and closes both.
+    """Return the ASGI application that serves the environments of `host` and the sandboxes of `pool`.
+
+    The application neither opens nor closes `host` and `pool`; the caller does.
 
     Args:
         host: Plays the episodes.
-        envs: Returns the environments of ``GET /v1/envs``; called for each request.
+        envs: Returns the environments that ``GET /v1/envs`` lists; called for each such request.
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session breaks.
-        tenant_share: Fraction of the episode slots for one tenant.
-        slow_reset_s: Seconds after which an HTTP request whose reset, or sandbox start, still runs is answered with
-            202.
-        max_request_bytes: Maximum size of a body or socket frame; file transfers to sandboxes have their own limits.
-        lazy: Build the OpenAPI routes on first use instead of at startup.
-        pool: Lends sandboxes to callers; None for no sandboxes.
+        tenant_share: Maximum fraction of the episode slots that one tenant may use.
+        slow_reset_s: Seconds after which the server answers an HTTP request with 202 if its reset, or its start of a
+            sandbox, is still running.
+        max_request_bytes: Maximum size of a request body or WebSocket frame, in bytes. File transfers to sandboxes have
+            their own limits.
+        lazy: Whether to build the OpenAPI routes on first use instead of at startup.
+        pool: Lends sandboxes to callers; None: the server lends no sandboxes.
         folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
-        max_timeout_s: Maximum timeout of a command in a sandbox, seconds.
-        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, unless its caller requests less.
-        metrics: Returns further metrics for ``GET /metrics``; those of sessions are always included.
-        policy: Policy for the sandboxes of callers.
-        snapshots: Limits on snapshots.
-        sends_traces: Send callers the tracebacks of environments. Only the server inside an environment's sandbox does
-            so.
+        max_timeout_s: Maximum timeout of a command in a sandbox, in seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped. Its caller can request a shorter time.
+        metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
+        policy: Which sandboxes callers may request.
+        snapshots: Limits on the number and size of snapshots.
+        sends_traces: Whether errors of environments contain the traceback. Only the server inside an environment's
+            sandbox sets this.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
     operations = Operations(sessions, envs, metrics=metrics)
@@ -107,7 +110,7 @@ def create_app(
 
 
 class App:
-    """The ASGI application; see `create_app`. Its sessions end with the ASGI lifespan."""
+    """The ASGI application that `create_app` returns. It serves sessions for the duration of the ASGI lifespan."""
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class App:
 
     @property
     def errors(self) -> Counter[str]:
-        """Number of error answers by code, including those of `envkit.http.server.middleware.AuthMiddleware`."""
+        """Number of answers with each error code, including errors that `AuthMiddleware` answered."""
         return self._operations.sessions.counters.errors
 
     def document(self) -> dict[str, Any]:
@@ -177,10 +180,10 @@ class App:
         return self._operations.methods()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new calls, and wait `timeout_s` seconds for running ones.
+        """Refuse new calls, and wait up to `timeout_s` seconds until all running calls have ended.
 
-        Then cancel the calls that are still running. Their reply is an error; a reply that has already started is
-        aborted.
+        Then cancel the calls that still run. Their callers get an error, or an incomplete reply if the reply had
+        already begun.
         """
         self._operations.sessions.is_closing = True
         if self._operations.sandboxes is not None:
@@ -198,7 +201,8 @@ class App:
 
     async def _respond_cancelled(self, send: Send) -> None:
         error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
-        with suppress(OSError, RuntimeError):  # the response has already started, or the client has disconnected
+        # Sending fails if the response has already started or the client has disconnected.
+        with suppress(OSError, RuntimeError):
             await respond_problem(send, self._operations.problem(error))
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:

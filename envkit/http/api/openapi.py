@@ -1,8 +1,8 @@
 """The HTTP routes of all operations, with an OpenAPI document at ``/openapi.json``.
 
-The schemas come from the types that decode the messages, so FastAPI only routes requests and does not validate them.
-This module is imported on first use, because importing FastAPI takes longer than starting a sandbox, and the server in
-a sandbox needs only its WebSocket.
+The schemas in the document are generated from the types that decode the messages. FastAPI therefore only routes
+requests and does not validate them. This module is imported on first use, because importing FastAPI takes longer than
+starting a sandbox, and the server inside a sandbox needs only the WebSocket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TASK = msgspec.json.Decoder(messages.TaskBody)
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _REF = "#/components/schemas/{name}"
 _NEW_ID = msgspec.json.schema(messages.SessionId)
-_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Required if the server has tokens: ek_..."}}
+_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Token (ek_...), if the server needs one."}}
 _TYPES = (
     messages.TaskBody,
     messages.StepBody,
@@ -56,20 +56,23 @@ _TYPES = (
 
 
 def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
-    """Return the application that answers every route.
+    """Return the FastAPI application that answers all HTTP routes.
 
     Args:
-        operations: Operations of the routes.
-        slow_reset_s: Seconds after which a request whose reset, or sandbox start, still runs is answered with 202.
-        sandboxes: Operations of the sandbox routes; None without sandboxes.
+        operations: The operations on sessions that the routes call.
+        slow_reset_s: Seconds after which a request is answered with 202 if its reset, or its start of a sandbox, is
+            still running.
+        sandboxes: Answers requests about sandboxes; None: the server has no sandbox routes.
     """
     routes = _SessionRoutes(operations, slow_reset_s)
     api = FastAPI(
         title="envkit",
         version=__version__,
-        docs_url=None,  # Swagger UI and ReDoc load third-party scripts, which would run in the server's origin
+        # Swagger UI and ReDoc are off: they load third-party scripts, which could call this server like its own pages.
+        docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect could send the token to another server
+        # A client that follows a redirect could send its token to another server.
+        redirect_slashes=False,
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.unrouted, Exception: routes.failed},
     )
     api.router.route_class = _Route
@@ -126,7 +129,8 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
         "/metrics": routes.metrics,
         _V1: routes.index,
     }
-    for path, route in monitored.items():  # the document omits HEAD
+    # Monitoring tools also send HEAD requests. The OpenAPI document lists only the GET requests.
+    for path, route in monitored.items():
         api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
         sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
@@ -148,7 +152,7 @@ def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPath
 
 
 class _Route(APIRoute):
-    """A route that rejects query parameters that are not in the document, so that a misspelt one is reported."""
+    """A route that rejects query parameters that the OpenAPI document does not list, such as misspelt names."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("query_string") and scope["method"] in (self.methods or ()):
@@ -161,16 +165,17 @@ class _Route(APIRoute):
 
 
 class _SessionRoutes:
-    """One method per route: it decodes the request, makes one call, and encodes the reply."""
+    """The routes of sessions. Each method decodes the request, calls one operation, and encodes the reply."""
 
     def __init__(self, operations: Operations, slow_reset_s: float) -> None:
         self._operations = operations
         self._slow_reset_s = slow_reset_s
 
     async def create(self, session_id: str, request: Request) -> Response:
-        """Create a session for a task; return the first observation. The call is safe to repeat.
+        """Create a session for a task and return the first observation. The call is safe to repeat.
 
-        202 means that the reset is still running: repeat the call until it returns the observation.
+        Status 202 means that the environment's reset is still running. Repeat the call until it returns the
+        observation.
         """
         task = messages.read(await request.body(), _TASK)
         body = messages.CreateSessionBody(task.env_id, task.seed, task.options, session_id=messages.read_id(session_id))
@@ -184,12 +189,12 @@ class _SessionRoutes:
         return _json(messages.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
 
     async def step(self, session_id: str, request: Request) -> Response:
-        """Play one step. Repeating it with the same `turn` and `action` is safe."""
+        """Play one step. The call is safe to repeat with the same `turn` and `action`."""
         step = messages.read(await request.body(), _STEP)
         return self._reply(request, await self._by(request).step(session_id, step), session_id)
 
     async def steps(self, request: Request) -> Response:
-        """Play steps of many sessions; return a list of results or errors in the same order."""
+        """Play steps of many sessions. Return a list with the result or error of each step, in the same order."""
         return _json(await self._by(request).steps(await request.body(), step_metrics_of(request.scope)))
 
     async def sessions(self, request: Request) -> Response:
@@ -197,7 +202,7 @@ class _SessionRoutes:
         return self._reply(request, await self._by(request).list_sessions(_NOTHING))
 
     async def session(self, session_id: str, request: Request) -> Response:
-        """Show a session, without extending its expiry."""
+        """Return the status of a session. The call does not delay the session's expiry."""
         return self._reply(request, await self._by(request).session(messages.SessionBody(session_id)))
 
     async def delete(self, session_id: str, request: Request) -> Response:
@@ -233,14 +238,14 @@ class _SessionRoutes:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
-        """Answer a request that matches no route, with the status of the error (404 or 405)."""
+        """Answer a request whose path (404) or method (405) matches no route."""
         assert isinstance(error, HTTPException)
         kind = UnknownPathError if error.status_code == HTTPStatus.NOT_FOUND else RequestError
         reason = kind(f"{request.method} {request.url.path}: {error.detail}")
         problem = msgspec.convert({**to_problem(reason), "status": error.status_code}, messages.Problem)
         headers = dict(error.headers or {})
-        # Starlette's error lists only the methods of one of the routes with this path
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            # List the methods of all routes of this path. Starlette's error lists those of one route only.
             routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
         return _problem(problem, headers)

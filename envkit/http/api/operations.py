@@ -1,4 +1,4 @@
-"""The server's operations, for HTTP and WebSocket, and the conversion of errors into problem objects."""
+"""The operations of the server, which HTTP and WebSocket share, and the conversion of errors into problem objects."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
 class Operations:
-    """The operations of protocol version 1.
+    """The operations on sessions in version 1 of the protocol.
 
     Args:
-        sessions: Session table.
+        sessions: All sessions of the server.
         envs: Returns the available environments.
-        metrics: Returns further metrics, in addition to those of sessions.
+        metrics: Returns metrics that are shown in addition to those of sessions.
 
     Attributes:
-        sandboxes: Operations on sandboxes; None without sandboxes.
-        sends_traces: Whether callers get the tracebacks of environments, with full file names.
+        sandboxes: Operations on sandboxes; None if the server lends none.
+        sends_traces: Whether errors of environments contain the traceback and full file names.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Operations:
         return {"step": SessionStepBody, **{name: one.type for name, (one, _) in self._METHODS.items()}, **more}
 
     def by(self, caller: Caller) -> Operations:
-        """Return these operations for `caller`, who refers to its sessions by its own ids."""
+        """Return a copy of the operations that acts for `caller`: session ids then mean sessions of this caller."""
         if caller is self._caller:
             return self
         operations = copy(self)
@@ -145,7 +145,7 @@ class Operations:
         return ReadyReply(not why, capacity, leased, why)
 
     async def overview(self) -> Overview | None:
-        """Return what the status page may show to the caller; None if a token is required and missing."""
+        """Return what the status page shows to the caller; None if the request needs a token and has none."""
         caller, sandboxes = self._caller, None
         if caller is NOBODY:
             return None
@@ -165,18 +165,19 @@ class Operations:
         return exposition(self.sessions, self._metrics)
 
     async def steps(self, data: bytes, metrics: StepMetrics) -> bytes:
-        """Play a JSON list of steps: sessions in parallel, the steps of one session in order.
+        """Play a JSON list of steps. Sessions are played in parallel, the steps of one session in order.
 
         Returns:
-            A JSON list of outcomes in the same order: ``{"result": ...}`` or ``{"error": ...}``.
+            A JSON list with ``{"result": ...}`` or ``{"error": ...}`` for each step, in the same order.
 
         Raises:
-            RequestError: `data` is not a list.
-            RateLimitError: The steps exceed the caller's rate limit; none was played.
+            RequestError: `data` is not a JSON list.
+            RateLimitError: The steps exceed the caller's rate limit, and none of them was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
         metrics.steps += len(bodies)
-        self._caller.take(max(0, len(bodies) - 1))  # the rate limit has already counted the request itself
+        # Each step counts as one call. Subtract 1, because the request was already counted as one call.
+        self._caller.take(max(0, len(bodies) - 1))
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
@@ -207,10 +208,10 @@ class Operations:
         return b"[%b]" % b",".join(outcomes)
 
     def answers_now(self, frames: Iterable[StepFrame], used: set[str]) -> tuple[list[bytes], list[StepFrame]]:
-        """Answer the frames that can be answered immediately; add their sessions to `used`. See `answer`.
+        """Answer the steps that can be answered without waiting. Add the sessions of all frames to `used`.
 
         Returns:
-            The answers, and the other frames.
+            The answers, and the frames that were not answered.
         """
         answers: list[bytes] = []
         others: list[StepFrame] = []
@@ -234,12 +235,10 @@ class Operations:
         return answers, others
 
     def start_step(self, frame: StepFrame, send: Callable[[bytes], None]) -> bool:
-        """Start a step that `answers_now` could not answer, if no task is needed for that.
-
-        `send` is called with the answer later.
+        """Start a step that `answers_now` could not answer. `send` is called with the answer when it arrives.
 
         Returns:
-            False if the step needs `answer`; then nothing was started.
+            False if the step was not started, because it needs a task of its own; then call `answer` in a task.
         """
         body = frame.params
 
@@ -254,8 +253,9 @@ class Operations:
         return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, finish)
 
     async def answer(self, frame: Frame | StepFrame, used: set[str], metrics: StepMetrics) -> bytes:
-        """Return the answer to a frame; an error becomes an answer too. Add a session that the frame creates to `used`
-        and `metrics`.
+        """Make the call of a frame, and return its result or error as the answer.
+
+        If the call creates a session, add the session to `used` and count it in `metrics`.
         """
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
@@ -273,7 +273,7 @@ class Operations:
             key = self._caller.key(body.session_id)
             used.add(key)
             outcome = await self._outcome(method(self, body), id)
-            if self.sessions.turn(key) is not None:  # it was created
+            if self.sessions.turn(key) is not None:  # The session was created.
                 metrics.envs[body.env_id] += 1
             return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
@@ -285,22 +285,22 @@ class Operations:
         return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used)).framed)
 
     def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
-        """Return the answer to a refused frame; the id is None if it could not be read."""
+        """Return the answer that rejects a frame; `frame_id` is None if the id of the frame could not be read."""
         return _addressed(frame_id, self.failure(error))
 
     async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
-        """Return the result or the error of a call."""
+        """Wait for a call; return its result or error as JSON."""
         try:
             return b'{"result":%b}' % self.encode(await call, session_id)
         except Exception as error:
             return self.failure(error, session_id)
 
     def failure(self, error: Exception, session_id: str | None = None) -> bytes:
-        """Return the outcome of a call that raised `error`."""
+        """Return the JSON outcome of a call that raised `error`."""
         return b'{"error":%b}' % write(self.problem(error, session_id))
 
     def problem(self, error: Exception, session_id: str | None = None) -> Problem:
-        """Return `error` as a problem for the caller, and count it."""
+        """Convert `error` to the problem that the caller receives, and count the error."""
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)
             error = EnvkitError("internal server error; see the server log")
@@ -360,5 +360,5 @@ def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
 
 
 def _as_utf8(value: object) -> object:
-    """Escape bytes that are not valid UTF-8. File names may contain such bytes, and JSON cannot encode them."""
+    """Escape bytes of a file name that are not UTF-8, because JSON cannot encode them."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

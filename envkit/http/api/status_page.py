@@ -1,4 +1,4 @@
-"""The server's status page at ``/``: HTML without scripts."""
+"""The status page of the server at ``/``, in HTML without scripts."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What one caller may see of a server.
+    """The part of the server's state that the status page shows to one caller.
 
     Attributes:
-        ready: Whether a session can be created.
-        envs: The environments; None if the caller may not play.
-        sessions: The sessions that the caller may see; None if the caller may not play.
-        sandboxes: The sandboxes that the caller may see; None if it may not use any, or the server has none.
-        name: Returns the caller's name for a sandbox.
+        ready: Whether a session can be created now.
+        envs: The environments; None if the caller lacks the scope ``play``.
+        sessions: The sessions that the caller may see; None if the caller lacks the scope ``play``.
+        sandboxes: The sandboxes that the caller may see; None if the caller lacks the scope ``sandbox``, or the server
+            lends no sandboxes.
+        name: Converts the server's key of a sandbox to the id that the caller uses.
     """
 
     ready: messages.ReadyReply
@@ -73,8 +74,9 @@ class Overview:
 
 
 def page(overview: Overview | None) -> bytes:
-    """Return the page. If `overview` is None, because a token is required and missing, the page has only the version
-    and links.
+    """Return the status page as HTML.
+
+    If `overview` is None, because the request lacks a token, the page contains only the version and links.
     """
     parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>Server for environments and sandboxes.</p>"]
     if overview is None:
@@ -113,7 +115,7 @@ def _sections(overview: Overview) -> Iterable[str]:
 
 
 def _sandboxes(views: Sequence[SandboxView]) -> str:
-    # Sandboxes of environments have names that begin with a colon; callers cannot use one.
+    # The server's own sandboxes, which play environments, have ids that begin with a colon. Callers cannot choose one.
     own = Counter(_state(view) for view in views if view.id.startswith(":"))
     others = Counter(_state(view) for view in views if not view.id.startswith(":"))
     rows = []
@@ -124,7 +126,7 @@ def _sandboxes(views: Sequence[SandboxView]) -> str:
 
 
 def _state(view: SandboxView) -> str:
-    """Return the state of a sandbox as a text. A sandbox whose command exited counts as finished, not as lost."""
+    """Return the state of a sandbox: "finished" instead of "lost" if the command that its caller started has exited."""
     may_exit = view.spec.command and not view.id.startswith(":")
     cause = view.phases[-1].cause
     if may_exit and view.state is SandboxState.LOST and cause is not None and cause.kind is CauseKind.EXITED:
@@ -141,7 +143,7 @@ def _link(path: str) -> str:
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table of HTML cells."""
+    """Return an HTML table. The cells of `rows` are HTML already."""
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,10 +1,10 @@
-"""The server's WebSocket endpoint: frames in, answers out, many sessions on one socket.
+"""The server's WebSocket endpoint: receives calls as frames and sends answers, for many sessions on one socket.
 
-A call continues when its socket closes, so that the caller can reconnect and retry it. The exception is a command in a
-sandbox that has no idempotency key: it is cancelled. While a socket is open, the sessions and sandboxes that were used
-over it do not expire. Answers that become ready in the same iteration of the event loop are sent in one message.
+A call continues after its socket closes, so that the caller can reconnect and repeat the call. Only commands in
+sandboxes without an idempotency key are cancelled. While a socket is open, the sessions and sandboxes that were used
+over it do not expire. Answers that are ready in the same iteration of the event loop are sent in one message.
 
-Each socket has a limit on unanswered frames and unread replies; see `envkit.http.limits.websocket_queues`.
+The memory that each socket uses is limited; see `envkit.http.limits.memory_budget.Backpressure`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _FRAMES = msgspec.json.Decoder(list[Frame])
 
 
 class Sockets:
-    """All sockets of a server.
+    """All open WebSockets of a server.
 
     Args:
-        operations: The operations.
-        tasks: Task group of the calls, which outlive their socket.
-        max_frame_bytes: Maximum size of a frame's parameters.
+        operations: The operations that the frames call.
+        tasks: Task group in which calls run, so that they continue after their socket closes.
+        max_frame_bytes: Maximum size of a frame's parameters, in bytes.
     """
 
     def __init__(self, operations: Operations, tasks: TaskGroup, max_frame_bytes: int) -> None:
@@ -69,13 +69,15 @@ class Sockets:
         send: Send,
         metrics: StepMetrics | None = None,
     ) -> None:
-        """Serve one socket until it closes; pause reading if its caller sends too much.
+        """Serve one socket until it closes. Stop reading from it while its caller sends too much.
 
         Args:
-            caller: Owner of the socket.
-            receive: ASGI's receive.
-            send: ASGI's send.
-            metrics: Counts sessions and steps.
+            caller: The caller that opened the socket.
+            receive: The `receive` function of ASGI.
+            send: The `send` function of ASGI.
+            budget: Limits the memory that the socket uses; None for no limit.
+            flow: Flow control of the connection; None if the server offers none.
+            metrics: Counts the sessions and steps of this socket.
         """
         operations = self._operations.by(caller)
         inbox, outbox = Inbox(receive), Outbox()
@@ -129,7 +131,7 @@ class Sockets:
         metrics: StepMetrics,
         begin_sandbox: Callable[[Frame, int], None],
     ) -> int:
-        """Start the calls of a message's frames; return the number of frames."""
+        """Start the call of each frame in a message, and return the number of frames."""
         steps, others = self._read(operations, caller, data)
         count = len(steps) + len(others)
         outbox.owed += count
@@ -161,8 +163,9 @@ class Sockets:
         metrics: StepMetrics,
         pending_bytes: int,
     ) -> None:
-        """Answer the steps that need no waiting, and start the others. Each started step occupies `pending_bytes`
-        until it is answered.
+        """Answer the steps that can be answered immediately, and start the others.
+
+        Each started step counts as `pending_bytes` of memory until it is answered.
         """
         answers, waiting = operations.answers_now(steps, used)
         for step in waiting:
@@ -177,9 +180,12 @@ class Sockets:
     def _read(
         self, operations: Operations, caller: Caller, data: bytes
     ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
-        """Return the steps of a message and its other frames. A rejected frame is replaced by the answer to it."""
+        """Split a message into steps and other frames. In place of an invalid frame, return the answer that rejects
+        it.
+        """
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(*UNREADABLE):  # the message also contains other calls, or invalid frames
+            # Decode all frames as steps, which is fastest. This fails if a frame is another call or is invalid.
+            with suppress(*UNREADABLE):
                 found = _STEPS.decode(data)
                 if not isinstance(found, list):
                     return [found], ()
@@ -203,7 +209,7 @@ class Sockets:
         return steps, others
 
     def _check(self, operations: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
-        """Return the frame if its caller has the scope for it, otherwise the answer that rejects it."""
+        """Return the frame if it is valid and the caller may make its call; otherwise the answer that rejects it."""
         if isinstance(frame, RequestError):
             return operations.refusal(None, frame)
         try:

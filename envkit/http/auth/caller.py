@@ -1,9 +1,9 @@
 """The caller of a request: its tenant, its scopes, and the server's keys for its sessions and sandboxes.
 
-The server stores a tenant's session `x` under the key ``tenant:x``. Ids have no colon, so keys of different tenants
-never collide. An administrator names a session of another tenant by its key. A server without tokens has one
-tenant, whose name is empty, and its keys equal the ids. If tokens are created later, an administrator names such a
-session as ``:id``.
+The server stores the session `x` of a tenant under the key ``tenant:x``. Ids contain no colon, so keys of different
+tenants never collide. An administrator uses the key as the id of another tenant's session. On a server without tokens
+there are no tenants, and the key equals the id. If tokens are created later, an administrator refers to such a session
+as ``:x``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Caller:
     """The sender of a request.
 
     Attributes:
-        tenant: Owner of what the request creates; empty without tokens.
-        scopes: Names of `SCOPES`; ``admin`` includes the others.
-        token_id: Id of its token; empty without tokens.
-        bucket: Rate limit of the tenant; None without one.
+        tenant: Name of the tenant, which owns the sessions and sandboxes that the request creates; empty on a server
+            without tokens.
+        scopes: What the caller may do: names from `SCOPES`; ``admin`` includes all others.
+        token_id: Id of the token in the request; empty on a server without tokens.
+        bucket: Rate limiter of the tenant; None for no limit.
     """
 
     tenant: str = ""
@@ -60,27 +61,27 @@ class Caller:
         """Check that the caller has `scope`.
 
         Raises:
-            ForbiddenError: The token does not have it.
+            ForbiddenError: The caller's token does not have the scope.
         """
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes))
             raise ForbiddenError(f"this needs a token with the scope {scope}; this one has {has}")
 
     def take(self, n: int = 1) -> None:
-        """Count `n` calls of the tenant before they are made.
+        """Count `n` new calls against the tenant's rate limit.
 
         Raises:
-            RateLimitError: They exceed the rate limit; none is counted.
+            RateLimitError: The calls exceed the rate limit. None of them is counted.
         """
         if self.bucket is not None and (wait_s := self.bucket.take(clock.stopwatch(), n)):
             raise RateLimitError(f"rate limit exceeded; retry in {wait_s:.3g} s", wait_s)
 
     def charge(self, n: int) -> float:
-        """Count `n` calls that were already received; return how many seconds to wait before receiving more."""
+        """Count `n` received calls against the rate limit; return the seconds to wait before receiving more calls."""
         return 0.0 if self.bucket is None else self.bucket.charge(clock.stopwatch(), n)
 
     def key(self, id: str) -> str:
-        """Return the key of the caller's session `id`."""
+        """Return the server's key for the session or sandbox that the caller calls `id`."""
         if not self.tenant:
             return id
         if ADMIN in self.scopes and ":" in id:
@@ -88,18 +89,19 @@ class Caller:
         return f"{self.tenant}:{id}"
 
     def sees(self, key: str) -> bool:
-        """Return whether the caller owns a session or is an administrator."""
+        """Return whether the caller may see the session or sandbox with this key: its owner or an administrator may."""
         return ADMIN in self.scopes or key.startswith(self.key(""))
 
     def name(self, key: str) -> str:
-        """Return the caller's name for a session that it sees; the inverse of `key`."""
-        if self.tenant and (":" not in key or key.startswith(":")):  # created without a token, or by the server itself
+        """Return the id that the caller uses for the session or sandbox with this key; the inverse of `Caller.key`."""
+        # Such a key was created without tokens, or belongs to a sandbox of the server itself.
+        if self.tenant and (":" not in key or key.startswith(":")):
             return f":{key}"
         return key.removeprefix(self.key(""))
 
 
 def tenant_of(key: str) -> str:
-    """Return the tenant of a session or sandbox; "" if it has none or is the server's own."""
+    """Return the tenant that owns a session or sandbox; "" if the server itself owns it or there are no tenants."""
     return key.partition(":")[0] if ":" in key else ""
 
 
@@ -111,14 +113,16 @@ NOBODY = Caller(scopes=frozenset())
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """Return the caller that `envkit.http.server.middleware.AuthMiddleware` put into an ASGI scope."""
+    """Return the caller of a request, which `AuthMiddleware` has stored in the ASGI scope."""
     state = scope.get("state")
     caller: Caller = EVERYBODY if state is None else state.get("caller", EVERYBODY)
     return caller
 
 
 def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
-    """Return `error` with ids replaced: `names` maps each id of the server to the caller's name for it."""
+    """Return a copy of `error` in which the server's keys (keys of `names`) are replaced by the caller's ids
+    (values).
+    """
     words = "|".join(re.escape(word) for word in names if word)
     if not words:
         return error

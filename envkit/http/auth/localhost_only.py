@@ -1,8 +1,8 @@
-"""Check of requests to a server without tokens: local programs may call it, foreign web pages may not.
+"""Protects a server without tokens: programs on this machine may call it, web pages of other sites may not.
 
-A browser on this machine runs scripts of any web site. It sends the site's origin (``Origin``) and the host name of the
-request (``Host``). In a DNS rebinding attack, the site's own host name resolves to this machine, so ``Host`` is not a
-name of this machine.
+A browser on this machine runs scripts of any web site, and these could call the server. The browser sends the site of
+the script in the header ``Origin`` and the requested host name in ``Host``. In an attack by DNS rebinding, ``Host`` is
+the attacker's host name, not a name of this machine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def require_local(server: tuple[str, int | None] | None, host: bytes, origin: by
     """Check that a request does not come from a foreign web page.
 
     Args:
-        server: Address and port that received the request; no port for a Unix socket.
-        host: Its ``Host``; empty without one.
-        origin: Its ``Origin``, if any.
+        server: Address and port that received the request; the port is None for a Unix socket.
+        host: The header ``Host``; empty if missing.
+        origin: The header ``Origin``; None if missing.
 
     Raises:
-        ForbiddenError: The origin is foreign, or the host is not this machine.
+        ForbiddenError: The request comes from a page of another site, or its ``Host`` is not this machine.
     """
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
         raise _refusal(f"web pages of {_text(origin)} may not call it")
@@ -33,7 +33,7 @@ def require_local(server: tuple[str, int | None] | None, host: bytes, origin: by
 
 
 def _is_local(host: bytes, address: str) -> bool:
-    """Return whether ``Host`` is this machine, or the `address` of the server."""
+    """Return whether `host` names this machine: localhost, a loopback address, or the `address` of the server."""
     name = _PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower()
     if name in ("localhost", address):
         return True

@@ -1,4 +1,4 @@
-"""Rate limit of a tenant: a token bucket. It reads no clock: the caller passes the time."""
+"""Rate limit of a tenant, as a token bucket. The caller passes the current time to each method."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ _NOTHING = 1e-9
 
 
 class Rate(NamedTuple):
-    """A rate limit: `per_s` calls per second on average, and at most `burst` calls at once. Both are above 0."""
+    """A rate limit: `per_s` calls per second on average, and up to `burst` calls at a time. Both are above 0."""
 
     per_s: float
     burst: float
 
 
 class Bucket:
-    """A token bucket, which is full at the start.
+    """A token bucket that limits the rate of calls. The bucket is full at the start.
 
-    A batch larger than `burst` passes only if the bucket is full; otherwise it could never pass. The bucket then has a
-    negative level, and later calls wait until it is refilled, so that the average rate is kept.
+    A batch of more than `burst` calls is allowed if the bucket is full, because it would never be allowed otherwise.
+    The level of the bucket is then negative, and later calls wait until it has filled up again. The average rate
+    therefore stays within the limit.
 
     Args:
-        rate: Fill rate and size.
-        now: Seconds of a monotonic clock, the same as in later calls.
+        rate: Rate at which the bucket fills, and its size.
+        now: Current time of a monotonic clock, in seconds. Later calls must use the same clock.
     """
 
     __slots__ = ("_at", "_level", "_rate")
@@ -36,7 +37,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float, n: int = 1) -> float:
-        """Take `n` calls and return 0.0, or take none and return the seconds to wait."""
+        """Allow `n` calls and return 0.0, or allow none of them and return the seconds to wait."""
         level = self._filled(now)
         least = min(n, self._rate.burst)
         if level < least - _NOTHING:
@@ -45,9 +46,7 @@ class Bucket:
         return 0.0
 
     def charge(self, now: float, n: int = 1) -> float:
-        """Take `n` calls that were already received, even if the bucket holds fewer; return the seconds until the next
-        call is allowed.
-        """
+        """Count `n` calls that were already received; return the seconds until the next call is allowed."""
         self._level = self._filled(now) - n
         return max(0.0, -self._level / self._rate.per_s)
 

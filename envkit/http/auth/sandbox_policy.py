@@ -1,6 +1,6 @@
-"""Policy for the sandboxes of callers without the scope ``admin``.
+"""Sandbox policy: which sandboxes callers without the scope ``admin`` may request.
 
-On a server without tokens, all callers have this scope. No caller may mount files of the server.
+On a server without tokens, all callers have the scope ``admin``. No caller may mount files of the server.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ OPEN = "open"
 
 @dataclass(frozen=True, slots=True)
 class SandboxPolicy:
-    """What callers without the scope ``admin`` may request. In all patterns ``*`` matches any characters.
+    """Limits on the sandboxes of callers without the scope ``admin``. In patterns, ``*`` matches any characters.
 
     Attributes:
-        networks: ``"open"``, or patterns of host names; no network is always allowed.
-        profiles: Allowed profiles; the strict one is always allowed.
-        images: Patterns of images; the default image is always allowed. With bubblewrap, an image is a folder of the
-        server's machine, and sandboxes can read everything in that folder.
-        isolates: Whether sandboxes are isolated from the server; if not, only callers with the scope ``admin`` may
-        create them.
+        networks: Hosts that sandboxes may reach: patterns of host names, or ``"open"`` for any network access. A
+            sandbox without network access is always allowed.
+        profiles: Patterns of allowed profiles. The profile ``strict`` is always allowed.
+        images: Patterns of allowed images. The default image is always allowed. With bubblewrap, an image is a folder
+            on the server's machine, and the sandbox can read all files in the folder.
+        isolates: Whether sandboxes are isolated from the server. If not, only callers with the scope ``admin`` may
+            create sandboxes.
     """
 
     networks: Sequence[str] = ("none",)
@@ -38,7 +39,7 @@ class SandboxPolicy:
         """Check that `caller` may create a sandbox with this spec.
 
         Raises:
-            ForbiddenError: It may not.
+            ForbiddenError: The policy does not allow this spec for the caller.
         """
         if spec.views:
             raise ForbiddenError("views: a server mounts none of its files into sandboxes; upload the files instead")
@@ -46,7 +47,7 @@ class SandboxPolicy:
             return
         if not self.isolates:
             raise ForbiddenError("sandboxes are not isolated on this server; use a token with the scope admin")
-        # A pattern for host names, even *, does not allow network="open".
+        # The open network must be allowed by name: host patterns, even *, do not allow it.
         if spec.network == OPEN and OPEN not in self.networks:
             raise _refused("network", OPEN, self.networks)
         if not isinstance(spec.network, str) and OPEN not in self.networks:
@@ -54,7 +55,8 @@ class SandboxPolicy:
         if spec.profile != "strict":
             _require("profile", [spec.profile], self.profiles)
         if spec.image is not None:
-            if ".." in spec.image.split("/"):  # .. would lead out of the folders that a pattern allows
+            # With ".." a path could match a pattern and still lead to a folder that the pattern does not allow.
+            if ".." in spec.image.split("/"):
                 raise ForbiddenError(f"image: {spec.image[:100]!r} contains '..'; use a path without it")
             _require("image", [spec.image], self.images)
         if spec.runtime is not None:

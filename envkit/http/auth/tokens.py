@@ -1,7 +1,7 @@
-"""API tokens in one SQLite file, which the server and the command line use at the same time.
+"""API tokens in one SQLite file, which the server and the command line can use at the same time.
 
-A token has the form ``ek_<id>_<secret>``. The file stores only the SHA-256 of the secret. A slow password hash would
-add no security, because the secret has 256 random bits, and it would cost time on each request.
+A token has the form ``ek_<id>_<secret>``. The file stores only the SHA-256 hash of the secret. A slow password hash
+would cost time on each request and add no security, because the secret has 256 random bits.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
 class TokenView(NamedTuple):
-    """A token without its secret. Times are seconds since 1970; None means never. `used` may be up to a minute out of
-    date.
+    """The data of a token, without its secret. Times are in seconds since 1970; None means never.
+
+    `used` is the time of the last use, and is updated at most once a minute.
     """
 
     id: str
@@ -67,10 +68,10 @@ class TokenView(NamedTuple):
 
 
 class TokenStore:
-    """The tokens in one file. Used by one thread at a time, and by any number of processes.
+    """The tokens in one file. Many processes may use the file at the same time, but only one thread this object.
 
     Args:
-        path: The file; it and its folder are created if missing, accessible to their owner only.
+        path: The file. If the file or its folder is missing, it is created and only its owner gets access.
         fresh_s: Seconds for which `check` caches a valid token.
 
     Raises:
@@ -86,13 +87,14 @@ class TokenStore:
         self._opened, self._file = _open(path)
 
     def create(self, tenant: str, scopes: Iterable[str], name: str | None = None, ttl_s: float | None = None) -> str:
-        """Create a token and return its text, which cannot be read again.
+        """Create a token and return its text. The text is not stored, so it cannot be read later.
 
         Args:
-            tenant: Owner of what is created with it: 1 to 32 letters, digits, dots, dashes, underscores.
-            scopes: Names of `envkit.http.auth.caller.SCOPES`.
-            name: Display name, of the same characters; its id by default.
-            ttl_s: Seconds after which it expires; None for never.
+            tenant: Name of the tenant that owns the sessions and sandboxes created with the token: 1 to 32 letters,
+                digits, dots, dashes, underscores.
+            scopes: What the token allows: names from `envkit.http.auth.caller.SCOPES`.
+            name: Display name, with the same characters as `tenant`; by default the id of the token.
+            ttl_s: Seconds after which the token expires; None for never.
 
         Raises:
             UsageError: An argument is not valid, or another token has this name.
@@ -122,16 +124,16 @@ class TokenStore:
         return f"ek_{id}_{secret}"
 
     def revoke(self, id_or_name: str) -> str:
-        """Revoke a token and return its id; servers that use this file notice within `FRESH_S`.
+        """Revoke a token and return its id. Servers that use the same file reject the token within `FRESH_S` seconds.
 
         Raises:
-            UsageError: The token does not exist or was revoked before.
+            UsageError: The token does not exist or is already revoked.
         """
         with self._translated_errors(UsageError):
             found = (
                 self._database()
                 .execute(
-                    # An id takes precedence over an equal name.
+                    # If the text is the id of one token and the name of another, revoke the token with the id.
                     "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND id ="
                     " (SELECT id FROM tokens WHERE revoked IS NULL AND (id = ?2 OR name = ?2) ORDER BY id <> ?2)"
                     " RETURNING id",
@@ -152,8 +154,9 @@ class TokenStore:
         return [_view(row) for row in rows]
 
     def is_needed(self) -> bool:
-        """Return whether requests need a token. They do once any token was created. The result may be `fresh_s`
-        seconds old.
+        """Return whether requests need a token: they do as soon as any token was created.
+
+        The result may be up to `fresh_s` seconds old.
 
         Raises:
             EnvkitError: The file can no longer be read.
@@ -165,8 +168,9 @@ class TokenStore:
         return self._is_needed
 
     def check(self, text: str) -> Caller | None:
-        """Return the caller with the token `text`; None if the token is not valid. The result may be `fresh_s` seconds
-        old.
+        """Return the caller that the token `text` identifies; None if the token is not valid.
+
+        The result may be up to `fresh_s` seconds old.
 
         Raises:
             EnvkitError: The file can no longer be read.
@@ -208,8 +212,8 @@ class TokenStore:
         return Caller(view.tenant, view.scopes, view.id)
 
     def _touch(self, id: str, now: float) -> None:
-        """Record the time of a token's use. If another process is writing to the file, skip it, so that the request
-        need not wait.
+        """Record the time at which a token was used. Skip this if another process is writing, so that no request
+        waits.
         """
         database = self._database()
         database.execute("PRAGMA busy_timeout = 0")
@@ -218,8 +222,9 @@ class TokenStore:
         database.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
 
     def _database(self) -> sqlite3.Connection:
-        """Return the connection. If the file was removed or replaced, open the new file: the tokens of the old one are
-        no longer valid.
+        """Return the connection to the file. If the file was removed or replaced, open the new one.
+
+        The tokens of the old file are then no longer valid.
         """
         try:
             is_same = _identity(self._path) == self._file
@@ -241,7 +246,7 @@ class TokenStore:
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
-    """Open the file, creating it if it is missing; return the connection, and the file's device and inode."""
+    """Open the token file, and create it if missing; return the connection and the file's device and inode numbers."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = path.parent.stat()
@@ -277,8 +282,9 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
 
 
 def _create(path: Path) -> None:
-    """Create the file atomically, so that a concurrent process finds it complete."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")  # mode 0600, as SQLite gives its journal files
+    """Create the token file atomically, so that another process never finds it incomplete."""
+    # `mkstemp` creates the file with mode 0600. SQLite creates its journal files with the same mode.
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")
     os.close(handle)
     try:
         with closing(sqlite3.connect(draft, isolation_level=None)) as database:

@@ -1,4 +1,4 @@
-"""Connectors of a client: to a URL, or over a given socket."""
+"""Connectors: functions with which a client opens its WebSocket, to a URL or over a given stream socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def url_connector(
         path: Path of the WebSocket on the server.
 
     Raises:
-        UsageError: `url` is not an address of a server, or the token or the file is invalid.
+        UsageError: `url` is not the address of a server, `token` is invalid, or the file `ca` cannot be used.
     """
     settings = {**_settings(timeout_s), "additional_headers": authorization_headers(token)}
     invalid = UsageError(f"{url!r} is not a server address, such as http://127.0.0.1:8000 or unix:/tmp/env.sock")
@@ -64,7 +64,7 @@ def url_connector(
 
 
 def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
-    """Return a connector that uses the sockets that `open_socket` returns."""
+    """Return a function that opens a WebSocket over a connected stream socket, which it gets from `open_socket`."""
     settings = _settings(timeout_s)
 
     async def connect_socket() -> ClientConnection:
@@ -84,10 +84,10 @@ async def _wait_open(connecting: connect) -> ClientConnection:
 
 
 def authorization_headers(token: str | None) -> dict[str, str]:
-    """Return the headers that carry `token`.
+    """Return the HTTP headers that send `token` to a server; no headers if it is None.
 
     Raises:
-        UsageError: `token` is not valid.
+        UsageError: `token` is empty or contains characters that a header must not contain.
     """
     if token is None:
         return {}
@@ -100,7 +100,7 @@ def trusted_context(ca: Path | str) -> ssl.SSLContext:
     """Return an SSL context that trusts only the certificates of a PEM file.
 
     Raises:
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read or contains no certificate.
     """
     try:
         return ssl.create_default_context(cafile=ca)
@@ -110,7 +110,7 @@ def trusted_context(ca: Path | str) -> ssl.SSLContext:
 
 
 def certificate_advice(error: ssl.SSLError) -> str:
-    """Return advice on an untrusted certificate, to append to an error."""
+    """Return text to append to an error: why a certificate is not trusted, and what to do; else an empty text."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return ""
     return f" ({error.verify_message}); pass ca, a PEM file of certificates to trust"

@@ -1,8 +1,8 @@
-"""The client's WebSocket: shared by many calls, with reconnect.
+"""The WebSocket of a client, which many concurrent calls share and which reconnects.
 
-Calls that start in the same iteration of the event loop are sent in one message. When the socket breaks, unanswered
-calls are sent once more over a new socket; all calls are safe to repeat. A call fails if the socket breaks twice during
-the call, or if the server stays unreachable. One task checks the deadlines of all calls.
+All calls that begin in the same iteration of the event loop are sent in one message. When the socket breaks, the
+unanswered calls are sent once more over a new socket; all calls are safe to repeat. A call fails if the new socket
+breaks too, or if the server stays unreachable. A single task checks the deadlines of all calls.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _PendingCall:
         self.timeout_s = timeout_s
         self.deadline = clock.now() + timeout_s
         self.sends = 0
-        # The WebSocket library needs asyncio, where waiting for a future costs least.
+        # Use a future of asyncio, which is the cheapest way to wait. The WebSocket library requires asyncio anyway.
         self.outcome: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: EnvkitError) -> None:
@@ -63,11 +63,11 @@ class _PendingCall:
 
 
 class SharedWebSocket:
-    """Sends calls to one server over a WebSocket.
+    """Sends the calls of many tasks to one server over a single WebSocket.
 
     Args:
-        address: The server's name in errors.
-        connect: Opens a WebSocket.
+        address: The server's address, for error messages.
+        connect: Opens a WebSocket to the server.
     """
 
     def __init__(self, address: str, connect: Connector) -> None:
@@ -76,23 +76,24 @@ class SharedWebSocket:
         self._number = 0
         self._calls: dict[int, _PendingCall] = {}
         self._unsent: list[int] = []
-        self._has_unsent = asyncio.Event()  # asyncio's, because anyio.Event cannot be cleared
+        # Not an anyio.Event, which cannot be cleared.
+        self._has_unsent = asyncio.Event()
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
 
     async def call(self, method: str, params: msgspec.Struct, timeout_s: float) -> msgspec.Raw:
-        """Make a call and return its result, as JSON.
+        """Make a call, wait for its answer, and return the result as JSON.
 
         Raises:
-            DeadlineError: The server did not answer within `timeout_s`.
+            DeadlineError: The server did not answer within `timeout_s` seconds.
             UnreachableError: The server is unreachable.
             RequestError: `params` cannot be encoded as JSON.
-            EnvkitError: The error that the server answered.
+            EnvkitError: The server answered with this error.
         """
         return await self.start_call(method, params, timeout_s)
 
     def start_call(self, method: str, params: msgspec.Struct, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
-        """Make a call and return a future of its result; see `call`. The future may be cancelled.
+        """Start a call and return a future of its result; see `call`. The caller may cancel the future.
 
         Raises:
             UnreachableError: The connection is closed.
@@ -112,19 +113,22 @@ class SharedWebSocket:
     def _remove(self, number: int, outcome: asyncio.Future[msgspec.Raw]) -> None:
         del self._calls[number]
         if not outcome.cancelled():
-            outcome.exception()  # mark the error as retrieved, even if the caller was cancelled
+            # Read the exception, so that asyncio does not log it as never retrieved if no caller waits any more.
+            outcome.exception()
 
     async def open(self) -> ClientConnection:
-        """Connect once.
+        """Open a WebSocket to the server, without retries.
 
         Raises:
-            UnreachableError: No server answers, or the answer is invalid.
+            UnreachableError: No server answers, or its answer is invalid.
             UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
         """
         return await connect_once(self._connect, self._address)
 
     async def run(self, socket: ClientConnection) -> None:
-        """Send calls over `socket`, and over new sockets after it, until cancelled."""
+        """Send calls over `socket` until cancelled. When the socket breaks, reconnect and continue with a new
+        socket.
+        """
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._sweep)
@@ -136,7 +140,7 @@ class SharedWebSocket:
             self._fail_all(self._closed())
 
     async def _run_socket(self, socket: ClientConnection) -> None:
-        """Send calls until `socket` breaks, then close it."""
+        """Send calls and receive answers until `socket` breaks, and then close it."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send, socket)
@@ -147,7 +151,8 @@ class SharedWebSocket:
         finally:
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await socket.close()
-            socket.transport.abort()  # without a close handshake, which would not end if the server does not respond
+            # Without this, the close handshake would wait forever for a server that does not respond.
+            socket.transport.abort()
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:
@@ -162,7 +167,8 @@ class SharedWebSocket:
             try:
                 for message in batches([call.frame for call in calls], _BATCH_BYTES):
                     await socket.send(message)
-            except ConnectionClosed:  # `recv` raises this error too, which starts the reconnect
+            except ConnectionClosed:
+                # `recv` raises the same error in `_run_socket`, which then reconnects.
                 return
 
     def _receive(self, message: bytes) -> None:
@@ -174,14 +180,14 @@ class SharedWebSocket:
         for answer in answers:
             call = self._calls.get(answer.id) if isinstance(answer.id, int) else None
             if call is None or call.outcome.done():
-                continue  # the call was cancelled
+                continue  # The call was cancelled or has failed, so nobody waits for this answer.
             if answer.error is not None:
                 call.fail(from_problem(answer.error))
             else:
                 call.outcome.set_result(answer.result)
 
     async def _reopen(self) -> ClientConnection:
-        """Reconnect, and queue the unanswered calls to be sent again."""
+        """Open a new socket, and queue all unanswered calls so that they are sent again."""
         while True:
             for call in list(self._calls.values()):
                 if call.sends >= _MAX_SENDS:
@@ -191,7 +197,8 @@ class SharedWebSocket:
                 await anyio.sleep(delay_s)
                 try:
                     socket = await self.open()
-                except (UnauthorizedError, ForbiddenError) as error:  # a retry does not help
+                except (UnauthorizedError, ForbiddenError) as error:
+                    # A retry does not help, because the server would reject the same token again.
                     failure = error
                     break
                 except EnvkitError as error:
@@ -206,7 +213,7 @@ class SharedWebSocket:
 
     async def _sweep(self) -> None:
         while True:
-            if not self._calls:  # an idle client sleeps
+            if not self._calls:  # Without calls there are no deadlines to check, so sleep until the next call.
                 await self._has_unsent.wait()
             await anyio.sleep(self._shortest_s)
             now = clock.now()

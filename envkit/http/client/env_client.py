@@ -1,4 +1,4 @@
-"""The client of an environment server: plays episodes over one WebSocket, as an `EnvHost`."""
+"""The client of an environment server: plays episodes over one WebSocket."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ DecodeStep: TypeAlias = Callable[[msgspec.Raw], messages.StepReply]
 
 
 class EnvClient:
-    """Plays episodes on a server; satisfies `envkit.protocols.EnvHost`. Enter it to connect.
+    """Plays episodes on a server; implements `envkit.protocols.EnvHost`. Use it with ``async with``, which connects.
 
-    All calls share one WebSocket. If it breaks, the client reconnects and sends unanswered calls again. If the server
-    stays unreachable, the waiting calls fail; later calls reconnect.
+    All calls share one WebSocket. If the WebSocket breaks, the client reconnects and sends unanswered calls again. If
+    the server stays unreachable, the unanswered calls fail, and the next call tries to reconnect.
 
     Args:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
-        connect: Instead of `url`: opens a connected stream socket; called for each connection.
-        name: Name in errors of a server without `url`.
-        timeout_s: Timeout of a call, seconds.
-        token: Token for the server at `url`; default: the variable ``ENVKIT_TOKEN``.
-        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        connect: Alternative to `url`: returns a connected stream socket; called for each connection.
+        name: The server's name in error messages, if `url` is not given.
+        timeout_s: Timeout of a call, in seconds.
+        token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
+        ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EnvClient:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         if (url is None) == (connect is None):
-            raise UsageError("pass either url or connect, not both and not neither")
+            raise UsageError("pass either url or connect (exactly one of them)")
         if timeout_s <= 0:
             raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
         self._address = name if url is None else url.rstrip("/")
@@ -85,13 +85,15 @@ class EnvClient:
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
             connector = url_connector(self._address, timeout_s, token=token, ca=ca)
-        else:  # the socket may lead into a sandbox, whose programs must not see the token
+        else:
+            # Send no token: the socket may lead into a sandbox, whose programs must not see the token.
             if token is not None or ca is not None:
-                raise UsageError("token and ca need url; leave them out with connect")
+                raise UsageError("token and ca need url; omit them if you pass connect")
             connector = socket_connector(connect, timeout_s)
         self._connection = SharedWebSocket(self._address, connector)
         self._rng = random.Random()
-        self._tasks: TaskGroup  # created in __aenter__, because it needs a running event loop
+        # Created in `__aenter__`, because a task group needs a running event loop.
+        self._tasks: TaskGroup
         self._connection_scope: anyio.CancelScope
         self._capacity = 0
         self._poll_lock: anyio.Lock
@@ -99,24 +101,25 @@ class EnvClient:
 
     @property
     def address(self) -> str:
-        """The server's name in errors."""
+        """The server's address or name, as shown in error messages."""
         return self._address
 
     @property
     def capacity(self) -> int:
-        """Number of concurrent episodes, as last reported by the server."""
+        """Number of episode slots of the server, as the server last reported it."""
         return self._capacity
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
-        """Lease an episode, waiting while the server is full; see `envkit.protocols.EnvHost.lease`.
+        """Start an episode; wait while the server has no free slot. See `envkit.protocols.EnvHost.lease`.
 
-        Entering the lease resets the environment, so it raises the error for an unknown environment. `Episode.reset`
-        raises all other errors of the reset.
+        Entering already resets the environment on the server. An unknown environment therefore raises an error here,
+        while `Episode.reset` raises all other errors of the environment.
 
         Args:
-            task: What to play.
-            id: Id of its session on the server; an existing session of this task is resumed. None creates a new id.
+            task: The task to play.
+            id: Id of the session on the server. If the server has a session with this id and task, that session is
+                resumed. None: a new random id.
 
         Raises:
             UnknownEnvError: No environment has the task's id.
@@ -141,7 +144,7 @@ class EnvClient:
         return await self._call("health", messages.NoBody(), messages.HealthReply)
 
     async def ready(self) -> messages.ReadyReply:
-        """Check whether an episode could be leased now."""
+        """Return whether the server could start an episode now."""
         ready = await self._call("ready", messages.NoBody(), messages.ReadyReply)
         self._capacity = ready.capacity
         return ready
@@ -153,7 +156,8 @@ class EnvClient:
     async def __aenter__(self) -> Self:
         socket = await self._connection.open()
         self._poll_lock, self._released = anyio.Lock(), anyio.Event()
-        # A cancelled task still deletes its session, which needs the socket.
+        # Keep the WebSocket open when the surrounding task is cancelled, because cancelled episodes still use it to
+        # delete their sessions.
         self._connection_scope = anyio.CancelScope(shield=True)
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._run_connection, socket)
@@ -176,15 +180,16 @@ class EnvClient:
     async def _stop(self) -> None:
         self._connection_scope.cancel()
         self._tasks.cancel_scope.cancel()
-        # Do not pass the error of the block: the task group would wrap it in an exception group.
+        # Hide errors of the block from the task group, which would wrap them in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     async def _create(self, id: str, task: Task) -> ResumableEpisode:
-        """Create a session as soon as there is a free slot."""
+        """Create a session as soon as the server has a free slot, and return its episode."""
         body = messages.CreateSessionBody(task.env_id, task.seed, dict(task.options), session_id=id)
 
         has_slots = True
-        if self._poll_lock.locked():  # other tasks wait already
+        # If other tasks already wait for a slot, wait behind them.
+        if self._poll_lock.locked():
             has_slots = await self._wait_for_slot()
         while True:
             try:
@@ -199,13 +204,14 @@ class EnvClient:
                 return _RemoteEpisode(id, reply.reset(), reply.turn, self._start_step, self._decode_step)
 
     async def _delete(self, id: str) -> None:
-        """Release an episode's slot; if that fails, the session expires."""
+        """Delete a session, which frees its slot. If that fails, the session expires later."""
         with anyio.CancelScope(shield=True), suppress(EnvkitError):
             await self._call("delete", messages.SessionBody(id), messages.DoneReply, timeout_s=_DELETE_TIMEOUT_S)
 
     async def _wait_for_slot(self) -> bool:
-        """Wait until the server has a free slot, and return True; return False if the server has no slots at all. One
-        task polls the server for all waiting callers.
+        """Wait until the server has a free slot. Return False immediately if the server has no slots at all.
+
+        If many tasks wait, only one of them polls the server at a time.
         """
         first_s, max_s = _POLL_DELAYS_S
         delay_s = first_s
@@ -267,7 +273,8 @@ class _RemoteEpisode:
         return self._decode_step(answer.result())
 
     def _request(self, turn: int, action: str) -> Future[msgspec.Raw]:
-        encodable = action.encode(errors="replace").decode()  # JSON cannot carry lone surrogates
+        # Replace lone surrogates, which JSON in UTF-8 cannot encode.
+        encodable = action.encode(errors="replace").decode()
         return self._send(messages.SessionStepBody(turn, encodable, session_id=self._id))
 
     def _decode_step(self, result: msgspec.Raw) -> Step:

@@ -1,4 +1,4 @@
-"""A sandbox on a server, used like a local one; see `envkit.http.client.sandbox_client`."""
+"""A sandbox on a server, with the methods of a local sandbox; see `envkit.http.client.sandbox_client`."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ T = TypeVar("T")
 
 
 class SandboxTransport:
-    """The connections to a server: a WebSocket that all calls share, and HTTP for large transfers.
+    """The connections of a client to a server: one WebSocket that all calls share, and HTTP for large transfers.
 
     Args:
         url: Address of the server.
-        token: Token for it; None sends no token.
-        ca: PEM file of the certificates to trust; None for the system's.
-        folder_transport: Packs and unpacks folders; None: folders cannot be copied.
+        token: Token for the server; None sends no token.
+        ca: PEM file with the certificates to trust; None: those of the system.
+        folder_transport: Packs and unpacks folders; None: this client cannot copy folders.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SandboxTransport:
 
     @property
     def folder_transport(self) -> FolderTransport:
-        """Packs and unpacks folders.
+        """Object that packs and unpacks folders for transfers.
 
         Raises:
             UnsupportedError: The client was created without `folder_transport`.
@@ -110,8 +110,9 @@ class SandboxTransport:
         return await connect_once(connector, self.address)
 
     async def with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call; while the server has no capacity for it, retry for up to `_RETRY_S` seconds. This is safe,
-        because the server has not started a call that it refuses for lack of capacity.
+        """Repeat a call for up to `_RETRY_S` seconds while the server rejects it for lack of capacity.
+
+        A rejected call has not started, so repeating it is safe.
         """
         until = clock.now() + _RETRY_S
         while True:
@@ -124,15 +125,18 @@ class SandboxTransport:
                 await anyio.sleep(max(wait_s, self._rng.uniform(0.5, 1.0)))  # jitter
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox and wait until it is removed, for at most 75 s. Safe to repeat; continues when cancelled."""
+        """Stop a sandbox and wait until it is removed, 75 s at most. The call is safe to repeat.
+
+        A cancellation of the calling task does not interrupt the call.
+        """
         with anyio.CancelScope(shield=True):
             await self.call("stop", wire.SandboxFrame(id), DoneReply, _STOP_S)
 
     def decode(self, method: str, content: bytes | msgspec.Raw, reply: type[T]) -> T:
-        """Decode an answer.
+        """Decode the answer to a call.
 
         Raises:
-            RequestError: It is invalid.
+            RequestError: The answer is not a valid `reply`.
         """
         try:
             return msgspec.json.decode(content, type=reply)
@@ -141,7 +145,7 @@ class SandboxTransport:
 
 
 class RemoteSandbox:
-    """A sandbox on a server; satisfies `envkit.protocols.Sandbox`. Created by `SandboxClient`."""
+    """A sandbox on a server, returned by `SandboxClient`; implements `envkit.protocols.Sandbox`."""
 
     def __init__(self, id: str, transport: SandboxTransport) -> None:
         self._id = id
@@ -183,13 +187,13 @@ class RemoteSandbox:
         return (await self._keyed("exec", key, frame, wire.ExecReply, timeout_s + SLACK_S)).result()
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> RemoteShell:
-        """Return the shell `name`; it starts at its first command."""
+        """Return the persistent shell `name`. The shell process starts with its first command."""
         return RemoteShell(self, name, user)
 
     async def run_in_shell(
         self, name: str, user: SandboxUser, command: str, timeout_s: float, max_output_bytes: int
     ) -> ExecResult:
-        """Run a shell command; see `envkit.protocols.Shell.run`."""
+        """Run a command in a persistent shell; see `envkit.protocols.Shell.run`."""
         key = uuid.uuid4().hex
         bound_s = max(_SHELL_S, timeout_s + SLACK_S)
         if len(command) > _FRAME_BYTES or max_output_bytes > _FRAME_OUTPUT_BYTES:
@@ -224,7 +228,7 @@ class RemoteSandbox:
             return await self._transport.with_retries(read)
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
-        """Write a file, as a whole or not at all; see `envkit.protocols.Sandbox.write`."""
+        """Write a file atomically: if writing fails, the file is unchanged. See `envkit.protocols.Sandbox.write`."""
         key = uuid.uuid4().hex
         if len(content) <= _FRAME_BYTES and _is_text(path):
             frame = wire.WriteFrame(self._id, path, content, mode, key, user)
@@ -255,7 +259,7 @@ class RemoteSandbox:
         """Copy a file or folder out of the sandbox; see `envkit.protocols.Sandbox.download`.
 
         Raises:
-            UsageError: `target` exists, or its folder does not.
+            UsageError: `target` exists already, or the folder that should contain it is missing.
             UnsupportedError: The client was created without `folder_transport`.
         """
         folder_transport = self._transport.folder_transport
@@ -265,7 +269,7 @@ class RemoteSandbox:
                 await folder_transport.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket.socket:
-        """Connect to a socket or port in the sandbox; see `envkit.protocols.Sandbox.connect`.
+        """Raise `UnsupportedError`, because a client cannot connect to sockets inside a remote sandbox.
 
         If the connection in the sandbox fails, the returned socket is at its end.
         """
@@ -297,7 +301,7 @@ class RemoteSandbox:
             yield RemoteProgram(connection, self._transport.address)
 
     async def probe(self, timeout_s: float) -> float:
-        """Check that the sandbox answers; return the seconds that it took, including the time on the network."""
+        """Probe the sandbox, and return the seconds until it answered, including the network time to the server."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self._call("probe", wire.ProbeFrame(self._id, timeout_s), wire.ProbeReply)
@@ -305,10 +309,10 @@ class RemoteSandbox:
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
-        """Take a snapshot of the files; return its name for `SandboxClient.create`.
+        """Take a snapshot of the sandbox's files, and return its name, which `SandboxClient.create` accepts.
 
         Raises:
-            UnsupportedError: This backend has no snapshots.
+            UnsupportedError: The server's sandbox backend does not support snapshots.
         """
         key = uuid.uuid4().hex
         frame = wire.SnapshotFrame(self._id, key)
@@ -318,15 +322,15 @@ class RemoteSandbox:
         """Return the last 64 KiB of the standard error of the sandbox's command.
 
         Raises:
-            UnsupportedError: This backend keeps no log.
+            UnsupportedError: The server's sandbox backend does not store standard error.
         """
         return (await self._call("log", wire.SandboxFrame(self._id), wire.LogReply)).log
 
     async def stats(self) -> Mapping[str, object]:
-        """Return its resource usage.
+        """Return the resource usage of the sandbox.
 
         Raises:
-            UnsupportedError: This backend does not report it.
+            UnsupportedError: The server's sandbox backend does not report resource usage.
         """
         return (await self._call("stats", wire.SandboxFrame(self._id), wire.StatsReply)).stats
 
@@ -341,7 +345,7 @@ class RemoteSandbox:
                 return cause
 
     async def stop(self) -> None:
-        """Stop the sandbox and everything in it; safe to repeat."""
+        """Stop the sandbox and all processes in it. The call is safe to repeat."""
         await self._transport.stop(self._id)
 
     async def _call(self, method: str, body: msgspec.Struct, reply: type[T], timeout_s: float = CALL_S) -> T:
@@ -363,7 +367,7 @@ class RemoteSandbox:
 
     @asynccontextmanager
     async def _cancelled_with_us(self, key: str) -> AsyncIterator[None]:
-        """If the block is cancelled, cancel the call with this idempotency key on the server."""
+        """If the block is cancelled, cancel the call with the idempotency key `key` on the server as well."""
         try:
             yield
         except anyio.get_cancelled_exc_class():
@@ -381,7 +385,7 @@ class RemoteSandbox:
 
 
 class RemoteShell:
-    """A shell of a remote sandbox; satisfies `envkit.protocols.Shell`."""
+    """A persistent shell in a remote sandbox; implements `envkit.protocols.Shell`."""
 
     def __init__(self, sandbox: RemoteSandbox, name: str, user: SandboxUser) -> None:
         self._sandbox = sandbox
@@ -395,7 +399,7 @@ class RemoteShell:
         return await self._sandbox.run_in_shell(self._name, self._user, command, timeout_s, max_output_bytes)
 
     async def close(self) -> None:
-        """Close the shell and kill everything it started; safe to repeat."""
+        """Close the shell and kill all processes that it started. The call is safe to repeat."""
         await self._sandbox.close_shell(self._name, self._user)
 
 

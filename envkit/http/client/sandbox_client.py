@@ -1,8 +1,8 @@
-"""The client of a sandbox server: remote sandboxes are used like local ones.
+"""The client of a sandbox server. It makes remote sandboxes usable like local ones.
 
-Calls share one WebSocket; large transfers use HTTP. If the socket breaks, the client reconnects and sends unanswered
-calls again; calls that change something have an idempotency key, so that they run once. Cancelling a call waits until
-the server has cancelled it too.
+All calls share one WebSocket; large transfers use HTTP. If the WebSocket breaks, the client reconnects and sends the
+unanswered calls again. A call with effects carries an idempotency key, so that the server runs the call only once. If
+the task of a call is cancelled, the client first cancels the call on the server.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _LEASE_S = 60.0
 
 
 class SandboxClient:
-    """Leases sandboxes from a server. Enter it to connect.
+    """Leases sandboxes from a server. Use the client with ``async with``, which connects to the server.
 
     Args:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
-        token: Token for the server; default: the variable ``ENVKIT_TOKEN``.
-        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        token: Token for the server; default: the environment variable ``ENVKIT_TOKEN``.
+        ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
     """
 
@@ -58,17 +58,18 @@ class SandboxClient:
     ) -> None:
         self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, folder_transport)
         self._rng = random.Random()
-        self._tasks: TaskGroup  # created in __aenter__, because it needs a running event loop
+        # Created in `__aenter__`, because a task group needs a running event loop.
+        self._tasks: TaskGroup
         self._connection_scope: anyio.CancelScope
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[RemoteSandbox]:
         """Lease a sandbox for the duration of the block; see `envkit.protocols.SandboxPool.lease`.
 
-        If this client dies, the server stops the sandbox within a minute.
+        If this client's process dies, the server stops the sandbox within a minute.
 
         Raises:
-            UsageError: `tenant` is set; the token determines it.
+            UsageError: `tenant` is not empty. The server derives the tenant from the token.
         """
         if tenant:
             raise UsageError("a remote sandbox belongs to the tenant of the token; leave tenant out")
@@ -76,14 +77,15 @@ class SandboxClient:
         try:
             yield sandbox
         finally:
-            with suppress(EnvkitError):  # if the server is unreachable, the lease expires
+            # Ignore errors: if the server is unreachable, the lease expires and the server stops the sandbox.
+            with suppress(EnvkitError):
                 await sandbox.stop()
 
     async def start(self, spec: SandboxSpec, *, snapshot: str | None = None, wait_s: float = 0.0) -> RemoteSandbox:
-        """Lease a sandbox until the caller stops it; it ends within a minute after this client disconnects.
+        """Lease a sandbox until the caller stops it, or until a minute after this client disconnects.
 
         Raises:
-            EnvkitError: As `create`; `CapacityError` after retrying for `wait_s` seconds.
+            EnvkitError: See `create`. A `CapacityError` is raised only after retries for `wait_s` seconds.
         """
         id = f"lease-{uuid.uuid4().hex}"
         try:
@@ -95,7 +97,7 @@ class SandboxClient:
         return self.get(id)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Lease a sandbox as `start` does, with the files of `snapshot`."""
+        """Lease a sandbox that contains the files of `snapshot`; otherwise like `start`."""
         return await self.start(spec, snapshot=snapshot)
 
     async def create(
@@ -107,15 +109,15 @@ class SandboxClient:
         snapshot: str | None = None,
         wait_s: float = 0.0,
     ) -> SandboxView:
-        """Lease a sandbox under an id, see `envkit.protocols.SandboxPool.create`.
+        """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`.
 
         Args:
-            id: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
-            spec: Its spec.
-            ttl_s: Seconds without use after which the sandbox is stopped, unless a client that has used it is still
-                connected; None for never.
-            snapshot: Name of the snapshot to start from.
-            wait_s: Seconds to wait in the queue for capacity; at most 60.
+            id: Id of the sandbox: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
+            spec: Spec of the sandbox.
+            ttl_s: Seconds without use after which the server stops the sandbox; None for never. The time does not run
+                while a client that has used the sandbox is connected.
+            snapshot: Name of the snapshot whose files the sandbox contains at the start; None for no snapshot.
+            wait_s: Seconds to wait in the server's queue if there is no capacity; at most 60.
         """
         if spec.detached:
             raise UsageError("a remote sandbox lives as long as its lease; leave detached out")
@@ -131,11 +133,11 @@ class SandboxClient:
         return (await self._transport.call("create", body, wire.SandboxReply, within_s)).view()
 
     def get(self, id: str) -> RemoteSandbox:
-        """Return the sandbox with this id. Does not check that it exists."""
+        """Return the sandbox with this id, without checking that the sandbox exists."""
         return RemoteSandbox(wire.read_any_sandbox_id(id), self._transport)
 
     async def view(self, id: str) -> SandboxView:
-        """Return the state of a sandbox without using it.
+        """Return the state of a sandbox. The call does not count as use, so it does not renew the lease.
 
         Raises:
             SandboxNotFoundError: No sandbox has this id.
@@ -145,24 +147,28 @@ class SandboxClient:
         ).view()
 
     async def views(self) -> list[SandboxView]:
-        """List all sandboxes visible to this client, oldest first."""
+        """List all sandboxes that this client may see, oldest first."""
         return [one.view() for one in (await self._transport.call("list", NoBody(), wire.SandboxesReply)).sandboxes]
 
     async def snapshots(self) -> list[wire.KeptReply]:
-        """List all snapshots visible to this client, oldest first."""
+        """List all snapshots that this client may see, oldest first."""
         return (await self._transport.call("snapshots", NoBody(), wire.SnapshotsReply)).snapshots
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot; safe to repeat."""
+        """Remove a snapshot. The call is safe to repeat."""
         await self._transport.call("remove_snapshot", wire.KeptFrame(snapshot), DoneReply)
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox and wait until it is removed, for at most 75 s. Safe to repeat; continues when cancelled."""
+        """Stop a sandbox and wait until it is removed, 75 s at most. The call is safe to repeat.
+
+        A cancellation of the calling task does not interrupt the call.
+        """
         await self._transport.stop(wire.read_any_sandbox_id(id))
 
     async def __aenter__(self) -> Self:
         opened = await self._transport.websocket.open()
-        # A cancelled task still stops its sandbox, which needs the socket.
+        # Keep the WebSocket open when the surrounding task is cancelled, because cancelled leases still use it to stop
+        # their sandboxes.
         self._connection_scope = anyio.CancelScope(shield=True)
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._run_connection, opened)
@@ -187,11 +193,11 @@ class SandboxClient:
     async def _disconnect(self) -> None:
         self._connection_scope.cancel()
         self._tasks.cancel_scope.cancel()
-        # Do not pass the error of the block: the task group would wrap it in an exception group.
+        # Hide errors of the block from the task group, which would wrap them in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
-        """Create a sandbox as soon as there is capacity, retrying for `wait_s` seconds."""
+        """Create a sandbox; if the server has no capacity, retry for `wait_s` seconds."""
         until = clock.now() + wait_s
         delay_s, max_s = _RETRY_DELAYS_S
         while True:

@@ -1,7 +1,7 @@
-"""Large transfers of the client: single HTTP requests, each over its own connection.
+"""Large transfers of the client: HTTP requests, each over its own connection.
 
-The standard library's HTTP client makes the requests in a thread. Cancellation shuts the connection down, which ends
-the thread's call.
+The HTTP client of the standard library makes each request in a thread. Cancelling a request shuts its connection down,
+because the thread itself cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HttpTransfers:
     Args:
         url: Address of the server, as for `envkit.http.client.connect.url_connector`.
         token: Token for the server; None sends no token.
-        ca: PEM file of the certificates to trust, instead of the system's.
+        ca: PEM file with the certificates to trust; None: those of the system.
     """
 
     def __init__(self, url: str, token: str | None = None, ca: Path | str | None = None) -> None:
@@ -47,11 +47,11 @@ class HttpTransfers:
     async def request(
         self, verb: str, target: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """Make a request that is safe to repeat, and return the answer. Retries once if the connection breaks.
+        """Make a request that is safe to repeat; return the body of the answer. Retry once if the connection breaks.
 
         Raises:
             UnreachableError: The server is unreachable, or its answer is invalid.
-            EnvkitError: The error that the server answered.
+            EnvkitError: The server answered with this error.
         """
         try:
             return await self._request(verb, target, body, timeout_s, headers or {})
@@ -59,7 +59,9 @@ class HttpTransfers:
             return await self._request(verb, target, body, timeout_s, headers or {})
 
     async def send(self, verb: str, target: str, pieces: AsyncIterator[bytes], *, timeout_s: float) -> None:
-        """Make a request with a streamed body. Raises the errors of `request` and those of `pieces`."""
+        """Make a request whose body is streamed from `pieces`. Raises the same errors as `request`, and those of
+        `pieces`.
+        """
         async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.start(verb, target, {"Transfer-Encoding": "chunked"})
             try:
@@ -67,14 +69,15 @@ class HttpTransfers:
                     if piece:
                         await exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece))
                 await exchange.send(b"0\r\n\r\n")
-            except UnreachableError:  # the server may reject the request before it has read the body
+            except UnreachableError:
+                # The server may have rejected the request and closed the connection before it read the whole body.
                 if (refusal := await exchange.refusal()) is None:
                     raise
                 raise refusal from None
             await exchange.answer()
 
     async def pieces(self, target: str, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
-        """Stream the body of an answer. Raises the errors of `request`."""
+        """Make a GET request and yield the body of the answer in pieces. Raises the same errors as `request`."""
         async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.start("GET", target, {})
             response = await exchange.response()
@@ -86,12 +89,13 @@ class HttpTransfers:
     ) -> bytes:
         async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.start(verb, target, {**headers, "Content-Length": str(len(body))})
-            with suppress(UnreachableError):  # the server may respond before it has read the body
+            # Sending fails if the server answers and closes the connection before it has read the whole body.
+            with suppress(UnreachableError):
                 await exchange.send(body)
             return await exchange.answer()
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a connection object, which connects on its first request."""
+        """Return a new connection to the server; the caller opens it."""
         parts = self._parts
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout_s)
@@ -102,7 +106,7 @@ class HttpTransfers:
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
     def path(self, target: str) -> str:
-        """Return the request target of `target`."""
+        """Return `target` with the path of the server's URL in front of it."""
         return target if self._parts.scheme == "unix" else f"{self._parts.path.rstrip('/')}{target}"
 
     @property
@@ -114,7 +118,7 @@ class HttpTransfers:
 
 
 class _HttpExchange:
-    """One request and its answer."""
+    """One HTTP request and its answer, over a connection of their own."""
 
     def __init__(self, transfers: HttpTransfers, timeout_s: float) -> None:
         self._transfers = transfers
@@ -129,10 +133,10 @@ class _HttpExchange:
         await self.run(self._connection.send, data)
 
     async def response(self) -> http.client.HTTPResponse:
-        """Return the response once it starts.
+        """Wait for the head of the response; return the response, whose body the caller reads.
 
         Raises:
-            EnvkitError: The server answered with a problem.
+            EnvkitError: The server answered with this error.
         """
         response = await self.run(self._connection.getresponse)
         if 200 <= response.status < 300:
@@ -149,7 +153,7 @@ class _HttpExchange:
         return await self.run(response.read)
 
     async def refusal(self) -> EnvkitError | None:
-        """Return the error that the server answered; None if there was no answer."""
+        """Return the error that the server answered; None if it sent no answer."""
         try:
             await self.response()
         except UnreachableError:
@@ -159,7 +163,9 @@ class _HttpExchange:
         return None
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
-        """Run a blocking call on the connection in a thread; cancellation shuts the connection down."""
+        """Run a blocking call of the connection in a thread. A cancellation shuts the connection down, so the call
+        ends.
+        """
         results: list[T] = []
         failure: Exception | None = None
         self._is_waiting = True
@@ -168,7 +174,8 @@ class _HttpExchange:
             try:
                 results.append(await clock.to_thread(call, *args))
             except (OSError, http.client.HTTPException) as error:
-                await checkpoint_if_cancelled()  # expected if the cancellation shut the connection down
+                # If a cancellation shut the connection down, raise the cancellation instead of this error.
+                await checkpoint_if_cancelled()
                 failure = error
             self._is_waiting = False
             tasks.cancel_scope.cancel()

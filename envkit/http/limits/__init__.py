@@ -1,1 +1,1 @@
-"""Memory budgets, queues and timeouts of a server."""
+"""Limits of a server: memory budgets, queues, and timeouts for slow clients."""

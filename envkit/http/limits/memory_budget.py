@@ -1,8 +1,16 @@
 """Memory budget: limits the bytes of large request bodies and replies that a server has in memory at once.
 
-A request whose body or expected reply is larger than `UNCOUNTED_BYTES` reserves memory before its work begins, because
-the work may not be safe to repeat. If the memory is not available within `WAIT_S`, the request fails with a retryable
-error and without effects. Smaller requests are not counted; the limit on concurrent requests limits them.
+A request reserves memory for its body and its answer. If there is not enough memory, the request waits up to `WAIT_S`
+seconds and then fails with a retryable error.
+
+- Body: the request reserves the length that its ``Content-Length`` header announces.
+- Answer: memory is reserved before the call begins, because the call may not be safe to repeat if its answer had to be
+  dropped. After the call, the actual size of the answer is counted, even if it is larger than the reservation.
+- Deadlock: requests that have memory for their bodies and wait for each other's memory for their answers time out.
+- Small requests: bodies and answers up to `UNCOUNTED_BYTES` are not counted, because counting would slow them down. The
+  limit on connections limits their memory.
+- Large requests: all requests above 4 MiB together may use only half of the budget, so that small requests still get
+  memory.
 """
 
 from __future__ import annotations

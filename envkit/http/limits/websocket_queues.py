@@ -1,4 +1,4 @@
-"""Queues of a WebSocket: received messages and unsent replies, with backpressure."""
+"""Queues of a WebSocket for received messages and unsent answers. They slow down clients that send too much."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BATCH_BYTES = 1 << 19
 
 
 class Inbox:
-    """Received messages of one socket."""
+    """Queue of the messages that were received from one socket."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -40,7 +40,7 @@ class Inbox:
         self._free_bytes = _AHEAD_BYTES
 
     async def take(self) -> Message:
-        """Return the next message."""
+        """Wait for the next message and return it."""
         if not self._ahead:
             return await self._receive()
         message = self._ahead.popleft()
@@ -48,9 +48,7 @@ class Inbox:
         return message
 
     async def pause(self, seconds: float) -> None:
-        """Take no message for `seconds`. If the socket closes before that, return early and drop the messages before
-        the close.
-        """
+        """Stop reading messages for `seconds`. If the socket closes, drop all unread messages and return early."""
         with anyio.move_on_after(seconds):
             while self._free_bytes > 0:
                 message = await self._receive()
@@ -63,7 +61,7 @@ class Inbox:
             await anyio.sleep_forever()
 
     async def pause_until(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Take no message until `wait` returns; returns early like `pause`."""
+        """Stop reading messages until `wait` returns. Like `pause`, return early if the socket closes."""
         async with anyio.create_task_group() as tasks:
 
             async def wake() -> None:
@@ -80,7 +78,7 @@ def _size(message: Message) -> int:
 
 
 class Outbox:
-    """Unsent replies of one socket."""
+    """Queue of the unsent answers of one socket. It also counts the memory of answers and of unanswered frames."""
 
     def __init__(self) -> None:
         self.owed = 0
@@ -89,7 +87,7 @@ class Outbox:
         self._pending_bytes = 0
         self._is_closed = False
         self._answers: list[bytes] = []
-        # asyncio.Event, because anyio.Event cannot be cleared, and creating one for each message costs more.
+        # Use asyncio.Event: an anyio.Event cannot be cleared, and a new one for each message would cost more time.
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
 
@@ -103,16 +101,16 @@ class Outbox:
         self._unread_bytes += sum(map(len, answers))
 
     def put_and_forget(self, size: int, answer: bytes) -> None:
-        """Queue the reply to a pending frame of `size` bytes."""
+        """Queue the answer to a frame, and stop counting the `size` bytes of that frame."""
         self.put(answer)
         self.forget(size)
 
     def remember(self, size: int) -> None:
-        """Count `size` bytes of a pending frame."""
+        """Count the `size` bytes of a frame that is not answered yet."""
         self._pending_bytes += size
 
     def forget(self, size: int) -> None:
-        """Stop counting `size` bytes of a pending frame."""
+        """Stop counting the `size` bytes of a frame, because it is answered."""
         if size:
             self._pending_bytes -= size
             self._emptied.set()
@@ -157,7 +155,8 @@ class Outbox:
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
                 self._sent(len(answers), size)
-        except OSError:  # the socket was closed meanwhile; `receive` reports it
+        except OSError:
+            # The socket has closed. `receive` reports this to the reader of the socket, which then stops this task.
             pass
         finally:
             self._is_closed = True

@@ -1,1 +1,1 @@
-"""The wire protocol: messages, byte encoding, and ASGI helpers."""
+"""The protocol between client and server: messages, the encoding of bytes in JSON, and ASGI helpers."""

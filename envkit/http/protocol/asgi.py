@@ -1,4 +1,4 @@
-"""ASGI types and helpers for frequent requests, which are answered without a framework."""
+"""ASGI types and helpers with which the server answers frequent requests, without the overhead of a web framework."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        TooLargeError: The body is longer than `limit` bytes. If its content length says so, nothing of it is read.
-        CapacityError: The server does not have enough memory for the body now.
-        RequestError: The client disconnected before the end of the body, or sent nothing for `STALLED_S`.
+        TooLargeError: The body, or its announced length, is larger than `limit` bytes.
+        RequestError: The client disconnected before the end of the body, or sent nothing for `STALLED_S` seconds.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
@@ -45,7 +44,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 await reservation_of(scope).reserve(int(value))
     pieces: list[bytes] = []
     size = 0
-    # No timeout here: it would cost a fifth of the time of a step, and the body has usually arrived already.
+    # Wait for the first chunk without a timeout: it has usually arrived already, and a timeout would make a step a
+    # fifth slower.
     message = await receive()
     while message["type"] == "http.request":
         pieces.append(message.get("body", b""))
@@ -62,7 +62,7 @@ async def receive_piece(receive: Receive) -> Message:
     """Return the next chunk of a request's body.
 
     Raises:
-        RequestError: Nothing arrived for `STALLED_S`.
+        RequestError: No data arrived for `STALLED_S` seconds.
     """
     with anyio.move_on_after(STALLED_S):
         return await receive()
@@ -74,7 +74,10 @@ def _too_large(limit: int) -> TooLargeError:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` whose first message is `body`, which was already read; later messages come from `receive`."""
+    """Return an ASGI `receive` function that returns `body` first, and then what the given `receive` returns.
+
+    With it, an application can read a body that was already received.
+    """
     is_replayed = False
 
     async def replayed() -> Message:
@@ -103,12 +106,12 @@ async def respond(
 
 
 async def respond_problem(send: Send, problem: Problem, headers: Iterable[Header] = ()) -> None:
-    """Send a problem as a whole response."""
+    """Send an error as a complete response in the format ``application/problem+json``."""
     retry_after = [(b"retry-after", str(retry_after_s(problem)).encode())] if problem.retry else []
     await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=[*headers, *retry_after])
 
 
 def retry_after_s(problem: Problem) -> int:
-    """Return the ``Retry-After`` of a problem in seconds, at least `RETRY_AFTER_S`."""
+    """Return the value of the ``Retry-After`` header for an error: seconds, at least `RETRY_AFTER_S`."""
     wait_s: float = problem.fields.get("wait_s", RETRY_AFTER_S)
     return max(RETRY_AFTER_S, math.ceil(wait_s))

@@ -1,8 +1,8 @@
 """Encoding of bytes in JSON.
 
-The output of a program is a JSON string if it is UTF-8, so that people can read it, otherwise ``{"base64": "..."}``.
-Long output with many control characters is base64 too, because in a JSON string each control character takes six bytes.
-Input from a caller (`stdin`, `content`) is always base64.
+The output of a program is encoded as a JSON string if it is valid UTF-8, so that people can read it, and otherwise as
+``{"base64": "..."}``. Long output with many control characters is encoded in base64 too, because each control character
+takes six bytes in a JSON string. Input from a caller (`stdin`, `content`) is always in base64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 
 
 class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes that are not UTF-8."""
+    """Bytes that are encoded in base64, because they are not valid UTF-8 or are shorter that way."""
 
     base64: bytes
 
@@ -28,7 +28,7 @@ Bytes: TypeAlias = str | Base64
 
 
 def encode_argument(argument: str) -> Bytes:
-    """Encode an argument of a program: a text, with surrogates for bytes that are not UTF-8."""
+    """Encode an argument of a program. In Python, the argument is text with surrogates for bytes that are not UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -37,7 +37,7 @@ def encode_argument(argument: str) -> Bytes:
 
 
 def decode_arguments(arguments: Sequence[Bytes]) -> list[str]:
-    """Decode a program's arguments; see `encode_argument`."""
+    """Decode the arguments of a program, which `encode_argument` has encoded."""
     return [value if isinstance(value, str) else os.fsdecode(value.base64) for value in arguments]
 
 

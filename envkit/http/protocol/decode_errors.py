@@ -1,6 +1,4 @@
-"""Texts of errors about malformed messages. They name the field, the expected type, and the valid name that is most
-similar to an unknown one.
-"""
+"""Explains why a message cannot be decoded: names the field, the expected type, and the most similar valid name."""
 
 from __future__ import annotations
 
@@ -28,7 +26,9 @@ _TYPES = {
 
 
 def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
-    """Return one line that says why `data` is not a message of type `kind`; `error` is msgspec's."""
+    """Return one line that says why `data` is not a message of type `kind`; `error` is the decoding error of
+    msgspec.
+    """
     if isinstance(error, RecursionError):
         return "the message is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -59,7 +59,7 @@ def _type(words: str) -> str:
 
 
 def _wanted(kind: object) -> str:
-    """Describe a message of this type by its required fields."""
+    """Describe in words what JSON a message of this type must be: a list, or an object with its required fields."""
     found = inspect.type_info(kind)
     if isinstance(found, (inspect.ListType, inspect.VarTupleType)):
         return "a JSON list"

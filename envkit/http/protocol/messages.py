@@ -1,10 +1,10 @@
 """Messages of protocol version 1: one definition for the server, the client and the OpenAPI document.
 
-The caller chooses a session's `id`, so every call is safe to repeat. A session's `turn` is the number of steps that it
-has played. Every answer contains it, and the next step must contain it.
+The caller chooses the `id` of a session, so every call is safe to repeat. The `turn` of a session is the number of
+steps that were played in it. Every answer contains the turn, and the caller sends it with the next step.
 
-JSON has no NaN and no infinity. Such a reward is sent as the string ``"nan"``, ``"inf"`` or ``"-inf"``; in ``info``
-they become null.
+JSON cannot express NaN and infinity. A reward with such a value is sent as the string ``"nan"``, ``"inf"`` or
+``"-inf"``; in ``info``, such values become null.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_FRAMES = 1000
 """Maximum number of frames in one WebSocket message from a client."""
 
-# In older versions of msgspec these errors are not ValueErrors.
+# List MsgspecError too, because it is not a ValueError in older versions of msgspec.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of a decoder."""
 
@@ -46,8 +46,9 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 SessionId = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",  # Python's $ also matches before a final newline
-        description="Chosen by the caller: 1 to 128 letters, digits, dots, dashes, underscores, tildes.",
+        # In Python, $ also matches before a final newline. The lookahead rejects an id that ends with a newline.
+        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",
+        description="Id that the caller chooses: 1 to 128 letters, digits, dots, dashes, underscores, tildes.",
     ),
 ]
 
@@ -55,7 +56,7 @@ AnySessionId = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="Its id; administrators also use TENANT:ID, or :ID if it was created without tokens.",
+        description="Id of the session. Administrators also use TENANT:ID, or :ID if it was created without tokens.",
     ),
 ]
 
@@ -72,7 +73,7 @@ class TaskBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step: `turn` is the session's turn before it."""
+    """A step to play: the action, and the `turn` of the session before the step."""
 
     turn: Natural
     action: str
@@ -85,7 +86,7 @@ class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CreateSessionBody(TaskBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The task of a new session."""
+    """The id and the task of a new session."""
 
     session_id: SessionId
 
@@ -98,11 +99,11 @@ class SessionStepBody(StepBody, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of a call without parameters."""
+    """The empty parameters of a call that takes none."""
 
 
 class ResetReply(msgspec.Struct, frozen=True):
-    """The start of an episode."""
+    """The first observation of an episode, after the reset."""
 
     turn: int
     observation: str
@@ -120,7 +121,7 @@ class ResetReply(msgspec.Struct, frozen=True):
 
 
 class OpeningReply(msgspec.Struct, frozen=True):
-    """The reset is still running; repeat the call."""
+    """The reset of the environment is still running; repeat the call."""
 
     turn: int
     state: str
@@ -176,7 +177,7 @@ class SessionsReply(msgspec.Struct, frozen=True):
 
 
 class EnvReply(msgspec.Struct, frozen=True):
-    """An available environment."""
+    """An environment that the server offers."""
 
     id: str
     summary: str
@@ -185,7 +186,7 @@ class EnvReply(msgspec.Struct, frozen=True):
 
 
 class EnvsReply(msgspec.Struct, frozen=True):
-    """All environments, sorted by id."""
+    """All environments that the server offers, sorted by id."""
 
     envs: list[EnvReply]
 
@@ -207,7 +208,7 @@ class IndexReply(msgspec.Struct, frozen=True):
 
 
 class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether a session can be created now: `leased` of `capacity` slots are in use. `why` is the reason if not."""
+    """Whether a session can be created now; if not, `why` is the reason. `leased` of `capacity` slots are in use."""
 
     ready: bool
     capacity: int
@@ -222,7 +223,7 @@ class DoneReply(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error (RFC 9457): `type` is a code of `envkit.errors`. `turn` is the session's turn, if there is a session."""
+    """An error, as in RFC 9457. `type` is an error code of envkit; `turn` is the turn of the session, if any."""
 
     type: str
     title: str
@@ -234,14 +235,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result or the error of one call in a list; the other field is omitted."""
+    """The outcome of one call in a list: either `result` or `error`; the other field is omitted."""
 
     result: StepReply | None = None
     error: Problem | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call on a socket. The caller chooses `id`; the answer has the same id."""
+    """A call over the WebSocket. The caller chooses the `id` of the frame, and the answer has the same id."""
 
     id: int | str
     method: str
@@ -249,7 +250,9 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="method", tag="step"):
-    """A `Frame` with a step, the most frequent kind. Decoding it directly takes half the time."""
+    """A frame that plays a step. This most frequent frame has its own type, because it is then decoded twice as
+    fast.
+    """
 
     id: int | str
     params: SessionStepBody
@@ -274,7 +277,7 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode one message.
 
     Raises:
-        RequestError: `data` is not JSON, or not a message of this type; the error names the field and the reason.
+        RequestError: The data is not JSON or not a message of this type; the error names the field and the reason.
     """
     try:
         return decoder.decode(data)
@@ -286,7 +289,7 @@ def read_id(text: str) -> str:
     """Return `text` if it is a valid session id.
 
     Raises:
-        RequestError: It is not.
+        RequestError: `text` is not a valid session id.
     """
     try:
         return msgspec.convert(text, SessionId)
@@ -295,10 +298,10 @@ def read_id(text: str) -> str:
 
 
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
-    """Decode a list; an invalid element becomes an error in its place.
+    """Decode a list of messages. In place of an invalid element, the result contains its error.
 
     Raises:
-        RequestError: It is not a list.
+        RequestError: The data is not a JSON list.
     """
     with suppress(*UNREADABLE):
         return [*many.decode(data)]
@@ -315,7 +318,7 @@ def write(message: object) -> bytes:
     """Encode one message; NumPy values are allowed.
 
     Raises:
-        RequestError: It contains a value that JSON cannot encode.
+        RequestError: The message contains a value that JSON cannot encode.
     """
     try:
         return _ENCODER.encode(message)
@@ -324,8 +327,9 @@ def write(message: object) -> bytes:
 
 
 def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Join messages into JSON lists of about `most_bytes` bytes and at most `MAX_FRAMES` messages. A message that
-    stands alone is not put into a list.
+    """Join messages into JSON lists of about `most_bytes` bytes and at most `MAX_FRAMES` messages.
+
+    A message that stays alone is not put into a list.
     """
     if messages and len(messages) <= MAX_FRAMES and sum(map(len, messages)) <= most_bytes:
         yield _joined(messages)

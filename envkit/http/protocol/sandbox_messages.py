@@ -1,8 +1,8 @@
 """Messages about sandboxes: one definition for the server, the client and the OpenAPI document.
 
-The caller chooses a `sandbox_id`, so creation is safe to repeat. An idempotency key makes a command safe to repeat: the
-same call with the same key gets the same answer (`envkit.http.sandboxes.idempotency`). See
-`envkit.http.protocol.bytes_encoding` for bytes.
+The caller chooses the `sandbox_id`, so creating a sandbox is safe to repeat. An idempotency key makes a command safe to
+repeat: a call that is repeated with the same key gets the same answer (`envkit.http.sandboxes.idempotency`). Bytes are
+encoded as `envkit.http.protocol.bytes_encoding` describes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TerminalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 OptionalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
 Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
-_SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")  # Python's $ also matches before a final newline
+# In Python, $ also matches before a final newline. The lookahead rejects an id that ends with a newline.
+_SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")
 
 SandboxId: TypeAlias = Annotated[
     str,
@@ -55,14 +56,14 @@ AnySandboxId: TypeAlias = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="Its id; administrators also use TENANT:ID, or :ID if it was created without tokens.",
+        description="Id of the sandbox. Administrators also use TENANT:ID, or :ID if it was created without tokens.",
     ),
 ]
 Key: TypeAlias = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[!-~]{1,255}$(?!\n)",
-        description="Idempotency key: 1 to 255 visible ASCII characters, new for each call.",
+        description="Idempotency key: 1 to 255 visible ASCII characters. Use a new key for each call.",
     ),
 ]
 
@@ -97,8 +98,10 @@ _SPEC_FIELDS = SpecBody.__struct_fields__
 
 
 class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The spec of a new sandbox, with the length of its lease in seconds (null: unlimited), the snapshot to start from,
-    and the seconds to wait for capacity.
+    """The spec of a new sandbox, and how to start it.
+
+    `lease_s` is the duration of the lease in seconds; null means unlimited. `snapshot` names a snapshot to start from.
+    `wait_s` is the number of seconds to wait in the queue if there is no capacity.
     """
 
     lease_s: Positive | None = LEASE_S
@@ -119,7 +122,7 @@ class SandboxFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A program, as in `envkit.protocols.Sandbox.exec`. An argument that is not UTF-8 is ``{"base64": "..."}``."""
+    """A program to run; see `envkit.protocols.Sandbox.exec`. An argument that is not UTF-8 is ``{"base64": "..."}``."""
 
     argv: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1)]
     timeout_s: Positive
@@ -164,7 +167,7 @@ class StreamEnd(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command in a persistent shell, as in `envkit.protocols.Shell.run`."""
+    """A command to run in a persistent shell; see `envkit.protocols.Shell.run`."""
 
     command: str
     timeout_s: Positive
@@ -181,7 +184,7 @@ class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shell of a sandbox to close."""
+    """The shell to close, and its sandbox."""
 
     sandbox_id: AnySandboxId
     shell: ShellName = "main"
@@ -189,7 +192,7 @@ class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of a sandbox to read."""
+    """The file to read, and its sandbox."""
 
     sandbox_id: AnySandboxId
     path: str
@@ -198,7 +201,7 @@ class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file to write into a sandbox."""
+    """A file to write: its sandbox, its path and its content."""
 
     sandbox_id: AnySandboxId
     path: str
@@ -209,7 +212,7 @@ class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sandbox to take a snapshot of."""
+    """The sandbox of which to take a snapshot."""
 
     sandbox_id: AnySandboxId
     key: Key | None = None
@@ -274,7 +277,10 @@ class ExecReply(msgspec.Struct, frozen=True):
 
 
 class PhaseReply(msgspec.Struct, frozen=True):
-    """A state of a sandbox: when it began (seconds since 1970), the reason, and the `cause` if the sandbox ended."""
+    """A phase in the life of a sandbox: its state, its start `at_s` (seconds since 1970), and its reason.
+
+    If the sandbox has ended, `cause` says why.
+    """
 
     state: SandboxState
     at_s: float
@@ -283,7 +289,7 @@ class PhaseReply(msgspec.Struct, frozen=True):
 
 
 class SandboxReply(msgspec.Struct, frozen=True):
-    """The status of a sandbox; see `envkit.types.SandboxView`. `state` is that of the last phase."""
+    """The status of a sandbox; see `envkit.types.SandboxView`. `state` is the state of the last phase."""
 
     sandbox_id: str
     state: SandboxState
@@ -320,7 +326,7 @@ class SandboxesReply(msgspec.Struct, frozen=True):
 
 
 class LogReply(msgspec.Struct, frozen=True):
-    """The last 64 KiB of standard error of a sandbox's command."""
+    """The last 64 KiB that the command of a sandbox wrote to standard error."""
 
     log: str
 
@@ -354,7 +360,7 @@ class KeptReply(msgspec.Struct, frozen=True):
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True):
-    """Snapshots, oldest first."""
+    """All snapshots that the caller may see, oldest first."""
 
     snapshots: list[KeptReply]
 
@@ -366,13 +372,13 @@ class ProbeReply(msgspec.Struct, frozen=True):
 
 
 class WaitReply(msgspec.Struct, frozen=True):
-    """Why a sandbox ended. Null means that it still runs: repeat the call."""
+    """Why a sandbox ended. If `cause` is null, the sandbox still runs; repeat the call to wait longer."""
 
     cause: Cause | None
 
 
 class EventReply(msgspec.Struct, frozen=True):
-    """An event; see `envkit.types.PoolEvent`."""
+    """An event in the life of a sandbox; see `envkit.types.PoolEvent`."""
 
     number: int
     at_s: float
@@ -385,10 +391,10 @@ class EventReply(msgspec.Struct, frozen=True):
 
 
 def read_sandbox_id(text: str) -> str:
-    """Return `text` if it is a valid name of a new sandbox or shell.
+    """Return `text` if it is a valid id for a new sandbox or a valid name of a shell.
 
     Raises:
-        RequestError: It is not.
+        RequestError: `text` is not valid.
     """
     if _SANDBOX_ID.search(text) is None:
         raise RequestError(f"invalid name {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -")
@@ -396,10 +402,10 @@ def read_sandbox_id(text: str) -> str:
 
 
 def read_any_sandbox_id(text: str) -> str:
-    """Return `text` if it is a valid name of an existing sandbox.
+    """Return `text` if it is a valid id of an existing sandbox; administrators may use ids with a tenant.
 
     Raises:
-        RequestError: It is not.
+        RequestError: `text` is not valid.
     """
     try:
         return msgspec.convert(text, AnySandboxId)
@@ -411,7 +417,7 @@ def read_key(text: str) -> str:
     """Return `text` if it is a valid idempotency key.
 
     Raises:
-        RequestError: It is not.
+        RequestError: `text` is not a valid key.
     """
     try:
         return msgspec.convert(text, Key)

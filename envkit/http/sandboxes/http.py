@@ -1,4 +1,4 @@
-"""Requests about sandboxes that are answered without a framework: frequent ones, and those with streamed bodies."""
+"""Answers requests about sandboxes without a web framework if they are frequent or have streamed bodies."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class SandboxPaths:
     """Answers HTTP requests about sandboxes.
 
     Args:
-        calls: The operations.
-        folders: Uploads and downloads folders; None if this server cannot.
+        calls: The operations on sandboxes.
+        folders: Uploads and downloads folders; None if this server does not support that.
     """
 
     def __init__(self, calls: SandboxOperations, folders: FolderTransfers | None) -> None:
@@ -55,7 +55,9 @@ class SandboxPaths:
         self._folders = folders
 
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer a request to run a program or a shell command, and return True; return False for any other request."""
+        """Answer a request to run a program or a shell command. Return False for any other request, without an
+        answer.
+        """
         path: str = scope["path"]
         if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID) or scope.get("query_string"):
             return False
@@ -114,12 +116,13 @@ class SandboxPaths:
             with self.calls.access.with_caller_ids(id, caller):
                 await folders.download(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)
         except Exception as error:
-            if has_started:  # the error can only be reported by closing the connection
+            if has_started:
+                # The response has begun, so the server can report the error only by closing the connection.
                 raise
             await respond_outcome(send, self.calls.access.failure(error))
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream pool events as server-sent events until the caller disconnects or the server shuts down."""
+        """Stream events of sandboxes as server-sent events until the caller disconnects or the server shuts down."""
         try:
             self.calls.access.refuse_when_closing()
             last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), "0")
@@ -141,11 +144,15 @@ class SandboxPaths:
                         await send({"type": "http.response.body", "body": _encode(event, caller), "more_body": True})
                 tasks.cancel_scope.cancel()
             await send({"type": "http.response.body", "body": b""})
-        except* OSError:  # the caller disconnected; the server aborts the unfinished stream
+        except* OSError:
+            # The caller has disconnected, and the server aborts the unfinished stream.
             pass
 
     async def until_disconnect(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Run `work`, which must not raise; cancel it and return None if the caller disconnects."""
+        """Run `work` and return its result. If the caller disconnects, cancel `work` and return None.
+
+        `work` must not raise errors.
+        """
         with _CancelOnDisconnect(receive):
             return await work()
         return None
@@ -173,10 +180,10 @@ _DISCONNECTED = CallOutcome(b"{}", 499)
 
 
 class _CancelOnDisconnect:
-    """A block that is cancelled when the caller disconnects.
+    """A context manager that cancels its block when the caller disconnects.
 
-    The task that waits for the disconnect starts only after `_WATCH_DELAY_S`: it costs as much as a call, and most
-    calls end earlier.
+    It starts to watch the connection after `_WATCH_DELAY_S` seconds. Most calls have ended by then, and the task that
+    watches the connection costs as much time as a call.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -202,7 +209,7 @@ class _CancelOnDisconnect:
 
 
 async def respond_outcome(send: Send, outcome: CallOutcome) -> None:
-    """Send an outcome as a whole response."""
+    """Send the outcome of a call as a complete HTTP response."""
     after_s = outcome.retry_after_s
     headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
     content_type = JSON if outcome.status < 400 else PROBLEM
@@ -210,20 +217,20 @@ async def respond_outcome(send: Send, outcome: CallOutcome) -> None:
 
 
 def key_of(scope: Scope) -> str | None:
-    """Return the request's ``Idempotency-Key``.
+    """Return the header ``Idempotency-Key`` of a request; None if missing.
 
     Raises:
-        RequestError: It is not a valid key.
+        RequestError: The header is not a valid key.
     """
     found = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
     return None if found is None else wire.read_key(found.decode("latin-1"))
 
 
 def path_of(scope: Scope) -> str:
-    """Return the request's ``path``: any bytes except NUL, each escaped as ``%FF``.
+    """Return the query parameter ``path`` of a request. Bytes are percent-encoded and may have any value except NUL.
 
     Raises:
-        RequestError: It is missing or contains NUL.
+        RequestError: The parameter is missing or contains NUL.
     """
     path = query_of(scope).get("path", "")
     if not path or "\0" in path:
@@ -232,10 +239,10 @@ def path_of(scope: Scope) -> str:
 
 
 def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: int = 1 << 53) -> int:
-    """Return a number from the request's query.
+    """Return the number in the query parameter `name` of a request; `default` if the parameter is missing.
 
     Raises:
-        RequestError: It is not a number, or above `most`.
+        RequestError: The parameter is not a number in this `base`, or it is above `most`.
     """
     text = query_of(scope).get(name)
     if text is None:
@@ -248,10 +255,10 @@ def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: in
 
 
 def file_user_of(scope: Scope) -> FileUser:
-    """Return the request's ``user`` for a file.
+    """Return the query parameter ``user`` of a request about a file: the user that reads or writes the file.
 
     Raises:
-        RequestError: It is not a user who owns files.
+        RequestError: The parameter is neither "agent" nor "grader".
     """
     user = user_of(scope)
     if user == "root":
@@ -260,10 +267,10 @@ def file_user_of(scope: Scope) -> FileUser:
 
 
 def user_of(scope: Scope) -> SandboxUser:
-    """Return the request's ``user``.
+    """Return the query parameter ``user`` of a request; "agent" if missing.
 
     Raises:
-        RequestError: It is not a user of sandboxes.
+        RequestError: The parameter is not a user of sandboxes.
     """
     try:
         user: SandboxUser = msgspec.convert(query_of(scope).get("user", "agent"), _USER)
@@ -273,10 +280,10 @@ def user_of(scope: Scope) -> SandboxUser:
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """Return the request's query; the last value of a repeated name.
+    """Return the query parameters of a request. If a name is repeated, its last value is returned.
 
     Raises:
-        RequestError: It cannot be parsed.
+        RequestError: The query cannot be parsed.
     """
     query: bytes = scope.get("query_string", b"")
     try:

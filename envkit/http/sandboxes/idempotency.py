@@ -1,12 +1,13 @@
-"""Calls with an idempotency key: they run once, and their answer is kept for repeats.
+"""Calls with an idempotency key: each call runs only once, and its answer is stored for repeated calls.
 
-* The same key with the same content returns the same answer; a repeat waits while the first call runs.
-* The same key with other content is rejected.
-* The call continues if its caller disconnects, and its answer is kept.
+* A repeated call with the same key and content gets the same answer. If the first call still runs, the repeated call
+  waits for it.
+* A call with the same key and other content is rejected.
+* A call continues if its caller disconnects, and its answer is stored.
 
-Keys belong to one sandbox and are deleted with it. The last `MAX_COUNT` keys are kept for `KEEP_S` seconds. All answers
-together have at most `MAX_BYTES`; the oldest are deleted first. If a call is repeated after its answer was deleted, it
-fails, so that it does not run twice.
+A key is valid for one sandbox and is deleted with the sandbox. The last `MAX_COUNT` keys are stored for `KEEP_S`
+seconds. All stored answers together have at most `MAX_BYTES` bytes; the oldest answers are deleted first. If a call is
+repeated after its answer was deleted, the repeated call fails, so that nothing runs twice.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ Work: TypeAlias = Callable[[], Awaitable["CallOutcome"]]
 
 
 class CallOutcome(NamedTuple):
-    """The encoded outcome of a call.
+    """The outcome of a call: its answer or its error, encoded as JSON.
 
     Attributes:
-        body: The answer, or the problem, as JSON.
-        status: HTTP status; from 400 on `body` is a problem.
-        retry_after_s: Seconds until a retry may succeed; None without a problem, or if a retry does not help.
+        body: The answer or the error, as JSON.
+        status: HTTP status. If it is 400 or above, `body` is an error.
+        retry_after_s: Seconds until a retry may succeed; None if there is no error or a retry does not help.
     """
 
     body: bytes
@@ -43,7 +44,7 @@ class CallOutcome(NamedTuple):
 
     @property
     def framed(self) -> bytes:
-        """The outcome as JSON, with the key ``result`` or ``error``, for a frame or a list of outcomes."""
+        """The outcome as a JSON object with the field `result` or `error`, for WebSocket frames and lists."""
         return (b'{"result":%b}' if self.status < 400 else b'{"error":%b}') % self.body
 
 
@@ -59,13 +60,13 @@ class _KeyedCall:
 
 
 class IdempotentCalls:
-    """The calls with idempotency keys of all sandboxes of a server.
+    """Runs and stores the calls with idempotency keys, for all sandboxes of a server.
 
     Args:
-        failure: Returns the outcome for an error.
-        keep_s: Seconds for which an answer is kept.
-        max_count: Limit on the number of answers.
-        max_bytes: Limit on their total bytes.
+        failure: Converts an error to an outcome.
+        keep_s: Seconds for which an answer is stored.
+        max_count: Maximum number of stored answers.
+        max_bytes: Maximum total size of the stored answers, in bytes.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class IdempotentCalls:
             work: Runs it; must not raise.
 
         Raises:
-            SandboxConflictError: The key belongs to another call.
+            SandboxConflictError: An earlier call with this key had another content.
         """
         call = self._calls[sandbox_id].get(key) if sandbox_id in self._calls else None
         if call is None:
@@ -111,7 +112,9 @@ class IdempotentCalls:
         return call.outcome
 
     async def cancel(self, sandbox_id: str, key: str) -> None:
-        """Cancel a call and wait until it has ended. If the call has not arrived yet, it will not start."""
+        """Cancel the call with this key, and wait until it has ended. If the call arrives only later, it does not
+        start.
+        """
         call = self._calls[sandbox_id].get(key)
         if call is None:
             call = self._calls[sandbox_id][key] = _KeyedCall(_CANCELLED_CONTENT)
@@ -120,7 +123,9 @@ class IdempotentCalls:
         await call.done.wait()
 
     def drop(self, sandbox_id: str) -> None:
-        """Forget the calls of a sandbox; running calls continue to their end."""
+        """Delete the stored calls of a sandbox that was stopped. Running calls are not cancelled; they end by
+        themselves.
+        """
         for key in self._calls.pop(sandbox_id, {}):
             self._ended.pop((sandbox_id, key), None)
             self._drop_outcome(sandbox_id, key)
@@ -162,7 +167,8 @@ class IdempotentCalls:
             dropped.ended_at = self._with_outcome[sandbox_id, key].ended_at
             dropped.done.set()
             self._drop_outcome(sandbox_id, key)
-            # Callers that already wait have a reference to the old call and still get its answer.
+            # Replace the stored call by one that fails. Callers that already wait refer to the old call, so they still
+            # get its answer.
             self._calls[sandbox_id][key] = self._ended[sandbox_id, key] = dropped
 
     def _drop_outcome(self, sandbox_id: str, key: str) -> None:

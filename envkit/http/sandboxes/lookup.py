@@ -1,4 +1,4 @@
-"""Finds sandboxes by the caller's ids, and runs calls with timeouts and at most once per idempotency key."""
+"""Finds sandboxes by the ids that callers use, and runs calls with a timeout and once per idempotency key."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ T = TypeVar("T")
 
 
 def seen_by(caller: Caller) -> str | None:
-    """Return the tenant whose sandboxes `caller` may see; None means all, for an administrator."""
+    """Return the tenant whose sandboxes `caller` may see; None for an administrator, who may see all sandboxes."""
     return None if caller.is_admin else caller.tenant
 
 
 class SandboxLookup:
-    """Shared parts of all sandbox operations.
+    """Functions that all sandbox operations share: find a sandbox, convert errors, run calls.
 
     Args:
         pool: Leases sandboxes.
-        problem: Converts an error to the problem that the caller receives.
-        max_timeout_s: Limit on the timeout of a command, seconds.
+        problem: Converts an error to the JSON problem that the caller receives.
+        max_timeout_s: Maximum timeout of a command, in seconds.
 
     Attributes:
-        keyed_calls: Calls with an idempotency key.
-        closing: Set when the server shuts down: running calls finish, no new ones start.
+        keyed_calls: Runs and stores the calls with an idempotency key.
+        closing: Event that is set when the server shuts down. Running calls then finish, and no new calls start.
     """
 
     def __init__(
@@ -72,12 +72,15 @@ class SandboxLookup:
         return reply if isinstance(reply, CallOutcome) else CallOutcome(write(reply))
 
     def failure(self, error: Exception) -> CallOutcome:
-        """Return the outcome for `error`."""
+        """Convert `error` to an outcome."""
         problem = self._problem(error)
         return CallOutcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
-        """Return a sandbox for use. Raises the errors of `SandboxPool.get`, and one during shutdown."""
+        """Return the sandbox that the caller calls `id`, and renew its lease.
+
+        Raises the same errors as `SandboxPool.get`, and `UnreachableError` while the server shuts down.
+        """
         self.refuse_when_closing()
         try:
             return self.pool.get(caller.key(id), tenant=seen_by(caller))
@@ -86,7 +89,7 @@ class SandboxLookup:
 
     @contextmanager
     def with_caller_ids(self, id: str, caller: Caller) -> Iterator[None]:
-        """Replace the sandbox's id by the caller's id in errors of the block."""
+        """In errors of the block, replace the server's key of a sandbox by the id that the caller uses."""
         try:
             yield
         except EnvkitError as error:
@@ -95,13 +98,14 @@ class SandboxLookup:
     async def run_idempotent(
         self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], max_s: float
     ) -> CallOutcome:
-        """Run a call, at most once per idempotency key, and return its outcome.
+        """Run a call and return its outcome. If the request has an idempotency key, run the call only once per key.
 
         Args:
-            body: The request.
-            caller: The caller.
-            run: The work.
-            max_s: Its timeout, seconds.
+            body: The request, with its idempotency key.
+            caller: The caller of the request.
+            run: Function that runs the call.
+            max_s: Timeout of the call, in seconds.
+            reservation: Memory of the request and its answer. It is not released before the call has ended.
         """
 
         async def run_in_time() -> object:
@@ -116,31 +120,31 @@ class SandboxLookup:
         return await self.keyed_calls.run(caller.key(body.sandbox_id), body.key, content_hash(body), work)
 
     def view(self, id: str, caller: Caller) -> SandboxView:
-        """Return the state of a sandbox."""
+        """Return the state of the sandbox that the caller calls `id`, without renewing its lease."""
         with self.with_caller_ids(id, caller):
             return self.pool.view(caller.key(id), tenant=seen_by(caller))
 
     def in_caller_terms(self, error: EnvkitError, id: str, caller: Caller) -> EnvkitError:
-        """Return `error` with the caller's id of the sandbox instead of the server's."""
+        """Return a copy of `error` that names the sandbox by the caller's id instead of the server's key."""
         names = {caller.key(id): id}
         with suppress(EnvkitError):
             names[self.pool.view(caller.key(id), tenant=seen_by(caller)).backend_id] = id
         return renamed(error, names)
 
     def reply(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
-        """Return the state of a sandbox as a reply to `caller`."""
+        """Convert the state of a sandbox to a reply that uses the caller's id of the sandbox."""
         return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
-        """Cancel `scope` when the server shuts down."""
+        """Wait until the server shuts down, and then cancel `scope`."""
         await self.closing.wait()
         scope.cancel()
 
     async def unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Run `work` until the server shuts down.
+        """Run `work`, and cancel it if the server shuts down.
 
         Raises:
-            UnreachableError: The server shut down first.
+            UnreachableError: The server shut down before `work` ended.
         """
         failure: Exception | None = UnreachableError("the server is shutting down")
         async with anyio.create_task_group() as tasks:
@@ -155,16 +159,16 @@ class SandboxLookup:
             raise failure
 
     def check_timeout(self, timeout_s: float) -> None:
-        """Check the timeout of a command.
+        """Check that the timeout of a command is allowed.
 
         Raises:
-            RequestError: It is above `max_timeout_s`.
+            RequestError: The timeout is above `max_timeout_s`.
         """
         if timeout_s > self.max_timeout_s:
             raise RequestError(f"timeout_s must be at most {self.max_timeout_s:g}, got {timeout_s:g}")
 
     def refuse_when_closing(self) -> None:
-        """Reject new calls during shutdown.
+        """Check that the server is not shutting down; called at the start of each call.
 
         Raises:
             UnreachableError: The server is shutting down.
@@ -177,7 +181,7 @@ async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
     """Run `work` with a timeout of `bound_s` seconds.
 
     Raises:
-        DeadlineError: It timed out.
+        DeadlineError: `work` did not end in time.
     """
     with anyio.move_on_after(bound_s):
         return await work()
@@ -185,7 +189,7 @@ async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def content_hash(body: msgspec.Struct) -> bytes:
-    """Return a hash of a request's content, which tells whether two requests with the same key are equal."""
+    """Return a hash of the content of a request, to detect a repeated key with other content."""
     digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
     for name in body.__struct_fields__:
         value = getattr(body, name)

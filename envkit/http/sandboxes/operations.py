@@ -1,6 +1,6 @@
-"""The operations on sandboxes by method name, for HTTP and WebSocket.
+"""The operations on sandboxes, which HTTP and WebSocket share. WebSocket frames name an operation by its method.
 
-Each operation has a timeout, so that a request does not hang if its sandbox hangs.
+Each operation has a timeout, so that a call ends even if its sandbox hangs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Call: TypeAlias = Callable[[Any, Caller], Awaitable[object]]
 
 @runtime_checkable
 class Logging(Protocol):
-    """A sandbox that keeps the standard error of its command."""
+    """A sandbox that stores what its command writes to standard error."""
 
     async def log(self) -> str: ...
 
@@ -62,19 +62,19 @@ class Measured(Protocol):
 
 
 class SandboxOperations:
-    """The sandbox operations of protocol version 1.
+    """The operations on sandboxes in version 1 of the protocol.
 
     Args:
         pool: Leases sandboxes.
-        problem: Converts an error to the problem that the caller receives.
-        max_timeout_s: Limit on the timeout of a command, seconds.
-        ttl_s: Limit on the idle time after which a sandbox is stopped, seconds.
-        policy: The specs that callers may use.
-        snapshots: The quota of snapshots.
+        problem: Converts an error to the JSON problem that the caller receives.
+        max_timeout_s: Maximum timeout of a command, in seconds.
+        ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
+        policy: Which sandboxes callers may request.
+        snapshots: Limits on the number and size of snapshots.
 
     Attributes:
-        access: Finds sandboxes.
-        work: The operations inside a sandbox.
+        access: Finds sandboxes by the ids that callers use.
+        work: The operations inside a sandbox: programs, shells and files.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SandboxOperations:
         return {f"{PREFIX}{name}": decoder.type for name, (decoder, _) in self._methods.items()}
 
     def run_in(self, tasks: TaskGroup) -> None:
-        """Run calls that outlive their callers in `tasks`."""
+        """Set the task group that runs calls which continue after their caller disconnects."""
         self.access.keyed_calls.tasks = self._starts.tasks = tasks
 
     async def answer(self, frame: Frame, caller: Caller, used: set[str]) -> CallOutcome:
@@ -144,7 +144,9 @@ class SandboxOperations:
         return await self.access.outcome(partial(call, body, caller))
 
     def keep(self, used: set[str], caller: Caller) -> None:
-        """Renew the leases of the sandboxes in `used`; remove ids of ended sandboxes from it."""
+        """Renew the leases of all sandboxes whose ids are in `used`, and remove the ids of ended sandboxes from
+        `used`.
+        """
         for id in list(used):
             if caller.key(id) not in self._starts:
                 try:
@@ -153,7 +155,7 @@ class SandboxOperations:
                     used.discard(id)
 
     async def create(self, body: wire.CreateFrame, caller: Caller) -> wire.SandboxReply:
-        """Start a sandbox; the start continues if the caller disconnects."""
+        """Start a sandbox and return its state. The start continues if the caller disconnects."""
         self.access.refuse_when_closing()
         snapshot = None if body.snapshot is None else self._snapshots.pool_id(body.snapshot, seen_by(caller))
         if len(write(body)) > _MAX_SPEC_BYTES:
@@ -190,14 +192,14 @@ class SandboxOperations:
         return await self.access.run_idempotent(body, caller, run, self.access.max_timeout_s)
 
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
-        """List the snapshots that the caller sees, oldest first."""
+        """List the snapshots that the caller may see, oldest first."""
         found = self._snapshots.all(seen_by(caller))
         return wire.SnapshotsReply(
             [wire.KeptReply(one.name, one.tenant, caller.name(one.sandbox_id), one.at_s, one.bytes) for one in found]
         )
 
     async def remove_snapshot(self, body: wire.KeptFrame, caller: Caller) -> DoneReply:
-        """Remove a snapshot; continues if the caller disconnects."""
+        """Remove a snapshot. The removal continues if the caller disconnects."""
         with anyio.CancelScope(shield=True):
             await within(_STOP_S, partial(self._snapshots.remove, body.snapshot, seen_by(caller)))
         return DoneReply()
@@ -233,11 +235,12 @@ class SandboxOperations:
             return wire.StatsReply(dict(await within(SLACK_S, sandbox.stats)))
 
     async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
-        """Stop a sandbox; continues if the caller disconnects."""
+        """Stop a sandbox. The stop continues if the caller disconnects."""
         id = caller.key(body.sandbox_id)
         with anyio.CancelScope(shield=True):
             await self._starts.cancel(id, seen_by(caller))
-            with suppress(SandboxNotFoundError):  # not found if it is another tenant's, whose calls must continue
+            # If the sandbox belongs to another tenant, `view` raises this error, and the stored calls are not deleted.
+            with suppress(SandboxNotFoundError):
                 self.access.view(body.sandbox_id, caller)
                 self.access.keyed_calls.drop(id)
             with self.access.with_caller_ids(body.sandbox_id, caller):

@@ -1,4 +1,4 @@
-"""Sandbox starts in progress, which callers may repeat."""
+"""Starts of sandboxes that are in progress. A caller can repeat its request and then waits for the same start."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class _PendingStart:
 
 
 class PendingStarts:
-    """Starts sandboxes. A caller may disconnect during the start and repeat the request.
+    """Starts sandboxes. A caller can disconnect during a start and repeat its request later.
 
     Args:
-        pool: Creates them.
-        on_new: Called with the id of each sandbox that is new to the pool.
-        ttl_s: Limit on the idle time after which a sandbox is stopped, seconds.
+        pool: Creates the sandboxes.
+        on_new: Called with the id of a sandbox before its start, unless the pool already knows the id.
+        ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
     """
 
     def __init__(self, pool: SandboxPool, on_new: Callable[[str], None], *, ttl_s: float | None = None) -> None:
@@ -60,19 +60,19 @@ class PendingStarts:
         self._in_progress: Counter[str] = Counter()
 
     def __contains__(self, id: str) -> bool:
-        """Whether a sandbox of this id is being started."""
+        """Return whether the start of a sandbox with this id is in progress."""
         start = self._starts.get(id)
         return start is not None and not start.done.is_set()
 
     async def run(self, request: StartRequest) -> None:
-        """Start a sandbox, or wait for the same start in progress.
+        """Start a sandbox. If the same request is already in progress, wait for that start instead.
 
-                If the start fails, all calls that wait for it raise the error; if no call waits, the next call raises
-                it.
-        Raises as `SandboxPool.create` does.
+        If the start fails, all callers that wait for it get the error. If no caller waits, the next call with the same
+        request gets the error. The errors are those of `SandboxPool.create`.
         """
         start = self._starts.get(request.id)
-        if start is None or start.request != request:  # the request may differ; then the pool rejects it
+        # If another start has the same id but a different request, begin this start too: the pool then rejects it.
+        if start is None or start.request != request:
             start = self._begin(request)
         await start.done.wait()
         if self._starts.get(request.id) is start:
@@ -81,7 +81,9 @@ class PendingStarts:
             raise start.error.with_traceback(None)
 
     async def cancel(self, id: str, owner: str | None) -> None:
-        """Cancel a start in progress if it belongs to the tenant `owner`; None means any tenant."""
+        """Cancel the start of a sandbox, if one is in progress and belongs to the tenant `owner`; None means any
+        tenant.
+        """
         start = self._starts.get(id)
         if start is not None and owner in (None, start.request.tenant):
             start.scope.cancel()

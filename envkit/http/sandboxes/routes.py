@@ -1,4 +1,4 @@
-"""The sandbox routes of the OpenAPI application; see `envkit.http.api.openapi`."""
+"""The HTTP routes for sandboxes, which are part of the OpenAPI application in `envkit.http.api.openapi`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BYTES = "application/octet-stream"
 
 
 class ExecOutcome(msgspec.Struct, frozen=True):
-    """The outcome of one program of a list: either `result` or `error`; the other field is omitted."""
+    """The outcome of one program in a list: either `result` or `error`; the other field is omitted."""
 
     result: wire.ExecReply | None = None
     error: Problem | None = None
@@ -70,7 +70,7 @@ TYPES: Sequence[Any] = (
 
 
 class Add(Protocol):
-    """Adds a route to the OpenAPI application."""
+    """Function that adds a route to the OpenAPI application."""
 
     def __call__(
         self,
@@ -89,9 +89,10 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     """Add the sandbox routes.
 
     Args:
-        add: Adds a route.
-        paths: Answers the requests.
-        slow_start_s: Seconds after which an unfinished start is answered with 202.
+        add: Function that adds a route to the application.
+        paths: Answers requests about sandboxes.
+        slow_start_s: Seconds after which a request to start a sandbox is answered with 202 if the start is still in
+            progress.
     """
     routes = _SandboxRoutes(paths, slow_start_s)
     key = _header("Idempotency-Key", "Makes the call safe to repeat: the same key and body return the same answer.")
@@ -122,7 +123,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
 
 
 class _SandboxRoutes:
-    """One method per route: it decodes the request, makes one call, and encodes the reply."""
+    """The routes of sandboxes. Each method decodes the request, calls one operation, and encodes the reply."""
 
     def __init__(self, paths: SandboxPaths, slow_start_s: float) -> None:
         self._paths = paths
@@ -130,11 +131,12 @@ class _SandboxRoutes:
         self._slow_start_s = slow_start_s
 
     async def create(self, sandbox_id: str, request: Request) -> Response:
-        """Start a sandbox from a spec and return its state. Repeating the call is safe.
+        """Start a sandbox from a spec and return its state. The call is safe to repeat.
 
-        202 means that the start is still in progress: repeat the call until it returns the sandbox. 409 means that the
-        name belongs to a sandbox with another spec, or to an ended sandbox; `DELETE` frees the name, and otherwise it
-        becomes free ten minutes after the end. With `snapshot`, the sandbox starts with the files of that snapshot.
+        If `snapshot` is set, the sandbox contains the files of that snapshot at its start. Status 202 means that the
+        start is still in progress: repeat the call until it returns the sandbox. Status 409 means that the id belongs
+        to a sandbox with another spec, or to a sandbox that has ended. The id of an ended sandbox can be used again
+        after a `DELETE`, or ten minutes after the end.
         """
         caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
@@ -153,34 +155,36 @@ class _SandboxRoutes:
         return _json(write(await self._calls.views(NoBody(), caller_of(request.scope))))
 
     async def view(self, sandbox_id: str, request: Request) -> Response:
-        """Inspect a sandbox without renewing its lease; ended sandboxes stay visible for a while."""
+        """Return the state of a sandbox without renewing its lease. Ended sandboxes stay visible for ten minutes."""
         return _json(write(await self._calls.view(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stop(self, sandbox_id: str, request: Request) -> Response:
-        """Stop a sandbox and delete its contents. Repeating the call is safe; stopping an unknown sandbox succeeds.
+        """Stop a sandbox and delete its contents. The call is safe to repeat; it succeeds if there is no such sandbox.
 
-        Its name is free afterwards: `PUT` starts a new sandbox.
+        Afterwards, `PUT` can start a new sandbox with the same id.
         """
         return _json(write(await self._calls.stop(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def log(self, sandbox_id: str, request: Request) -> Response:
-        """Read the end of the standard error of the sandbox's command."""
+        """Return the last 64 KiB that the command of a sandbox wrote to standard error."""
         return _json(write(await self._calls.log(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stats(self, sandbox_id: str, request: Request) -> Response:
-        """Read the resource usage of a sandbox."""
+        """Return the resource usage of a sandbox."""
         return _json(write(await self._calls.stats(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def exec(self, sandbox_id: str) -> Response:
-        """Run a program to its end.
+        """Run a program in a sandbox and return its output when it has ended.
 
-        The program is killed if the caller disconnects. With an idempotency key it continues instead, and the call can
-        be repeated.
+        If the caller disconnects, the program is killed. If the call has an idempotency key, the program continues
+        instead, and the caller can repeat the call to get the output.
         """
         return _AsgiResponse(partial(self._paths.exec, sandbox_id))
 
     async def execs(self, request: Request) -> Response:
-        """Run programs in many sandboxes concurrently; return a list of results or errors in the same order."""
+        """Run programs in many sandboxes concurrently. Return a list with the result or error of each program, in
+        order.
+        """
         caller = caller_of(request.scope)
         data = await read_body(request.scope, request.receive, MAX_EXEC_BYTES)
         bodies = read_each(data, _EXECS, _EXEC)
@@ -210,14 +214,15 @@ class _SandboxRoutes:
         return _json(b"[%b]" % b",".join(outcomes))
 
     async def shell(self, sandbox_id: str, name: str) -> Response:
-        """Run a command in a persistent shell: later commands see its folder, variables and functions.
+        """Run a command in a persistent shell, which keeps its folder, variables and functions for later commands.
 
-        It is killed if the caller disconnects. With an idempotency key it continues, and the call can be repeated.
+        If the caller disconnects, the command is killed. If the call has an idempotency key, the command continues
+        instead, and the caller can repeat the call to get the output.
         """
         return _AsgiResponse(partial(self._paths.shell, sandbox_id, name))
 
     async def close_shell(self, sandbox_id: str, name: str, request: Request) -> Response:
-        """Close a shell and kill everything it started. Repeating the call is safe."""
+        """Close a shell and kill all processes that it started. The call is safe to repeat."""
         frame = wire.CloseShellFrame(sandbox_id, wire.read_sandbox_id(name), user_of(request.scope))
         return _json(write(await self._calls.work.close_shell(frame, caller_of(request.scope))))
 
@@ -231,26 +236,27 @@ class _SandboxRoutes:
         )
 
     async def write(self, sandbox_id: str, request: Request) -> Response:
-        """Write a file, as a whole or not at all; missing folders are created."""
+        """Write a file atomically: if writing fails, the file is unchanged. Missing folders are created."""
         scope = request.scope
         caller = caller_of(scope)
         path, key, user = path_of(scope), key_of(scope), file_user_of(scope)
         mode = number_of(scope, "mode", _NO_MODE, base=8, most=0o777)
-        self._calls.access.find(sandbox_id, caller)  # before the body is read
+        # Reject an unknown sandbox now, before the body is read.
+        self._calls.access.find(sandbox_id, caller)
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
         frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
         return _response(await self._calls.work.write(frame, caller))
 
     async def download_tree(self, sandbox_id: str) -> Response:
-        """Download a file or folder as a tar stream; the paths in it begin with ``tree`` or with ``.``."""
+        """Download a file or folder as a tar stream. The paths in the stream begin with ``tree`` or with ``.``."""
         return _AsgiResponse(partial(self._paths.download_tree, sandbox_id))
 
     async def upload_tree(self, sandbox_id: str) -> Response:
-        """Upload a tar stream with one file, link or folder; `path` is its path in the sandbox."""
+        """Upload a tar stream with one file, link or folder. `path` is where it is stored in the sandbox."""
         return _AsgiResponse(partial(self._paths.upload_tree, sandbox_id))
 
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
-        """Take a snapshot of the sandbox's files; new sandboxes can start from it."""
+        """Take a snapshot of the files of a sandbox. New sandboxes can start from the snapshot."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
         return _response(await self._calls.snapshot(frame, caller_of(request.scope)))
 
@@ -259,16 +265,19 @@ class _SandboxRoutes:
         return _json(write(await self._calls.snapshots(NoBody(), caller_of(request.scope))))
 
     async def remove_snapshot(self, snapshot: str, request: Request) -> Response:
-        """Remove a snapshot. Repeating the call is safe; removing an unknown snapshot succeeds."""
+        """Remove a snapshot. The call is safe to repeat, and succeeds if the snapshot does not exist."""
         return _json(write(await self._calls.remove_snapshot(wire.KeptFrame(snapshot), caller_of(request.scope))))
 
     async def events(self) -> Response:
-        """Stream server-sent events, an `EventReply` each, with a heartbeat every 15 s."""
+        """Stream the events of sandboxes as server-sent events, with a heartbeat every 15 s.
+
+        The data of each event is an `EventReply`.
+        """
         return _AsgiResponse(self._paths.events)
 
 
 class _AsgiResponse(Response):
-    """A response that is sent by an ASGI application."""
+    """A response that an ASGI application sends itself, such as a stream."""
 
     def __init__(self, send: ASGIApp) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Snapshots of sandboxes: their owners, their names and the quota.
+"""Snapshots of sandboxes: who owns them, how callers name them, and how many are allowed.
 
-Snapshots are removed only on request: at the quota, a new one is rejected.
+The server never removes a snapshot on its own. When a limit is reached, new snapshots are rejected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WHAT_TO_DO = "remove one first: envkit sandbox snapshot rm --url URL NAME, or D
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBounds:
-    """Limits on the number of snapshots and their MiB, per tenant and for the whole server.
+    """Limits on the number of snapshots and their total size in MiB, for each tenant and for the whole server.
 
-    Without tokens there are no tenants, and only the limits of the server apply.
+    A server without tokens has no tenants, so only the limits for the whole server apply.
     """
 
     per_tenant: int = 100
@@ -39,12 +39,12 @@ class Snapshot:
     """A stored snapshot.
 
     Attributes:
-        name: Its name for callers: random, since names of backends can be guessed.
-        tenant: Its owner.
-        sandbox_id: The sandbox it was taken of.
-        at_s: When it was taken, seconds since 1970.
-        bytes: Its size on disk.
-        pool_id: Its name in the pool.
+        name: Name that callers use. It is random, because the names that sandbox backends choose can be guessed.
+        tenant: Tenant that owns the snapshot.
+        sandbox_id: Sandbox of which the snapshot was taken.
+        at_s: Time at which the snapshot was taken, in seconds since 1970.
+        bytes: Size on disk.
+        pool_id: Name of the snapshot in the sandbox pool.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Snapshots:
     """The snapshots of a server.
 
     Args:
-        pool: Stores them.
-        bounds: The quota.
+        pool: Pool that stores the snapshots.
+        bounds: Limits on the number and size of snapshots.
     """
 
     def __init__(self, pool: SandboxPool, bounds: SnapshotBounds) -> None:
@@ -70,15 +70,15 @@ class Snapshots:
         self._in_progress: Counter[str] = Counter()
 
     async def keep(self, tenant: str, sandbox_id: str, take: Callable[[], Awaitable[str]]) -> str:
-        """Take a snapshot and return its name.
+        """Take a snapshot of a sandbox and return its name for callers.
 
         Args:
-            tenant: Its owner.
-            sandbox_id: The sandbox.
-            take: Takes it and returns its name in the pool.
+            tenant: Tenant that owns the snapshot.
+            sandbox_id: Id of the sandbox.
+            take: Function that takes the snapshot and returns its name in the pool.
 
         Raises:
-            SnapshotLimitError: The number of snapshots or their MiB would exceed a limit.
+            SnapshotLimitError: The number of snapshots or their total size would exceed a limit.
         """
         self._check_limits(tenant)
         self._in_progress[tenant] += 1
@@ -97,7 +97,7 @@ class Snapshots:
         return name
 
     def pool_id(self, name: str, owner: str | None) -> str:
-        """Return the name of a snapshot in the pool.
+        """Return the name that the pool uses for the snapshot `name`.
 
         Raises:
             SandboxNotFoundError: No snapshot of the tenant `owner` has this name; None means any tenant.
@@ -112,10 +112,10 @@ class Snapshots:
         return [one for one in self._snapshots.values() if owner in (None, one.tenant)]
 
     async def remove(self, name: str, owner: str | None) -> None:
-        """Remove a snapshot if it belongs to the tenant `owner`; None means any tenant. Safe to repeat.
+        """Remove a snapshot if it belongs to the tenant `owner`; None means any tenant. The call is safe to repeat.
 
         Raises:
-            EnvkitError: Removal failed; the snapshot still counts.
+            EnvkitError: The removal failed. The snapshot still exists and counts towards the limits.
         """
         found = self._snapshots.get(name)
         if found is not None and owner in (None, found.tenant):
@@ -123,12 +123,14 @@ class Snapshots:
             self._snapshots.pop(name, None)
 
     async def _discard(self, pool_id: str) -> None:
-        """Remove a snapshot that its caller has not received. If that fails, closing the backend removes it."""
+        """Remove a snapshot whose name no caller knows. If this fails, the backend removes the snapshot when it
+        closes.
+        """
         with anyio.move_on_after(_REMOVE_S, shield=True), suppress(EnvkitError, OSError):
             await self._pool.remove_snapshot(pool_id)
 
     def _check_limits(self, tenant: str) -> None:
-        """Reject a new snapshot at a limit. Snapshots in progress count."""
+        """Raise an error if a limit on snapshots is reached. Snapshots that are being taken count too."""
         for snapshots, in_progress, limit, limit_mib, owner in self._quotas(tenant):
             if len(snapshots) + in_progress >= limit:
                 raise SnapshotLimitError(f"{owner} is at its limit of {limit} snapshots; {_WHAT_TO_DO}")
@@ -136,7 +138,7 @@ class Snapshots:
                 raise SnapshotLimitError(f"{owner} is at its limit of {limit_mib} MiB of snapshots; {_WHAT_TO_DO}")
 
     def _check_size(self, tenant: str, size: int) -> None:
-        """Reject a new snapshot of `size` bytes if it exceeds a limit."""
+        """Raise an error if a new snapshot of `size` bytes would exceed a limit."""
         for snapshots, _, _, limit_mib, owner in self._quotas(tenant):
             used = _total_bytes(snapshots)
             if used + size > limit_mib << 20:
@@ -144,8 +146,10 @@ class Snapshots:
                 raise SnapshotLimitError(f"{owner}: no space for {-(-size >> 20)} MiB ({mib}); {_WHAT_TO_DO}")
 
     def _quotas(self, tenant: str) -> Iterator[tuple[Sequence[Snapshot], int, int, int, str]]:
-        """Yield for each quota the snapshots that count, the number of snapshots in progress, both limits, and the name
-        of the owner for errors.
+        """Yield a tuple for the tenant, if any, and a tuple for the whole server.
+
+        Each tuple contains the stored snapshots, the number of snapshots that are being taken, the limit on the number,
+        the limit in MiB, and the name of the tenant or server for errors.
         """
         bounds = self._bounds
         if tenant:

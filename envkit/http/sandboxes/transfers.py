@@ -1,11 +1,12 @@
 """Upload and download of files and folders of a sandbox, streamed over HTTP so that the server needs little memory.
 
-A folder is sent as a tar stream. The server stages it in a private folder on its disk until it is complete, and always
-removes that folder. A `FolderTransport` unpacks uploads as hostile input. It is a parameter, because the server
-does not depend on the sandbox backends.
+A folder is sent as a tar stream. The server first stores the whole folder in a private staging folder on its disk, and
+removes the staging folder after the transfer, even if the transfer fails. `FolderTransport` unpacks the tar streams of
+uploads and treats them as hostile input. The application passes the `FolderTransport` in, because the server does not
+depend on the sandbox backends.
 
-Each tenant has a limit on concurrent transfers, which limits its use of the disk. Further transfers wait in a queue,
-and are rejected when the queue is full.
+Each tenant has a limit on concurrent transfers, which also limits how much disk space a tenant uses. Further transfers
+wait in a queue; when the queue is full, they are rejected.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class FolderTransport(Protocol):
     """Packs files, links and folders as tar streams; `envkit.sandbox.transfer.tar_stream` implements it."""
 
     def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield a tar stream of `source`; a file or link is named `name` in it.
+        """Yield a tar stream of `source` in pieces. If `source` is a file or link, its path in the stream is `name`.
 
         Raises:
             UsageError: `source` is missing, cannot be read, or contains something other than files, folders and links.
@@ -55,10 +56,10 @@ class FolderTransport(Protocol):
     async def unpacked(
         self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
     ) -> None:
-        """Write a tar stream to `target`, as a whole or not at all.
+        """Unpack a tar stream to `target`. If that fails, nothing is left at `target`.
 
         Raises:
-            UsageError: `target` exists, or its folder does not.
+            UsageError: `target` exists already, or the folder that should contain it is missing.
             TooLargeError: The contents exceed `max_bytes`.
             RefusedFileError: The stream contains an entry that must not be copied, such as a link that leads out of the
                 folder.
@@ -66,7 +67,7 @@ class FolderTransport(Protocol):
         ...
 
     def staging_folder(self) -> AbstractAsyncContextManager[Path]:
-        """A new, private folder for the duration of the block."""
+        """Create a private folder that is removed at the end of the block."""
         ...
 
 
@@ -75,7 +76,7 @@ class FolderTransfers:
 
     Args:
         folder_transport: Packs and unpacks folders.
-        max_bytes: Limit on the contents of a folder.
+        max_bytes: Maximum size of the contents of a folder, in bytes.
     """
 
     def __init__(self, folder_transport: FolderTransport, max_bytes: int = MAX_TREE_BYTES) -> None:
@@ -85,11 +86,11 @@ class FolderTransfers:
         self._tenants: dict[str, _TenantTransfers] = {}
 
     async def upload(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
-        """Copy the tar stream of a request into a sandbox, as `path`.
+        """Unpack the tar stream in the body of a request, and copy the contents to `path` in a sandbox.
 
         Raises:
-            RateLimitError: The tenant is at its limit of transfers.
-            EnvkitError: As `FolderTransport.unpacked` and `Sandbox.upload`.
+            RateLimitError: The tenant has too many running and waiting transfers.
+            EnvkitError: See `FolderTransport.unpacked` and `Sandbox.upload`.
         """
         with anyio.move_on_after(_TIMEOUT_S):
             async with self._staging_folder(tenant) as folder:
@@ -105,11 +106,11 @@ class FolderTransfers:
     async def download(
         self, sandbox: Sandbox, path: str, user: FileUser, max_bytes: int, send: Send, *, tenant: str
     ) -> None:
-        """Send a file or folder of a sandbox as the tar stream of a response.
+        """Copy a file or folder out of a sandbox, and send it as a tar stream in the body of a response.
 
         Raises:
-            RateLimitError: The tenant is at its limit of transfers.
-            EnvkitError: As `Sandbox.download`, before the response starts.
+            RateLimitError: The tenant has too many running and waiting transfers.
+            EnvkitError: See `Sandbox.download`. Raised before the response starts.
         """
         with anyio.move_on_after(_TIMEOUT_S):
             async with self._staging_folder(tenant) as folder:

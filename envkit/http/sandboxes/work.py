@@ -1,4 +1,8 @@
-"""Programs, shell commands and files in sandboxes."""
+"""Runs programs and shell commands in sandboxes, and reads and writes files.
+
+Memory for the result is reserved before a call starts. If there is not enough memory, the call fails before it had any
+effect, so the caller can repeat it.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ _FILE_S = 120.0
 
 
 class SandboxWork:
-    """The operations inside a sandbox.
+    """The operations inside a sandbox: programs, shell commands and files.
 
     Args:
-        access: Finds sandboxes.
+        access: Finds sandboxes by the ids that callers use.
     """
 
     def __init__(self, access: SandboxLookup) -> None:
@@ -113,10 +117,11 @@ class SandboxWork:
 
 
 def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
-    """Return the bytes to reserve for the output of a program before it starts.
+    """Return the number of bytes to reserve for the output of a program before it starts.
 
-    Output limits up to `_SMALL_OUTPUT_BYTES` reserve nothing: thousands of programs may run for hours, and few use
-    their limit.
+    If the output limit of the program is large, the whole limit is reserved. If it is small, only a part of it is
+    reserved, because thousands of programs may run for hours and few of them reach their limit. When the program has
+    ended, the actual size of the output is counted.
     """
     return 2 * body.max_output_bytes if body.max_output_bytes > _SMALL_OUTPUT_BYTES else 0
 

@@ -1,12 +1,20 @@
-"""The access log: one JSON line per request, and per socket when it closes, through a `logging` handler.
+"""The access log: one JSON line for each request, and for each WebSocket when it closes.
 
-``at`` and ``time`` are the end (seconds since 1970, and ISO 8601), ``id`` is the request id, ``ms`` the duration,
-``in`` and ``out`` are the bytes of bodies or messages. ``envs`` counts new sessions by environment, ``steps`` the
-requested steps of a socket or list. Status 0 means that no answer was sent. Headers and query strings are not logged,
-because they may contain tokens. A line has less than `MAX_LINE_BYTES` bytes: long texts are cut and end in an asterisk.
+Fields of a line:
 
-A thread writes the lines, so the server never waits for a slow disk or reader. Lines beyond `MAX_WAITING` queued ones
-are dropped and counted.
+* ``at`` and ``time``: when the request or WebSocket ended, in seconds since 1970 and in ISO 8601.
+* ``id``: the request id.
+* ``ms``: the duration in milliseconds.
+* ``in`` and ``out``: received and sent bytes, in bodies or WebSocket messages.
+* ``envs``: number of new sessions for each environment.
+* ``steps``: number of requested steps, for a WebSocket or a list of steps.
+* ``status``: the HTTP status; 0 means that no answer was sent.
+
+Headers and query strings are not logged, because they may contain tokens. A line has less than `MAX_LINE_BYTES` bytes:
+long texts are cut and then end in an asterisk.
+
+A thread writes the lines through a `logging` handler, so the server never waits for a slow disk or reader. If more than
+`MAX_WAITING` lines are queued, further lines are dropped and counted.
 """
 
 from __future__ import annotations
@@ -36,18 +44,20 @@ DELAY_S = 0.1
 MAX_WAITING = 10_000
 """Lines that may wait in the queue."""
 
-_MOST_BYTES = MAX_LINE_BYTES - 2  # a line must be shorter than the limit, and the newline counts
+# Subtract 2, because a line with its newline must be shorter than the limit.
+_MOST_BYTES = MAX_LINE_BYTES - 2
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 _JSON = msgspec.json.Encoder()
 _log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Writes the lines in batches after `DELAY_S`, because a `logging` record for each would cost more than the
-    request.
+    """Writes the lines of the access log, in batches every `DELAY_S` seconds.
+
+    Batches save time: a `logging` record for each line would cost more time than the request.
 
     Args:
-        handler: Target of the lines; only the log's thread uses it.
+        handler: Handler that writes the lines. Only the thread of the log uses it.
     """
 
     def __init__(self, handler: logging.Handler) -> None:
@@ -57,19 +67,19 @@ class AccessLog:
         self._queued = 0
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._thread: Thread | None = None
-        # Only the log's thread changes the next three attributes.
+        # The thread of the log changes the following three attributes, so no other thread may do so.
         self._processed = 0
         self._failed = 0
         self._is_failing = False
 
     @property
     def dropped(self) -> int:
-        """Lines that were not written, because the queue was full or the handler failed."""
+        """Number of lines that were not written, because the queue was full or the handler failed."""
         return self._overflowed + self._failed
 
     @classmethod
     def to(cls, path: Path | None) -> AccessLog:
-        """Return a log that writes to the file `path`, which may be rotated, or to standard error if it is None.
+        """Return a log that writes to the file `path`, or to standard error if `path` is None. The file may be rotated.
 
         Raises:
             OSError: The file cannot be opened for writing.
@@ -90,13 +100,15 @@ class AccessLog:
         messages: tuple[int, int] | None = None,
         step_metrics: StepMetrics | None = None,
     ) -> None:
-        """Queue one line. Call it in an event loop. `messages` are the numbers of messages that a socket received and
-        sent.
+        """Queue one line for writing. Call this in an event loop.
+
+        `messages` contains the numbers of received and sent WebSocket messages.
         """
         if self._queued - self._processed + len(self._lines) >= MAX_WAITING:
             self._overflowed += 1
             return
-        if not path.isascii():  # some characters end lines or control terminals
+        if not path.isascii():
+            # Replace special characters: some end the line or control the terminal that shows the log.
             path = _plain(path)
         at = round(clock.wall(), 3)
         fields: dict[str, Any] = {
@@ -128,12 +140,13 @@ class AccessLog:
         self._lines.append(line)
 
     def close(self) -> None:
-        """Write the queued lines, for `stderr_log.CLOSE_S` at most, and close the handler."""
+        """Write the queued lines, which takes `stderr_log.CLOSE_S` seconds at most, and close the handler."""
         self._flush()
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(stderr_log.CLOSE_S)
-            if self._thread.is_alive():  # closing could wait forever for the handler's lock
+            if self._thread.is_alive():
+                # Do not close the handler: the thread may hold the handler's lock forever.
                 return
         with suppress(OSError):
             self._handler.close()
@@ -169,7 +182,7 @@ class AccessLog:
 
 
 class _File(logging.handlers.WatchedFileHandler):
-    """A file handler that raises errors instead of printing them."""
+    """A log handler for a file. It raises write errors; the standard handler would print them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
@@ -179,17 +192,18 @@ class _File(logging.handlers.WatchedFileHandler):
 
 
 class _StandardError(logging.Handler):
-    """Standard error; see `envkit.http.server.stderr_log.write`."""
+    """A log handler that writes to standard error with `envkit.http.server.stderr_log.write`."""
 
     def createLock(self) -> None:  # noqa: N802
-        self.lock = None  # no lock: only one thread uses the handler, and the end of the process must not wait
+        # Use no lock: only one thread uses the handler, and the process must not wait for a lock when it ends.
+        self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
         stderr_log.write(f"{self.format(record)}\n".encode())
 
 
 def _shortened(fields: dict[str, Any]) -> bytes:
-    """Return a line that fits, with the longest texts cut."""
+    """Encode the fields as a line within the size limit, and cut the longest texts to achieve this."""
     texts = {name: _plain(text) for name, text in fields.items() if isinstance(text, str)}
     left_bytes = _MOST_BYTES - len(_JSON.encode({**fields, **dict.fromkeys(texts, "")}))
     for done, name in enumerate(sorted(texts, key=lambda name: len(texts[name]))):
@@ -200,5 +214,5 @@ def _shortened(fields: dict[str, Any]) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """Replace each character of `text` that needs more than one byte in JSON by a question mark."""
+    """Replace each character of `text` that takes more than one byte in JSON with a question mark."""
     return "".join(one if " " <= one <= "~" and one not in '"\\' else "?" for one in text[:MAX_LINE_BYTES])

@@ -1,12 +1,12 @@
-"""Authorization middleware: checks tokens, scopes and rate limits before the application.
+"""Authorization middleware: checks the token, scope and rate limit of each request before the application gets it.
 
-A request sends its token as ``Authorization: Bearer ek_...``. The application gets the caller from
-`envkit.http.auth.caller.caller_of`. Until the first token is created, all programs on the machine may do everything,
-except for web pages of other sites in a browser. Every answer has an ``X-Request-Id``: the one of the request if that
-is valid, otherwise a new one.
+A request sends its token in the header ``Authorization: Bearer ek_...``. The application calls
+`envkit.http.auth.caller.caller_of` to find out who sent the request. Until the first token is created, all programs on
+the machine may do everything; only web pages of other sites in a browser are rejected. Every answer has the header
+``X-Request-Id``. Its value is copied from the request if the request has a valid one; otherwise it is new.
 
-When a token is revoked, its open connections end: a socket within a second, a stream at its next chunk. When the first
-token is created, the same happens to connections without a token.
+When a token is revoked, its open connections end: a WebSocket within a second, a stream at its next chunk. When the
+first token is created, the open connections of callers without a token end in the same way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ MAX_REQUESTS = 2000
 _V1 = f"/v{messages.PROTOCOL}/"
 _SCOPES = (
     (f"{_V1}sessions", PLAY),
-    (messages.SOCKET_PATH, ""),  # checked for each frame instead
+    # Any token may open the WebSocket. Each frame is then checked for the scope that its call needs.
+    (messages.SOCKET_PATH, ""),
     (f"{_V1}sandboxes", SANDBOX),
     (f"{_V1}snapshots", SANDBOX),
     (f"{_V1}envs", PLAY),
@@ -58,7 +59,7 @@ _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 
 
 class Served(Protocol):
-    """An application that a server drains before it stops."""
+    """An ASGI application whose running calls can finish (`drain`) before the server stops."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
@@ -66,7 +67,7 @@ class Served(Protocol):
 
 
 def scope_for(path: str) -> str | None:
-    """Return the scope that a path needs; empty if any token is enough, None if none is needed."""
+    """Return the token scope that a path needs; an empty text if any token is enough, None if no token is needed."""
     if path in _OPEN:
         return None
     for prefix, scope in _SCOPES:
@@ -79,15 +80,16 @@ class AuthMiddleware:
     """ASGI middleware that authorizes requests.
 
     Args:
-        app: The application.
-        tokens: Valid tokens; None, or a store that never contained a token, admits every caller.
-        rate: Rate limit of a tenant; a request, a step of a batch and a frame of a socket are one call each. A request
-            above it is refused with 429; a socket above it is not read until calls are available again.
-        max_sockets: Limit on the open sockets of a tenant.
-        max_requests: Limit on the concurrent requests of a tenant, if there are tokens.
-        bodies: Memory budget of large request bodies and replies; None for no limit.
-        log: Access log, if any.
-        errors: Counts refusals by code, beside those of the application; see `App.errors`.
+        app: The application that gets the authorized requests.
+        tokens: Store of the valid tokens. None, or a store in which no token was ever created, admits every caller.
+        rate: Rate limit of a tenant; None for no limit. Each request, each step of a list and each WebSocket frame
+            counts as one call. A request above the limit is rejected with status 429. If a WebSocket exceeds the limit,
+            the server stops reading from it until calls are allowed again.
+        max_sockets: Maximum number of open WebSockets of a tenant.
+        max_requests: Maximum number of concurrent requests of a tenant; applies only if the server has tokens.
+        bodies: Memory budget of request bodies, answers and WebSockets; None for no limit.
+        log: Access log; None for no log.
+        errors: Counter of error answers by code, which the application uses too; see `App.errors`.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class AuthMiddleware:
         return self._app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
-        """Drain the application; see `envkit.http.api.app.App.drain`."""
+        """Let the running calls of the application finish; see `envkit.http.api.app.App.drain`."""
         await self._app.drain(timeout_s)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,9 +142,10 @@ class AuthMiddleware:
             else:
                 await self._app(scope, context.receive, context.send)
         except Exception:
-            # Otherwise the server would close the connection, because the response is incomplete.
+            # If the token was revoked, end without an error: the incomplete response makes the server close the
+            # connection. After any other error, the server answers with status 500, which we record for the log.
             if not context.is_aborted:
-                context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR  # which the server then sends
+                context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
                 raise
         finally:
             context.free()
@@ -170,7 +173,7 @@ class AuthMiddleware:
                 context.write(self._log, "WS", (context.messages_in, context.messages_out))
 
     async def _serve_websocket(self, context: WebSocketContext, scope: Scope) -> None:
-        """Serve a socket while its token is valid."""
+        """Serve a WebSocket until it closes or its token is no longer valid."""
         if self._tokens is None:
             await self._app(scope, context.receive, context.send)
             return
@@ -181,20 +184,23 @@ class AuthMiddleware:
                 await self._app(scope, context.receive, context.send)
             finally:
                 tasks.cancel_scope.cancel()
-                # Do not pass the error of the block: the group would wrap it.
+                # Hide errors of the block from the task group, which would wrap them in an exception group.
                 await tasks.__aexit__(None, None, None)
 
     def is_valid(self, token: str | None) -> bool:
-        """Return whether `token` is valid; None means that none was sent. The result may be half a second old."""
+        """Return whether a request with this token is allowed; None means that the request has no token.
+
+        The result may be up to half a second old.
+        """
         tokens = self._required_tokens()
         return tokens is None or (token is not None and tokens.check(token) is not None)
 
     def _required_tokens(self) -> TokenStore | None:
-        """Return the valid tokens; None admits everybody."""
+        """Return the token store if requests need a token; None if everybody is admitted."""
         return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
 
     async def refuse(self, send: Send, error: EnvkitError) -> None:
-        """Answer with a problem and count it."""
+        """Answer a request with an error, and count the error."""
         self._errors[error.code] += 1
         problem = msgspec.convert(to_problem(error), messages.Problem)
         challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
@@ -204,13 +210,15 @@ class AuthMiddleware:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
     def _authorize(self, context: RequestContext, scope: Scope) -> None:
-        """Authenticate and authorize a request; put its caller into the scope's state.
+        """Check the token of a request, and store its caller in the state of the ASGI scope.
 
         Raises:
-            UnauthorizedError: There is no token, or it is not valid.
-            ForbiddenError: The token lacks the scope; or a foreign web page calls a server without tokens.
+            UnauthorizedError: The request has no token, or the token is not valid.
+            ForbiddenError: The token lacks the scope that the path needs, or a web page of another site calls a server
+                without tokens.
             RateLimitError: The tenant is above its rate limit.
-            RequestError: There are several ``Authorization`` headers; a proxy might read another one than we do.
+            RequestError: The request has several ``Authorization`` headers. This is rejected, because a proxy might
+                have checked another header than the server.
         """
         if context.authorizations > 1:
             raise RequestError(f"{context.authorizations} Authorization headers; send one")
@@ -257,10 +265,10 @@ class AuthMiddleware:
         return self._tenants.setdefault(name, _Tenant())
 
     def _begin_request(self, name: str) -> _Tenant:
-        """Count one more request of a tenant.
+        """Count one more running request of a tenant.
 
         Raises:
-            RateLimitError: The tenant already has `max_requests` requests.
+            RateLimitError: The tenant already has `max_requests` running requests.
         """
         tenant = self._tenant(name)
         if tenant.requests >= self._max_requests:
@@ -270,10 +278,10 @@ class AuthMiddleware:
         return tenant
 
     def _open_socket(self, name: str) -> _Tenant:
-        """Count one more socket of a tenant.
+        """Count one more open WebSocket of a tenant.
 
         Raises:
-            RateLimitError: The tenant already has `max_sockets` open sockets.
+            RateLimitError: The tenant already has `max_sockets` open WebSockets.
         """
         tenant = self._tenant(name)
         if tenant.sockets >= self._max_sockets:

@@ -1,4 +1,4 @@
-"""The context of one request in the middleware: caller, request id, bytes in and out."""
+"""What the middleware knows about one request: its caller, its request id, and the bytes received and sent."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Authorizer(Protocol):
-    """The methods of the middleware that a request uses."""
+    """The methods of `AuthMiddleware` that a request context calls."""
 
     @property
     def memory_budget(self) -> MemoryBudget: ...
 
     def new_id(self) -> bytes:
-        """Return an id for a request without one."""
+        """Return a new request id, for a request that does not send one."""
         ...
 
     def is_valid(self, token: str | None) -> bool:
-        """Return whether the token still allows requests."""
+        """Return whether a request with this token is still allowed."""
         ...
 
     async def refuse(self, send: Send, error: EnvkitError) -> None:
@@ -92,7 +92,8 @@ class RequestContext:
         if message["type"] == "http.response.body":
             if self.is_aborted or (message.get("more_body") and self.is_revoked()):
                 self.is_aborted = True
-                raise OSError("the token was revoked")  # as if the client had disconnected
+                # Raise the same kind of error as after a disconnect, which ends the application's answer.
+                raise OSError("the token was revoked")
             if self._is_large:
                 return self._send_large(message)
             self._bytes_out += len(message.get("body", b""))
@@ -106,7 +107,7 @@ class RequestContext:
         return self._send(message)
 
     def reservation(self) -> Reservation:
-        """Return the memory reserved for body and reply."""
+        """Return the memory reservation for the body and the answer of this request."""
         if self._reservation is None:
             self._reservation = self._authorizer.memory_budget.reservation()
         return self._reservation
@@ -170,14 +171,15 @@ class WebSocketContext(RequestContext):
             self._bytes_out += _size(message)
             if self.is_revoked():
                 await self._close_revoked()
-                raise OSError("the token was revoked")  # as if the client had disconnected
+                # Raise the same kind of error as after a disconnect, which ends the sending of answers.
+                raise OSError("the token was revoked")
         elif kind == "websocket.accept":
             self.status = 101
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
         await self._send(message)
 
     def deny(self, message: Message) -> Awaitable[None]:
-        """Send a message of an HTTP response instead of opening the socket."""
+        """Send a part of an HTTP response that rejects the WebSocket instead of opening it."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
@@ -185,12 +187,13 @@ class WebSocketContext(RequestContext):
         return self._send({**message, "type": f"websocket.{message['type']}"})
 
     async def monitor_token(self, scope: anyio.CancelScope) -> None:
-        """Close the socket and cancel `scope` once the token is revoked."""
+        """Wait until the token is revoked; then close the WebSocket and cancel `scope`."""
         while True:
             await anyio.sleep(_CHECK_INTERVAL_S)
             try:
                 is_over = self.is_revoked()
-            except EnvkitError:  # the tokens cannot be read
+            except EnvkitError:
+                # The token store cannot be read, so the token may be revoked: end the connection.
                 is_over = True
             if is_over:
                 await self._close_revoked()
@@ -203,7 +206,7 @@ class WebSocketContext(RequestContext):
 
 
 def _length(headers: Sequence[Header]) -> int:
-    """Return the content length of an answer; 0 without one."""
+    """Return the ``Content-Length`` of an answer; 0 if it has none."""
     for name, value in headers:
         if name == b"content-length":
             return int(value)

@@ -62,21 +62,23 @@ async def serve(
     key: Path | None = None,
     max_connections: int | None = None,
 ) -> None:
-    """Serve `app` until SIGTERM, SIGINT or cancellation; then finish running calls and release every lease.
+    """Serve `app` until SIGTERM, SIGINT or a cancellation; then let running calls finish and release all leases.
 
     Args:
         app: Result of `envkit.http.api.app.create_app`, or an `AuthMiddleware` around it.
-        host: Name or address to listen on.
-        port: TCP port; 0 takes a free one.
-        uds: Path of a Unix socket to listen on instead. A stale socket file is replaced.
-        on_ready: Called once with the address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``, when
-            the server accepts requests.
-        handle_signals: Whether SIGTERM and SIGINT end the server; only possible in the main thread.
-        drain_s: Seconds that running calls get at shutdown.
-        certificate: PEM file of a certificate and its chain; turns TLS on.
-        key: PEM file of its private key, without a password; None if `certificate` contains it.
-        max_connections: Limit on concurrent connections; further ones get 503. None: `MAX_CONNECTIONS`, or half of this
-            process's limit on open files if that is less.
+        host: Host name or address to listen on.
+        port: TCP port to listen on; 0 for any free port.
+        uds: Path of a Unix socket to listen on instead of the TCP port. A socket file of a server that no longer runs
+            is replaced.
+        on_ready: Called once, when the server accepts requests, with its address, such as ``"http://127.0.0.1:8000"``
+            or ``"unix:/tmp/env.sock"``.
+        handle_signals: Whether SIGTERM and SIGINT stop the server. This is only possible in the main thread.
+        drain_s: Seconds that running calls may take to finish at shutdown.
+        certificate: PEM file with a certificate and its chain; None for no TLS.
+        key: PEM file with the private key of the certificate, without a password; None if `certificate` contains the
+            key.
+        max_connections: Maximum number of concurrent connections; further connections get status 503. None means
+            `MAX_CONNECTIONS`, or half of this process's limit on open files if that is less.
 
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
@@ -106,7 +108,9 @@ async def serve(
 def require_address(
     host: str, port: int, uds: str | None, certificate: Path | None = None, key: Path | None = None
 ) -> None:
-    """Check that a server can listen there now, before anything is started; see `serve`.
+    """Check that a server can listen on this address, so that an error is reported before anything starts.
+
+    The arguments are those of `serve`.
 
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
@@ -117,7 +121,7 @@ def require_address(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, stopped by an event instead of polling."""
+    """A uvicorn server without uvicorn's signal handlers. It waits for an event to stop, instead of polling a flag."""
 
     def __init__(
         self, config: uvicorn.Config, on_ready: Callable[[], None], drain: Callable[[], Awaitable[None]]
@@ -129,7 +133,9 @@ class _Server(uvicorn.Server):
         self._drain = drain
 
     async def run_shielded(self, listener: socket.socket) -> None:
-        """Serve until the shutdown, which takes only seconds. Not cancelled by its caller."""
+        """Serve until stopped. A cancellation does not interrupt this, because the server needs time for its
+        shutdown.
+        """
         with anyio.CancelScope(shield=True):
             try:
                 await self.serve(sockets=[listener])
@@ -152,8 +158,9 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide uvicorn's warnings about invalid requests, about replies that this server aborts, and about replies that it
-    sends instead of opening a socket.
+    """Hide warnings of uvicorn that are normal for this server.
+
+    They concern invalid requests, answers that the server aborts, and WebSockets that the server rejects.
     """
 
     def is_unexpected(record: logging.LogRecord) -> bool:
@@ -198,12 +205,13 @@ def _config(app: Served, max_connections: int, certificate: Path | None, key: Pa
 
 
 def _raise_file_limit() -> int:
-    """Raise this process's limit on open files as far as allowed, `_FILES` at most; return the limit."""
+    """Raise the limit on open files of this process to `_FILES`, or as far as allowed; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return _FILES if soft == resource.RLIM_INFINITY else soft
-    with suppress(OSError, ValueError):  # some systems have a lower limit than they report
+    # Some systems do not allow the maximum that they report, and then keep the old limit.
+    with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft
@@ -221,7 +229,7 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # An empty password keeps OpenSSL from prompting for one.
+        # Pass an empty password, so that OpenSSL does not ask for one on the terminal if the key has a password.
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         files = certificate if key is None else f"{certificate} with the key {key}"
@@ -232,11 +240,13 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:  # the resolver would truncate it to 16 bits
+    # Check the port here, because the resolver would silently use only its lower 16 bits.
+    if not 0 <= port <= 65535:
         raise UsageError(f"invalid port {port}; use 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only if the protocol is set. With it, replies would wait for 40 ms.
+        # Set the protocol of the socket: only then does asyncio turn off Nagle's algorithm, which would delay replies
+        # by 40 ms.
         return _listen(socket.socket(family, kind, protocol), address)
     except OSError as error:
         if error.errno == EADDRINUSE:

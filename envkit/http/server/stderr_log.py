@@ -1,7 +1,7 @@
-"""Non-blocking log on standard error.
+"""A log on standard error that never blocks the server.
 
-Writing to a full pipe blocks until its reader continues. Therefore a thread writes the log, and it leaves space in the
-pipe for other writers. Records are dropped when the queue is full.
+If standard error is a full pipe, writing blocks until a reader reads from the pipe. Therefore a thread writes the log,
+and leaves space in the pipe for other writers. When the queue of the thread is full, log records are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STANDARD_ERROR = 2
 
 
 class StandardErrorLog(QueueHandler):
-    """Context manager that logs to standard error without blocking, instead of `logging`'s default handler."""
+    """Log handler that writes to standard error without blocking the caller. Use it as a context manager."""
 
     def __init__(self) -> None:
         self._waiting: Queue[logging.LogRecord | None] = Queue(MAX_WAITING)
@@ -67,10 +67,9 @@ class StandardErrorLog(QueueHandler):
 
 
 def write(text: bytes) -> None:
-    """Write `text`. Call it in a thread, because it blocks until the reader of standard error continues.
+    """Write `text` to standard error. Call this in a thread, because it blocks while nobody reads standard error.
 
-    If standard error is a pipe, half of the pipe stays free for other writers, which would block forever on a full
-    pipe.
+    If standard error is a pipe, half of the pipe stays free for other writers, which a full pipe would block.
 
     Raises:
         OSError: Standard error cannot be written.
@@ -78,17 +77,19 @@ def write(text: bytes) -> None:
     while text:
         while not _has_room():
             select([], [], [], _FULL_S)
-        end = text.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF  # writes up to PIPE_BUF are atomic
+        # Write at most PIPE_BUF bytes at a time. Such a write is atomic, so other writers cannot split it.
+        end = text.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
         text = text[os.write(_STANDARD_ERROR, text[:end]) :]
 
 
 def _has_room() -> bool:
-    """Return whether `PIPE_BUF` bytes can be written; a pipe must then still be half empty."""
+    """Return whether `PIPE_BUF` bytes can be written without blocking, and without filling more than half of a pipe."""
     if not select([], [_STANDARD_ERROR], [], _FULL_S)[1]:
         return False
     try:
         size = fcntl.fcntl(_STANDARD_ERROR, fcntl.F_GETPIPE_SZ)
-    except (OSError, AttributeError):  # standard error is not a pipe, or the system cannot change the size
+    except (OSError, AttributeError):
+        # Standard error is not a pipe, or the system cannot report the size of a pipe.
         return True
     used = struct.unpack("i", fcntl.ioctl(_STANDARD_ERROR, termios.FIONREAD, bytes(4)))[0]
     return bool(used + PIPE_BUF <= max(size // 2, PIPE_BUF))

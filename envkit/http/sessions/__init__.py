@@ -1,1 +1,1 @@
-"""Sessions: episodes played over HTTP, and their counters and metrics."""
+"""Sessions: episodes that clients play over HTTP or WebSocket, with counters and metrics."""

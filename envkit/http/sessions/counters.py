@@ -1,4 +1,4 @@
-"""Counters of a running server, and of what each request plays."""
+"""Counters of sessions and steps, for the whole server and for each request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SHORTEST_S = BOUNDS_S[0]
 
 
 class StepMetrics:
-    """Steps and sessions of one request or socket, for the access log.
+    """Counts the steps and sessions of one request or WebSocket, for the access log.
 
     Attributes:
-        steps: Steps requested.
-        envs: Sessions created, by environment.
+        steps: Number of requested steps.
+        envs: Number of created sessions for each environment id.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,15 @@ def step_metrics_of(scope: Mapping[str, Any]) -> StepMetrics:
 
 
 class SessionCounters:
-    """Counters of all sessions of a server. Plain numbers: a metrics library may cost more time than a step.
+    """Counters for all sessions of a server.
+
+    The counters are plain numbers, because a metrics library may take more time than a step.
 
     Attributes:
-        sessions: Sessions created.
-        step_seconds: Total seconds of all steps, including failed ones.
-        buckets: Number of steps per bucket: one for each of `BOUNDS_S`, and one for longer steps.
-        errors: Error responses, by code.
+        sessions: Number of created sessions.
+        step_seconds: Total duration of all steps in seconds, including failed steps.
+        buckets: Number of steps by duration: one bucket for each upper bound in `BOUNDS_S`, and one for longer steps.
+        errors: Number of error answers for each error code.
     """
 
     def __init__(self) -> None:

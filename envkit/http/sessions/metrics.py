@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server's sessions, collected per scrape."""
+"""Prometheus metrics of the sessions of a server. They are collected each time that Prometheus requests them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Collect: TypeAlias = "Callable[[], Iterable[Metric]]"
 
 
 def exposition(table: SessionTable, more: Collect | None = None) -> bytes:
-    """Return the metrics of `table` and of `more` in Prometheus's text format."""
+    """Return the metrics of the sessions in `table`, and the metrics that `more` returns, in Prometheus text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()

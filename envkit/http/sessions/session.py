@@ -1,4 +1,4 @@
-"""One session: its states, its turns and its last answer, for repeated steps. `table` owns all sessions."""
+"""One session: its state, its turn, and its last answer, which a repeated step gets again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _NEXT: Mapping[SessionState, Mapping[SessionEvent, SessionState]] = {
 
 
 def after(state: SessionState, event: SessionEvent) -> SessionState:
-    """Return the state that `event` leads to.
+    """Return the state of a session after `event`, if the session was in `state` before.
 
     Raises:
         ValueError: `event` is not possible in `state`.
@@ -73,7 +73,7 @@ def after(state: SessionState, event: SessionEvent) -> SessionState:
 
 
 class Opened(NamedTuple):
-    """The start of a session's episode, and the current turn."""
+    """The first observation of a session's episode, and the current turn of the session."""
 
     turn: int
     start: Reset
@@ -81,7 +81,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A snapshot of a session's state; `idle_s` is the time since its last use, in seconds."""
+    """The status of a session at one moment. `idle_s` is the number of seconds since the last use of the session."""
 
     id: str
     task: Task
@@ -92,13 +92,14 @@ class SessionView:
 
 @runtime_checkable
 class ComputingEpisode(Protocol):
-    """An episode whose steps run synchronously: a step cannot be cancelled and blocks the event loop."""
+    """An episode whose steps are computed synchronously. A step blocks the event loop and cannot be cancelled."""
 
     def step_now(self, action: str) -> Step: ...
 
 
-class Move(msgspec.Struct):  # creating a struct takes a third of the time of another object
-    """A step, in progress or finished; `answer` is None while it is in progress."""
+# A msgspec struct, because creating it takes a third of the time of another object.
+class Move(msgspec.Struct):
+    """A step of a session. `answer` is None while the step is in progress."""
 
     turn: int
     action: str
@@ -124,7 +125,7 @@ class Move(msgspec.Struct):  # creating a struct takes a third of the time of an
 
 
 class Session:
-    """One session. The task that holds its lease owns it; callers play its steps."""
+    """One session. A single task leases its episode until the session ends; the tasks of callers play the steps."""
 
     def __init__(self, id: str, task: Task) -> None:
         self.id = id
@@ -162,20 +163,20 @@ class Session:
         self.state = after(self.state, event)
 
     def is_previous(self, turn: int) -> bool:
-        """Whether an earlier server process played `turn` as the last one. This process has no record of its answer."""
+        """Return whether `turn` is the last turn that the previous server process played. We have no answer for it."""
         return self.move is None and turn == self.turn - 1
 
     def is_next(self, turn: int) -> bool:
-        """Whether a step with this `turn` can begin now."""
+        """Return whether a step with this `turn` can begin now."""
         return turn == self.turn and self.state is SessionState.READY
 
     def find_repeat(self, turn: int, action: str) -> Move:
-        """Return the earlier step that this call repeats. The caller has checked that it is not a new step.
+        """Return the earlier step that a call repeats. Call this only if `is_next` is false for the turn.
 
         Raises:
             SessionConflictError: The turn was played with another action.
             SessionBrokenError: The session is broken.
-            StepOrderError: `turn` is neither the last nor the next one.
+            StepOrderError: `turn` is not the last turn that was played, or no step is possible now.
         """
         move = self.move
         if move is not None and turn == move.turn and action == move.action:
@@ -198,8 +199,8 @@ class Session:
         return move
 
     def play(self, turn: int, action: str, answer: Step | EnvkitError) -> Step:
-        """Record a step that was played synchronously. No other call can have seen it in progress."""
-        # The usual case of the code below, which is faster this way
+        """Record a step that was played synchronously and is already finished, and return its answer."""
+        # Take a shortcut in the most frequent case. The result is the same as that of the code below.
         if isinstance(answer, Step) and not (answer.terminated or answer.truncated):
             self.move = Move(turn, action, answer)
             self.turn = turn + 1
@@ -225,14 +226,14 @@ class Session:
         move.settle(answer)
 
     def interrupt(self, why: EnvkitError) -> None:
-        """Cancel the step in progress; it raises `why`, even if its answer has just arrived."""
+        """Cancel the step in progress. Its caller gets the error `why`, even if the answer has just arrived."""
         assert self.stepping is not None
         self.interrupt_error = why
         self.is_interrupted = True
         self.stepping.cancel()
 
     def end(self, why: EnvkitError) -> None:
-        """Release the slot, and stop the reset or step in progress."""
+        """End the session: cancel a reset or step in progress, and release the slot. Callers get the error `why`."""
         if self.state is SessionState.OPENING:
             self.interrupt_error = why
             self.lease_scope.cancel()
