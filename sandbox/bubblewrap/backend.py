@@ -148,9 +148,10 @@ class LocalBackend:
         """
         supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
-            ours = run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
+            # Connect last: if a folder has just been removed, no open socket is left behind.
+            ours = run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
         except OSError:
             supervised.release()
             raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None

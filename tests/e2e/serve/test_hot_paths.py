@@ -18,7 +18,7 @@ from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.wiring.gateway.gateway import Fleet, open_fleet
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OURS = [ROOT / name for name in ("envkit", "environments", "sandbox", "trainer_bridge")]
 CONFIG = {
     "backend": "process",
