@@ -43,7 +43,8 @@ _HOW_TO_ANSWER = " Answer with a number."
 _ASKED = re.compile(rf"What is ([0-9]{{1,10}}(?:[+\-*/][0-9]{{1,10}}){{1,{_MAX_TERMS - 1}}})\?")
 _PARTS = re.compile(r"([+\-*/]?)([0-9]+)")
 
-_Product: TypeAlias = tuple[str, list[tuple[str, int]]]  # a sign, and the factors, each with its operator "*" or "/"
+# A sign, and the factors of the term, each with its operator "*" or "/".
+_Product: TypeAlias = tuple[str, list[tuple[str, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def draw_problem(
     operators = "".join(one for one in _OPERATORS if one in operations)
     low, high = operands
     rng = Random(stable_hash("Arithmetic", seed, operators, terms, low, high))
-    chance = rng.random  # the only method that returns the same sequence in every Python version
+    chance = rng.random  # Use only `random()`: other methods may return other numbers in other Python versions.
     for _ in range(_DRAWS):
         numbers = [low + int(chance() * (high - low + 1)) for _ in range(terms)]
         signs = ["", *(operators[int(chance() * len(operators))] for _ in range(terms - 1))]

@@ -42,5 +42,7 @@ def _register(specs: Iterable[EnvSpec]) -> None:
             try:
                 gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
             except gymnasium.error.Error as error:
-                # Only warn, so that one invalid id does not prevent the registration of the others.
+                # Warn instead of raising an error, so that one invalid id does not prevent the registration of the
+                # others.
+
                 warnings.warn(f"Gymnasium rejects the id {spec.id!r}: {error}", stacklevel=3)

@@ -201,7 +201,7 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
-            self._saved = None  # a checkpoint saved earlier at this step lacks the evaluation: save it again
+            self._saved = None  # Save the checkpoint again if it was saved before the evaluation.
         # Save the checkpoint after the evaluation, so that a resumed run has the result of the evaluation.
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()

@@ -101,7 +101,7 @@ class Pushing(BoardBatch):
         left_N = moved_N.view(np.uint8) * _CODES_1
         left_N += cells.take(here_N)
         arrived_N = tables.ahead_K.take(key_N)
-        # On boards without a move, this writes the old values again.
+        # Boards that make no move get their old values again.
         cells[here_N] = tables.left_S.take(left_N)
         cells[at_N] = arrived_N
         cells[past_N] = tables.beyond_K.take(key_N)
@@ -131,7 +131,7 @@ class Walking(BoardBatch):
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
         self._shown_N = np.zeros(num_boards, np.uint8)
-        self._map: _Map | None = None  # not None while all boards have the same level
+        self._map: _Map | None = None  # Set only while all boards have the same level.
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
         if self._map is not None and levels is self._map.level:

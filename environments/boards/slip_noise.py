@@ -28,7 +28,7 @@ class SlipNoise:
         self._stride_N = np.zeros(num_boards, np.uint32)
         self._side_NK = np.zeros((num_boards, _AHEAD), np.int8)
         self._row_N = np.arange(num_boards) * _AHEAD
-        # Index of a board's random numbers, minus its number of moves when they were drawn.
+        # For each board, the index of its random numbers minus its number of moves at the time of drawing.
         self._from_N = self._row_N.copy()
         self._turns_left = 0
 

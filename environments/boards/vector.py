@@ -100,7 +100,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        self._was_reset = False  # if this reset raises an error, step must fail
+        self._was_reset = False  # If this reset raises an error, the next step must fail.
         changes = dict(options or {})
         mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
         chosen = change(self._defaults, changes)
@@ -145,7 +145,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             restart_R = restart_N.nonzero()[0]
             if self._autoreset is AutoresetMode.DISABLED:
                 raise StepOrderError(f"copies {restart_R.tolist()[:8]} have ended: reset them with reset_mask")
-            # Restart finished copies now and let them stay in place in this step, so that one pass observes all boards.
+            # Restart finished copies before the step and do not move them, so that one pass observes all boards.
             restarted = self._restart(restart_N, restart_R)
             action_NT[restart_R, 0] = STAY
             if action_NT.shape[1] > 1:

@@ -56,7 +56,7 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
         OptionError: A search within the limits found no such lake.
     """
     rng = Random(stable_hash("FrozenLake", seed, size, frozen))
-    chance = rng.random  # the only method that returns the same sequence in every Python version
+    chance = rng.random  # Use only `random()`: other methods may return other numbers in other Python versions.
     cells = size * size
     for _ in range(min(_DRAWS, _CELLS // cells)):
         start = int(chance() * cells)

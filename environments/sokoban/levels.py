@@ -73,7 +73,7 @@ def draw_level(
     if 2 * boxes >= (size - 2) ** 2:
         raise OptionError("boxes", f"{boxes} boxes, their targets and a player do not fit into a room of size {size}")
     rng = Random(stable_hash("Sokoban", seed, size, boxes, *moves, *(pushes or ())))
-    chance = rng.random  # the only method that returns the same sequence in every Python version
+    chance = rng.random  # Use only `random()`: other methods may return other numbers in other Python versions.
     low, high = moves
     wanted = first_wanted = low if boxes == 1 else low + int(chance() * (high - low + 1))
     searched = 0
@@ -198,7 +198,7 @@ def _refusal(
     if split is not None:
         option = "split"
         request += f", in the split {split!r}"
-        draw_level(seed, size, boxes, moves, pushes)  # raises if the search fails even without the split
+        draw_level(seed, size, boxes, moves, pushes)  # Raises an error if there is no level even without the split.
     elif pushes is not None:
         option = "pushes"
         draw_level(seed, size, boxes, moves)

@@ -23,7 +23,7 @@ PLAYER = (1 << SHIFT) - 1
 Layer: TypeAlias = dict[int, int]
 """Maps each state of a layer to the fewest pushes between it and the start of the search."""
 
-_BLOCKED = -1  # all bits of -1 are set: a box in every place
+_BLOCKED = -1  # All bits of -1 are set, which means a box on every cell.
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 _KNOWN = frozenset(SYMBOLS + "\n")
 _Table: TypeAlias = list[list[tuple[int, int, int, int]]]

@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain text, which people and programs can read
+    rich_markup_mode=None,  # Print plain text, which people and programs can read.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train)

@@ -37,7 +37,7 @@ def as_exit_code() -> Iterator[None]:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         if sys.stdout is not None:
-            # Otherwise Python would flush again at exit, and fail again.
+            # Otherwise Python would flush the stream again at exit, and would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:  # a broken pipe is normal: the reader, such as `head`, has read enough
             print(f"{error.strerror}; free some space", file=sys.stderr)

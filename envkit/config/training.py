@@ -91,7 +91,7 @@ class RendererSection(Section):
     @classmethod
     def _all_or_a_number(cls, history: Any) -> Any:
         if history != "all" and (type(history) is not int or history < 1):
-            raise ValueError("must be all, or a whole number of at least 1")
+            raise ValueError("must be 'all' or a whole number of at least 1")
         return history
 
     @field_validator("template")

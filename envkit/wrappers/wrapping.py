@@ -54,7 +54,7 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return step
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the result of the wrapper's `reset`, given that of the environment's. Subclasses change the result."""
+        """Take the result of the environment's `reset` and return the wrapper's. Subclasses change the result."""
         return observation, info
 
     def _played(self, action: str) -> TextStep:

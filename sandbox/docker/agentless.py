@@ -134,7 +134,8 @@ class AgentlessSandbox:
                 result = await self._run(wrapped, uid, timeout_s, max_output_bytes, env=env or {}, stdin=stdin)
                 is_over = not result.timed_out and result.exit_code != -signal.SIGKILL
             finally:
-                if not is_over:  # the command's shell may not have killed the user's other processes
+                # Kill the user's processes here, because the command's shell may have ended before it killed them.
+                if not is_over:
                     with anyio.CancelScope(shield=True):
                         await self._run(["/bin/sh", "-c", _END], uid, _END_S, 0)
         return result

@@ -61,7 +61,7 @@ class Daemon:
         self._address = address
         self._orphans = set[str]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        # A separate client, so that queries do not wait for slow calls
+        # Use a separate client, so that queries do not wait for slow calls.
         self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         self.info = info
         """Output of ``docker info``."""
@@ -93,7 +93,8 @@ class Daemon:
         """Create a container inside the context `during`, and return the container's id."""
 
         def create() -> Any:
-            with during:  # entered in this thread, because the thread continues even if the caller is cancelled
+            # Enter the client in this thread, because the thread continues even if the caller is cancelled.
+            with during:
                 return self._api.create_container_from_config(options)
 
         try:
@@ -311,7 +312,7 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        _require_listener(address)  # if nothing listens, the package leaks its sockets
+        _require_listener(address)  # If no daemon listens, the package `docker` leaks its sockets.
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
@@ -357,7 +358,7 @@ def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[
         raise DaemonError(str(error.explanation or error), status) from None
     except errors.DockerException as error:
         raise DaemonError(str(error)) from None
-    except OSError as error:  # errors of the package requests are OSErrors too
+    except OSError as error:  # The exceptions of the library `requests` are OSErrors too.
         raise DaemonError(f"the Docker daemon does not answer: {_innermost(error)}") from None
 
 

@@ -134,7 +134,8 @@ class AttachStream(asyncio.Protocol):
         await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
+        # Do not use isinstance: uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
@@ -180,7 +181,7 @@ class AttachStream(asyncio.Protocol):
         is_whole = end and len(rest) >= _content_length(head)
         if (is_whole or self.is_over or len(head) > _MAX_HEAD_BYTES) and not self._answered.done():
             self._answered.set_exception(ConnectionError(_refusal(head, rest)))
-            self._answered.exception()  # prevents asyncio's warning if the caller was cancelled
+            self._answered.exception()  # Read the exception, so that asyncio does not warn if the caller was cancelled.
         return b""
 
     def _take_pieces(self) -> None:

@@ -146,7 +146,8 @@ class AttachedContainer:
             return None
         volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
         on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
-        own = Path(found["HostsPath"]).parent  # Docker stores /etc/hosts and other files in this folder
+        # Docker stores the container's /etc/hosts and other files in this folder.
+        own = Path(found["HostsPath"]).parent
         return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
     async def diagnose(self) -> str:

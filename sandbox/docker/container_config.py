@@ -204,7 +204,8 @@ def _host(spec: SandboxSpec, limits: ContainerLimits, labels: Mapping[str, str])
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Init": False,
-        # A detached container must remove itself, because envkit may not run then. Others stay for their exit state.
+        # A detached container must remove itself, because envkit may no longer run when it ends. Other containers are
+        # kept, so that envkit can read their exit state.
         "AutoRemove": spec.detached,
         # Otherwise the daemon would log all messages of the agent's channel to its disk.
         "LogConfig": {"Type": "none"},
@@ -231,7 +232,7 @@ def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[
 
 
 def _view(source: str, target: str) -> dict[str, JSON]:
-    # Before Docker 25, the submounts of a read-only bind mount were writable, so they are not mounted.
+    # Do not mount submounts: before Docker 25, the submounts of a read-only bind mount were writable.
     bind_options: dict[str, JSON] = {"NonRecursive": True}
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": bind_options}
 

@@ -254,7 +254,7 @@ def _deleted(paths: DiskPaths) -> Deleted:
         devices = {folder.stat().st_dev for folder in (first / "root", *paths.folders)}
     except OSError:  # the container has ended
         return {}
-    for task in tasks():  # not only processes: a thread may have its own open files, and outlive the main thread
+    for task in tasks():  # Look at all threads: a thread may have its own open files, and may outlive the main thread.
         with suppress(OSError):
             for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):

@@ -179,7 +179,7 @@ class Proxy:
                         first = await client.receive()
                         if not first:  # the sandbox closed the connection; do not reconnect in a busy loop
                             await anyio.sleep(_RESTART_S)
-                        tasks.start_soon(serve_connection)  # opens another idle connection in place of this one
+                        tasks.start_soon(serve_connection)  # Open another idle connection in place of this one.
                         await self._answer(client, first)
                     finally:
                         client.close()

@@ -89,7 +89,8 @@ class Cgroup:
 
     Attributes:
         name: Name of the folders.
-        of_agent: Child cgroup for the agent's programs, which may not exist; None without the memory controller.
+        of_agent: Child cgroup for the agent's programs. Its folder is missing if the kernel refused to create it. None
+            without the memory controller.
     """
 
     def __init__(self, parents: CgroupFolders, name: str) -> None:
@@ -261,7 +262,7 @@ def _is_needed(group: Path) -> bool:
 def _heirs(group: Path) -> list[Path]:
     try:
         return list(group.glob("envkit-*"))
-    except FileNotFoundError:  # another process has just removed the cgroup
+    except FileNotFoundError:  # Another process has just removed the cgroup.
         return []
 
 

@@ -95,7 +95,8 @@ class Child:
         with anyio.CancelScope(shield=True):
             if self.returncode is None:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGCONT)  # a process stopped by SIGSTOP cannot exit by itself
+                    # Continue the process, because a process stopped by SIGSTOP cannot exit.
+                    os.killpg(self.pid, signal.SIGCONT)
             with anyio.move_on_after(grace_s):
                 await self._ended.wait()
             if not self._ended.is_set():

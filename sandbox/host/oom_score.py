@@ -35,7 +35,7 @@ def lend(first: FirstProcess, more: Mapping[str, str]) -> None:
     Raises:
         OSError: The kernel does not support or refuses the system calls, or the process has exited.
     """
-    # The thread stays in the mount namespace that it enters, so use a new thread that ends afterwards.
+    # Use a new thread, because a thread cannot leave the mount namespace that it has entered.
     with ThreadPoolExecutor(1) as thread:
         files = {f"/proc/{first.pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
         thread.submit(_enter_and_mount, first, files).result()

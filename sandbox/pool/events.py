@@ -125,7 +125,7 @@ class LedgerWriter:
 
     def put(self, view: SandboxView) -> None:
         """Queue `view` for writing."""
-        self._waiting.pop(view.id, None)  # the new view goes to the end of the queue
+        self._waiting.pop(view.id, None)  # Move the sandbox to the end of the queue.
         self._waiting[view.id] = view
         self._arrived.set()
 

@@ -106,7 +106,8 @@ class Scheduler:
                     await request.woken.wait()
                 if request.given is None:
                     raise request.refusal or CapacityError(self._why_full(request, waited_s))
-            if not request.given.settled.is_set():  # `wait` always yields, and would delay a sandbox that is ready
+            # Do not wait if the sandbox is ready: `wait` always yields to the event loop first.
+            if not request.given.settled.is_set():
                 await request.given.settled.wait()
         except BaseException:
             self.queue.discard(request)

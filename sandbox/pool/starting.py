@@ -59,7 +59,8 @@ async def start(
         move: Called after a failed start; moves the sandbox to one of the given nodes, or returns False.
     """
     spec = instance.spec
-    if ledger is not None and isinstance(spec.network, str):  # the proxy for an allow-list runs in this process
+    # A sandbox with an allowlist cannot be detached, because its proxy runs in this process.
+    if ledger is not None and isinstance(spec.network, str):
         orphan_ttl_s = _ORPHAN_TTL_S if spec.orphan_ttl_s is None else spec.orphan_ttl_s
         spec = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
     try:

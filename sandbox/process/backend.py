@@ -88,7 +88,7 @@ class ProcessBackend:
             sandbox_id, AgentChannel(stream), resources, work=str(home), forget=self._sandboxes.forget
         )
         self._sandboxes.add(sandbox)
-        with suppress(ConnectionError):  # the agent has already ended; `started` raises the reason
+        with suppress(ConnectionError):  # The agent has already ended. The call of `started` below raises the reason.
             await stream.send(self._opening)
         await sandbox.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
         return sandbox

@@ -273,7 +273,7 @@ def test_a_history_is_all_or_a_number_of_turns(history: object, tmp_path: Path) 
         assert load(tmp_path, MINIMAL, f"renderer.history={right}").renderer.history == right
     (found,) = problems(tmp_path, MINIMAL, f"renderer.history={'null' if history is None else history}")
     got = "" if history is None else f", got {history!r}"
-    assert found == f"renderer.history: must be all, or a whole number of at least 1{got}"
+    assert found == f"renderer.history: must be 'all' or a whole number of at least 1{got}"
 
 
 def test_the_schema_tells_the_bounds_of_numbers() -> None:

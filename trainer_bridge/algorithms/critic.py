@@ -36,7 +36,7 @@ class Critic(nn.Module):
         starts = [_turn_starts(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         columns = [position for positions in starts for position in positions]
-        # Compute the value without autocast, because bfloat16 keeps only three digits.
+        # Compute the value without autocast, because bfloat16 has a precision of only three decimal digits.
         with torch.autocast(device.type, enabled=False):
             value: Tensor = self.head(hidden_BLH[rows, columns].to(self.head.weight.dtype)).squeeze(-1).float()
         return value

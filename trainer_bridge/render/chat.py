@@ -18,10 +18,10 @@ _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*(?:{END_THINK}\s*)?\Z")
 class ChatRenderer:
     """Renders observations as user messages with the model's chat template.
 
-    A turn's prompt continues the previous turn: it contains that turn's prompt, the sampled tokens, and the text that
-    the template puts between two answers. A template may now render the earlier turns differently, for example by
-    moving the system prompt or dropping messages or thoughts. The turn then starts a new sample, with the whole chat as
-    its prompt. Whitespace that the template strips around an answer makes no difference.
+    Normally a turn's prompt continues the previous turn: it contains that turn's prompt, the sampled tokens, and the
+    text that the template puts between two answers. If the template renders the earlier turns differently when a turn
+    is added, for example because it moves the system prompt or drops thoughts, the turn starts a new sample with the
+    whole chat as its prompt. Whitespace that the template strips around an answer does not count as a difference.
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.

@@ -75,7 +75,7 @@ class LineDisplay:
         self._every_s = every_s
         self._now = now
         self._parts = _Parts()
-        self._written = (0, 0.0)  # the progress and the time (s) when the last line was written
+        self._written = (0, 0.0)  # Progress and time (s) at the last line of output.
 
     def announce(self, line: str) -> None:
         self._stream.write(f"{line}\n")

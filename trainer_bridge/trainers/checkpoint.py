@@ -53,7 +53,7 @@ def restore(folder: Path, model: Any, reference: Any, parts: Mapping[str, Statef
         load_weights(model, folder / "policy")
         state = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
         for name, part in parts.items():
-            part.load_state_dict(state[name])  # moves the state to the device of the weights
+            part.load_state_dict(state[name])  # This also moves the state to the device of the weights.
         if reference is not None:
             load_weights(reference, folder / "reference.safetensors")
         return int(json.loads((folder / "trainer.json").read_text())["version"])

@@ -115,7 +115,9 @@ def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
         inputs = {"inputs_embeds": _Embed.apply(layout.ids_BL, embedding.weight, padding_id)}  # type: ignore[no-untyped-call]
     if layout.sees_BLL is not None:
         mask: Tensor = layout.sees_BLL[:, None]  # the same mask for all heads
-        if model.config._attn_implementation == "eager":  # eager attention needs numbers, which it adds to scores
+        if (
+            model.config._attn_implementation == "eager"
+        ):  # Eager attention needs a mask of numbers, which it adds to the scores.
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.bfloat16).min)
         inputs |= {"attention_mask": mask, "position_ids": layout.position_BL}
     hidden_BLH = model.base_model(**inputs, use_cache=False).last_hidden_state

@@ -223,7 +223,8 @@ class TorchTrainer:
     def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
         """Yield each update's sample indices. An epoch has each sample once. With `is_large`, groups stay whole."""
         seed = self._settings.seed * 1_000_003 + self.version
-        order = torch.Generator().manual_seed(seed % (1 << 63))  # the remainder keeps the seed in torch's range
+        # Take the remainder, so that the seed is in torch's range.
+        order = torch.Generator().manual_seed(seed % (1 << 63))
         units = [[row] for row in range(len(samples))]
         if self._settings.is_large:
             rows_of: dict[str, list[int]] = {}

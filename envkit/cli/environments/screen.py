@@ -66,7 +66,7 @@ class _Screen:
             elif key == keyboard.END:
                 self._has_quit = True
             elif key == keyboard.RESIZED:
-                self._console.clear()  # the terminal has re-wrapped the lines that were drawn
+                self._console.clear()  # The terminal was resized and has re-wrapped the drawn lines.
             else:
                 self._message = ""
                 if self._line is None:

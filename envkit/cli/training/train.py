@@ -37,7 +37,7 @@ def train(
     folder = Path("runs") / file.stem if output is None else output
     settings = config.load(file, overrides or ())
 
-    from envkit.wiring.training import run  # slow to import, so import it only if the file is valid
+    from envkit.wiring.training import run  # Import this slow module only if the file is valid.
     from envkit.wiring.training.display import display_on
 
     with closing(display_on(sys.stdout)) as display:

@@ -245,8 +245,8 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         raise UsageError(f"invalid port {port}; use 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Set the protocol of the socket: only then does asyncio turn off Nagle's algorithm, which would delay replies
-        # by 40 ms.
+        # Pass the protocol number to the socket. Otherwise asyncio would not turn off Nagle's algorithm, which delays
+        # replies by 40 ms.
         return _listen(socket.socket(family, kind, protocol), address)
     except OSError as error:
         if error.errno == EADDRINUSE:

@@ -111,7 +111,10 @@ def _check_engine(run: RunConfig) -> None:
             raise ConfigError([f"engine.device: {error.detail}"]) from None
     if section.model is None and section.hidden_size % (2 * section.heads):
         raise ConfigError(
-            [f"engine.heads: twice {section.heads} must divide engine.hidden_size, which is {section.hidden_size}"]
+            [
+                f"engine.hidden_size: must be a multiple of 2 * engine.heads ({2 * section.heads}), "
+                f"got {section.hidden_size}"
+            ]
         )
     if section.model is not None:
         _check_model(section.model)

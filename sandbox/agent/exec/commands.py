@@ -136,7 +136,7 @@ class Exec(IncomingCall):
         return name.encode()
 
     def _taker(self, of: str) -> Callable[[bytes], None]:
-        """Return the function that receives the program's output `of` and either stores or sends it."""
+        """Return the function that stores or sends the output of the program: its stream `of` ("out" or "err")."""
         if not self._streams:
             return self._tails[of].add
 

@@ -63,7 +63,7 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         (
             {"engine": {"hidden_size": 64, "heads": 3}},
-            "engine.heads: twice 3 must divide engine.hidden_size, which is 64",
+            "engine.hidden_size: must be a multiple of 2 * engine.heads (6), got 64",
         ),
         (
             {"engine": {"model": "./nowhere"}},
