@@ -110,12 +110,8 @@ def _check_engine(run: RunConfig) -> None:
         except UsageError as error:
             raise ConfigError([f"engine.device: {error.detail}"]) from None
     if section.model is None and section.hidden_size % (2 * section.heads):
-        raise ConfigError(
-            [
-                f"engine.hidden_size: must be a multiple of 2 * engine.heads ({2 * section.heads}), "
-                f"got {section.hidden_size}"
-            ]
-        )
+        multiple = f"2 * engine.heads ({2 * section.heads})"
+        raise ConfigError([f"engine.hidden_size: must be a multiple of {multiple}, got {section.hidden_size}"])
     if section.model is not None:
         _check_model(section.model)
 

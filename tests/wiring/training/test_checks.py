@@ -215,7 +215,12 @@ def test_problems_of_all_sections_are_found_at_once() -> None:
     found = checks.check(
         run_of(env={"id": "Chess-v0"}, engine={"heads": 3}, rollout={"group_size": 1}, warmup={"kind": "none"})
     )
-    assert [line.partition(":")[0] for line in found] == ["env.id", "engine.heads", "rollout.group_size", "warmup.kind"]
+    assert [line.partition(":")[0] for line in found] == [
+        "env.id",
+        "engine.hidden_size",
+        "rollout.group_size",
+        "warmup.kind",
+    ]
 
 
 @pytest.mark.parametrize(
