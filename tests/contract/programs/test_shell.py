@@ -64,19 +64,6 @@ def test_a_command_gives_what_it_wrote_and_its_code(shared: Shared) -> None:
     shared.run(main)
 
 
-def test_a_shell_with_changed_options_still_answers(shared: Shared) -> None:
-    async def main(sandbox: AnySandbox) -> None:
-        for command in CHANGES:
-            shell = sandbox.shell()
-            await shell.run(command, timeout_s=20)
-            result = await shell.run("echo next", timeout_s=20)
-            assert result.exit_code == 0, command
-            assert "next\n" in result.stdout, command
-            await shell.close()
-
-    shared.run(main)
-
-
 @ALSO_REMOTE
 def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(shared: Shared) -> None:
     async def main(sandbox: AnySandbox) -> None:
@@ -89,18 +76,6 @@ def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(
             assert (after.exit_code, after.stdout) == (0, "new\n" if result.is_shell_lost else "1\n"), command
             assert result.is_shell_lost == ("unclosed" not in command), command
             await shell.close()
-
-    shared.run(main)
-
-
-def test_a_syntax_error_is_a_result(shared: Shared) -> None:
-    async def main(sandbox: AnySandbox) -> None:
-        shell = sandbox.shell()
-        await shell.run("X=1", timeout_s=20)
-        result = await shell.run("if then", timeout_s=20)
-        assert result.exit_code not in (0, None)
-        assert "syntax error" in result.stderr
-        assert (await shell.run("echo $X", timeout_s=20)).stdout == "1\n"
 
     shared.run(main)
 

@@ -31,32 +31,6 @@ def sandbox() -> Iterator[Client]:
         yield client
 
 
-def zombies(sandbox: Client) -> int:
-    states = sandbox.sh("cat /proc/[0-9]*/stat").out.decode().splitlines()
-    return sum(state.rpartition(")")[2].split()[0] == "Z" for state in states)
-
-
-def test_programs_have_no_privilege(sandbox: Client) -> None:
-    status = sandbox.exec("cat", "/proc/self/status").out.decode()
-    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert {lines[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
-    assert (lines["Uid"].split()[0], lines["NoNewPrivs"]) == ("1000", "1")
-
-
-def test_process_1_can_be_neither_killed_nor_read(sandbox: Client) -> None:
-    answer = sandbox.sh("kill -9 1; kill -STOP 1; cat /proc/1/environ /proc/1/mem; ls /proc/1/fd; kill -TERM -1; true")
-    assert answer.out == b""
-    assert sandbox.call("ping")["end"] is True
-
-
-def test_orphans_leave_no_zombies(sandbox: Client) -> None:
-    for _ in range(5):
-        sandbox.sh("for i in 1 2 3 4 5; do (setsid true &) ; (sleep 0.01 &) ; done; kill -9 $PPID")
-        sandbox.shell("for i in 1 2 3; do (setsid sleep 0.01 &); done", name="keeps")
-    sandbox.exec("sleep", "0.1")
-    assert zombies(sandbox) == 0
-
-
 def test_killing_every_process_ends_only_those_of_the_same_user(
     sandbox: Client, marker: str, sleepers: Callable[[], int]
 ) -> None:
@@ -65,16 +39,6 @@ def test_killing_every_process_ends_only_those_of_the_same_user(
     assert sleepers() == 0
     assert sandbox.shell("echo x")["state"] == "lost"  # its bash ran as the same user
     assert sandbox.exec("echo", "next").out == b"next\n"
-
-
-def test_the_agent_user_can_neither_kill_the_grader_nor_read_its_files(sandbox: Client) -> None:
-    number = sandbox.start("exec", argv=["sh", "-c", "umask 077; echo secret > /tmp/g; echo up; cat"], timeout_s=20,
-                       user="grader", stdin=True, stream=True)  # fmt: skip
-    assert sandbox.next(number)[1] == b"up\n"
-    answer = sandbox.sh("kill -9 -1; cat /tmp/g; true")
-    assert answer.out == b""
-    sandbox.feed(number, b"still here")
-    assert sandbox.answer(number).out == b"still here"
 
 
 def test_the_sandbox_ends_when_its_channel_closes(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:

@@ -20,24 +20,6 @@ def short(answer: Answer) -> tuple[int | None, bytes, str]:
     return answer["code"], answer.out, answer["state"]
 
 
-def test_folder_variables_functions_and_the_last_exit_code_are_kept(sandbox: Client, tmp_path: Path) -> None:
-    (tmp_path / "inner").mkdir()
-    first = sandbox.shell("cd inner; x=1; export y=2; f() { echo $x$y; }; (exit 7)")
-    assert short(first) == (7, b"", "kept")
-    assert short(sandbox.shell("echo $?; f; pwd")) == (0, f"7\n12\n{tmp_path}/inner\n".encode(), "kept")
-
-
-def test_stdout_and_stderr_come_back_separately_and_byte_for_byte(sandbox: Client) -> None:
-    answer = sandbox.shell("printf 'a\\rb\\0\\377\\n'; printf 'no newline' >&2")
-    assert (answer.out, answer.err) == (b"a\rb\0\xff\n", b"no newline")
-
-
-def test_shells_with_different_names_are_separate(sandbox: Client) -> None:
-    sandbox.shell("x=one", name="a")
-    assert sandbox.shell("echo ${x-none}", name="b").out == b"none\n"
-    assert sandbox.shell("echo ${x-none}", name="a").out == b"one\n"
-
-
 SCRIPTS = {
     "nothing": ("", 0, b""),
     "comment": ("echo a # b", 0, b"a\n"),
@@ -105,17 +87,6 @@ def test_a_shell_survives_the_deletion_of_its_folder(sandbox: Client, tmp_path: 
     assert short(sandbox.shell(f"cd {tmp_path}; pwd")) == (0, f"{tmp_path}\n".encode(), "kept")
 
 
-def test_a_timeout_ends_the_running_programs_and_keeps_the_state(
-    sandbox: Client, marker: str, sleepers: Callable[[], int]
-) -> None:
-    sandbox.shell("x=1")
-    script = f"echo part; trap '' TERM; (setsid sleep {marker} &) ; sleep {marker}"
-    answer = sandbox.shell(script, timeout_s=2)
-    assert (answer["code"], answer["timed_out"], answer["state"], answer.out) == (None, True, "kept", b"part\n")
-    assert sleepers() == 0
-    assert short(sandbox.shell("echo $x")) == (0, b"1\n", "kept")
-
-
 def test_late_output_does_not_leak_into_the_next_answer(sandbox: Client) -> None:
     assert sandbox.shell("sleep 600; echo late", timeout_s=1)["timed_out"]
     assert sandbox.shell("echo next").out == b"next\n"
@@ -128,35 +99,10 @@ def test_an_endless_loop_loses_the_shell(sandbox: Client, loop: str) -> None:
     assert short(sandbox.shell("echo ${x-gone}")) == (0, b"gone\n", "kept")
 
 
-def test_background_jobs_keep_running_and_do_not_delay_the_answer(
-    sandbox: Client, marker: str, sleepers: Callable[[], int]
-) -> None:
-    assert short(sandbox.shell(f"sleep {marker} & echo started")) == (0, b"started\n", "kept")
-    assert short(sandbox.shell("jobs -p | wc -l")) == (0, b"1\n", "kept")
-    while sleepers() < 1:  # the job may not have started its program yet
-        assert sandbox.call("ping")["end"] is True
-    assert sandbox.call("close_shell", name="main")["end"] is True
-    assert sleepers() == 0
-
-
 def test_the_output_of_a_background_job_is_read_continuously(sandbox: Client) -> None:
     sandbox.shell("(yes | head -c 3000000; echo done > flag) &")
     answer = sandbox.shell("while [ ! -e flag ]; do sleep 0.01; done", keep_bytes=1000)
     assert (answer["code"], len(answer.out)) == (0, 1000)
-
-
-def test_the_end_of_a_long_output_is_kept_and_the_rest_counted(sandbox: Client) -> None:
-    answer = sandbox.shell("yes | head -c 5000000; echo end; echo error >&2", keep_bytes=1 << 16)
-    assert answer.out == b"y\n" * ((1 << 15) - 2) + b"end\n"
-    assert (answer.err, answer["cut"]) == (b"error\n", 5_000_004 - (1 << 16))
-
-
-def test_scripts_of_one_shell_run_in_the_order_of_arrival(sandbox: Client) -> None:
-    numbers = [
-        sandbox.start("shell", name="main", command=f"sleep 0.0{9 - n}; echo {n}", timeout_s=10, keep_bytes=100)
-        for n in range(8)
-    ]
-    assert [sandbox.answer(number).out for number in numbers] == [f"{n}\n".encode() for n in range(8)]
 
 
 @pytest.mark.alone  # a shell that is slow to come back from a cancelled script is replaced

@@ -66,14 +66,6 @@ def test_abstract_sockets_of_the_host_are_out_of_reach() -> None:
         assert "Connection refused" in answer
 
 
-def test_files_of_the_host_are_not_there(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("the host's")
-    answers = inside(f"cat {secret}", "ls /home /var /srv /mnt /opt /boot /sys", "cat /etc/shadow /etc/hostname")
-    assert all("No such file" in answer for answer in answers)
-    assert not any("the host's" in answer for answer in answers)
-
-
 def test_of_the_home_nothing_is_visible_but_the_way_to_our_python() -> None:
     home = Path.home()
     (found,) = inside(f"ls -A {home} 2>/dev/null")
@@ -93,11 +85,6 @@ def test_the_sockets_of_other_sandboxes_are_not_there() -> None:
     run(main)
 
 
-def test_processes_of_the_host_are_not_there() -> None:
-    (found, _) = inside("cat /proc/[0-9]*/comm", "true")
-    assert set(found.split()) <= {"bwrap", "sleep", "python3.11", "python", "python3", "sh", "cat", "0"}
-
-
 def test_the_environment_of_ours_is_in_no_process_of_the_sandbox() -> None:
     found: list[str] = []
 
@@ -112,21 +99,6 @@ def test_the_environment_of_ours_is_in_no_process_of_the_sandbox() -> None:
     run(main)
     assert "PATH" in found
     assert set(found) <= {"ENVKIT_SOCKETS", "HOME", "LANG", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
-
-
-@pytest.mark.parametrize(
-    "place", ["/usr", "/etc", "/", sys.base_prefix, str(Path(__file__).parents[3] / "envkit"), "/proc/sys/kernel"]
-)
-def test_what_is_shared_with_the_host_cannot_be_written(place: str) -> None:
-    (answer,) = inside(f"echo x > {place}/envkit-test")
-    assert any(refusal in answer for refusal in ("Read-only file system", "Permission denied", "nonexistent"))
-    assert not Path(place, "envkit-test").exists()
-
-
-@pytest.mark.parametrize("setting", ["sys/kernel/core_pattern", "sys/vm/swappiness", "self/oom_score_adj"])
-def test_settings_of_the_kernel_cannot_be_changed(setting: str) -> None:
-    (answer,) = inside(f"cat /proc/{setting} > /proc/{setting}")
-    assert "Read-only file system" in answer or "Permission denied" in answer
 
 
 def test_a_sandbox_has_places_of_its_own_that_programs_can_use() -> None:

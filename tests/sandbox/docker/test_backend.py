@@ -144,23 +144,6 @@ def test_all_is_enforced_for_the_hostile() -> None:
     run(main)
 
 
-def test_a_snapshot_holds_the_files_and_the_command_waits_for_them() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            sandbox = await started(backend, SandboxSpec(image=image()))
-            await sandbox.write("/workspace/folder/one", b"1", mode=0o755)
-            await sandbox.write("/tmp/two", b"2")
-            name = await sandbox.snapshot()
-            await sandbox.stop()
-            again = await backend.restore(name, SandboxSpec(("sh", "-c", "cp /tmp/two three; sleep 99"), image=image()))
-            shown = "cat folder/one /tmp/two; stat -c %a folder/one; until [ -s three ]; do sleep 0.01; done; cat three"
-            assert (await again.exec(["sh", "-c", shown], timeout_s=20)).stdout == "12755\n2"
-            with pytest.raises(SandboxRefusedError, match="there is no snapshot 'other'"):
-                await backend.restore("other", SandboxSpec(image=image()))
-
-    run(main)
-
-
 def test_the_system_profile_has_a_root_that_can_write_and_names_what_it_gives_up() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:

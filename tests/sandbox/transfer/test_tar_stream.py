@@ -123,17 +123,6 @@ def test_hard_links_stay_hard_links(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "b").read_bytes() == b"abc"
 
 
-def test_a_thousand_files_arrive(tmp_path: Path) -> None:
-    source = tmp_path / "many"
-    source.mkdir()
-    for number in range(1000):
-        (source / str(number)).write_text(str(number))
-    unpack(pack(source), tmp_path / "copy")
-    assert {path.name: path.read_text() for path in (tmp_path / "copy").iterdir()} == {
-        str(number): str(number) for number in range(1000)
-    }
-
-
 def test_links_of_the_source_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
