@@ -252,13 +252,8 @@ class FleetHost:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tasks.cancel_scope.cancel()
-        # Hide errors of the block from the task group, which would wrap them in an exception group. Only a cancellation
-        # is passed on.
-        if not isinstance(error, anyio.get_cancelled_exc_class()):
-            kind = error = trace = None
         try:
-            await self._tasks.__aexit__(kind, error, trace)
+            await clock.end_tasks(self._tasks, error)
         finally:
             self._kept_workers = 0
             self._failure = SandboxStartError("fleet", "the fleet is closed")

@@ -76,10 +76,9 @@ async def serve_inside(path: str, capacity: int) -> None:
     Raises:
         UsageError: The path cannot be used.
     """
-    failure: UsageError | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_without_parent, tasks.cancel_scope)
-        try:
+    with anyio.CancelScope() as scope:
+        async with clock.background_tasks() as tasks:
+            tasks.start_soon(_stop_without_parent, scope)
             await serve_envs(
                 uds=path,
                 capacity=capacity,
@@ -88,12 +87,6 @@ async def serve_inside(path: str, capacity: int) -> None:
                 lazy=True,
                 sends_traces=True,  # send traces to the parent process, which decides what its callers get
             )
-        except UsageError as error:
-            # Raise the error after the task group, because the group would wrap it in an exception group.
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 async def _stop_without_parent(scope: anyio.CancelScope) -> None:

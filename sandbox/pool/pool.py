@@ -292,11 +292,7 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 for instance in list(self._scheduler.instances.values()):
                     await instance.cleared.wait()
-            self._tasks.cancel_scope.cancel()
-            # Pass only a cancellation to the task group, because it would wrap any other error in an exception group.
-            if not isinstance(error, anyio.get_cancelled_exc_class()):
-                kind = error = trace = None
-            await self._tasks.__aexit__(kind, error, trace)
+            await clock.end_tasks(self._tasks, error)
         finally:
             self._history.events.close()
             if self._history.ledger_writer is not None:

@@ -122,11 +122,7 @@ class RayNodes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tasks.cancel_scope.cancel()
-        # Pass only a cancellation to the task group, which would wrap any other error in an exception group.
-        if not isinstance(error, anyio.get_cancelled_exc_class()):
-            kind = error = trace = None
-        await self._tasks.__aexit__(kind, error, trace)
+        await clock.end_tasks(self._tasks, error)
 
     async def _withdraw_request(self, cluster: Cluster) -> None:
         """Withdraw the last request to Ray's autoscaler; otherwise the autoscaler would reserve the nodes forever."""

@@ -17,6 +17,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 
+from envkit import clock
 from envkit.errors import (
     CapacityError,
     EnvError,
@@ -179,9 +180,7 @@ class EnvClient:
 
     async def _stop(self) -> None:
         self._connection_scope.cancel()
-        self._tasks.cancel_scope.cancel()
-        # Hide errors of the block from the task group, which would wrap them in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await clock.end_tasks(self._tasks)
 
     async def _create(self, id: str, task: Task) -> ResumableEpisode:
         """Create a session as soon as the server has a free slot, and return its episode."""

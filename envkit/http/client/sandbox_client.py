@@ -192,9 +192,7 @@ class SandboxClient:
 
     async def _disconnect(self) -> None:
         self._connection_scope.cancel()
-        self._tasks.cancel_scope.cancel()
-        # Hide errors of the block from the task group, which would wrap them in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await clock.end_tasks(self._tasks)
 
     async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
         """Create a sandbox; if the server has no capacity, retry for `wait_s` seconds."""

@@ -178,14 +178,9 @@ class AuthMiddleware:
             await self._app(scope, context.receive, context.send)
             return
         with anyio.CancelScope() as until_revoked:
-            tasks = await anyio.create_task_group().__aenter__()
-            tasks.start_soon(context.monitor_token, until_revoked)
-            try:
+            async with clock.background_tasks() as tasks:
+                tasks.start_soon(context.monitor_token, until_revoked)
                 await self._app(scope, context.receive, context.send)
-            finally:
-                tasks.cancel_scope.cancel()
-                # Hide errors of the block from the task group, which would wrap them in an exception group.
-                await tasks.__aexit__(None, None, None)
 
     def is_valid(self, token: str | None) -> bool:
         """Return whether a request with this token is allowed; None means that the request has no token.

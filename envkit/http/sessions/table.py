@@ -273,9 +273,7 @@ class SessionTable:
         with anyio.move_on_after(_CLOSING_S, shield=True):
             for session in sessions.values():
                 await session.closed.wait()
-        self._tasks.cancel_scope.cancel()
-        # Close the task group without the error of the block, because the group would wrap it in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await clock.end_tasks(self._tasks, error)
 
     def _open(self, id: str, task: Task) -> Session:
         tenant, capacity = tenant_of(id), self.host.capacity

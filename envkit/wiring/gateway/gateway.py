@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from envkit import clock
 from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
@@ -171,20 +172,15 @@ async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
-    tasks = await anyio.create_task_group().__aenter__()
-    if pool is not None and config.alerts.webhook is not None:
-        tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
-        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-    if pool is not None and scale is not None:
-        tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
-    if pool is not None and fleet.disks is not None:
-        tasks.start_soon(watch_disks, fleet.disks, pool.alert)
-    try:
+    async with clock.background_tasks() as tasks:
+        if pool is not None and config.alerts.webhook is not None:
+            tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
+            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        if pool is not None and scale is not None:
+            tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
+        if pool is not None and fleet.disks is not None:
+            tasks.start_soon(watch_disks, fleet.disks, pool.alert)
         yield
-    finally:
-        tasks.cancel_scope.cancel()
-        # Close the task group without the error of the block, because the group would wrap it in an exception group.
-        await tasks.__aexit__(None, None, None)
 
 
 @asynccontextmanager
