@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeAlias
 
 import anyio
@@ -249,9 +248,7 @@ class FleetHost:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await clock.end_tasks(self._tasks, error)
         finally:

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -374,9 +373,7 @@ class LocalBackend:
         await clock.to_thread(self._ranges.open)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_leaving = True
         self._ranges.close()
         await self._sandboxes.close()

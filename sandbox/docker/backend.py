@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -211,9 +210,7 @@ class DockerBackend:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     @property

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -281,9 +280,7 @@ class Pool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._is_open = False
         self._scheduler.close()
         for instance in list(self._scheduler.instances.values()):

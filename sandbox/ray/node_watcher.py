@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -119,9 +118,7 @@ class RayNodes:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await clock.end_tasks(self._tasks, error)
 
     async def _withdraw_request(self, cluster: Cluster) -> None:

@@ -9,7 +9,6 @@ from asyncio import Future
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
 import anyio
@@ -169,9 +168,7 @@ class EnvClient:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     async def _run_connection(self, socket: ClientConnection) -> None:

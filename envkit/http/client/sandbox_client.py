@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -181,9 +180,7 @@ class SandboxClient:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._disconnect()
 
     async def _run_connection(self, socket: ClientConnection) -> None:

@@ -20,7 +20,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -264,9 +263,7 @@ class SessionTable:
                 self._tasks.start_soon(self._resume_or_drop, id)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             session.end(SessionBrokenError(f"session {session.id}: the server stopped"))

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import anyio
@@ -325,9 +324,7 @@ class BlockingSandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:
