@@ -232,10 +232,6 @@ def test_eval_reports_an_unreachable_server_in_one_line(call: Call) -> None:
     assert err.startswith("http://127.0.0.1:1 does not answer")
 
 
-def test_serve_inside_needs_a_socket(call: Call) -> None:
-    assert call("serve", "--inside") == (2, "", "--inside needs --socket: a sandbox has no network\n")
-
-
 @pytest.mark.parametrize(
     ("error", "code", "lines"),
     [

@@ -97,7 +97,6 @@ WRONG = [
     ("serve --host no.such.host.invalid --port 0 --state state", 2, "no.such.host.invalid"),
     ("serve --socket /nosuch/x.sock --state state", 2, "cannot create a socket at /nosuch/x.sock"),
     ("serve --state file --port 0", 2, "choose a folder that can be written (--state)"),
-    ("serve --inside", 2, "--inside needs --socket"),
     ("token create", 2, "Missing option '--tenant'"),
     ("token create --tenant 'a b' --state state", 2, "tenant: must be 1 to 32"),
     ("token create --tenant a --scopes plai --state state", 2, "scopes: unknown scope 'plai'; did you mean 'play'?"),
