@@ -171,19 +171,13 @@ def open_sandbox(
         raise UsageError("a server chooses its own backend; leave out backend or url")
     with ExitStack() as resources:
         portal = resources.enter_context(loop_thread())
-        opened_backend: Starter
-        if url is None:
-            opened_backend = _enter(portal, resources, opened(backend))
-        else:
+        starter: AbstractAsyncContextManager[Starter] = opened(backend)
+        if url is not None:
             from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
-            client = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
-            # Use one task for entering and exiting the client, because the client contains a task group, which
-            # requires this.
-            opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
-        sandbox = _enter(portal, resources, running(opened_backend, spec))
-        kept = resources.pop_all()
-    return BlockingSandbox(opened_backend, spec, sandbox, portal, kept)
+            starter = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
+        opened_backend = _enter(portal, resources, starter)
+        return BlockingSandbox(opened_backend, spec, None, portal, resources)
 
 
 @asynccontextmanager
@@ -213,15 +207,15 @@ class BlockingSandbox:
     """
 
     def __init__(
-        self, backend: Starter, spec: SandboxSpec, sandbox: AnySandbox, portal: BlockingPortal, resources: ExitStack
+        self, backend: Starter, spec: SandboxSpec, snapshot: str | None, portal: BlockingPortal, resources: ExitStack
     ) -> None:
         self._backend = backend
         self._spec = spec
-        self._sandbox = sandbox
         self._portal = portal
+        self._sandbox = _enter(portal, resources, running(backend, spec, snapshot))
         # Stop the sandbox with a finalizer: it also runs when Python exits, before the thread of the event loop ends.
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
+        self._finalizer = weakref.finalize(self, close_here, self._pid, resources.pop_all())
 
     def __repr__(self) -> str:
         is_here = isinstance(self._sandbox, (AgentSandbox, AgentlessSandbox))
@@ -309,9 +303,7 @@ class BlockingSandbox:
         self._require_own_process()
         with ExitStack() as resources:
             portal = resources.enter_context(loop_thread())
-            sandbox = _enter(portal, resources, running(self._backend, self._spec, snapshot))
-            kept = resources.pop_all()
-        return BlockingSandbox(self._backend, self._spec, sandbox, portal, kept)
+            return BlockingSandbox(self._backend, self._spec, snapshot, portal, resources)
 
     def log(self) -> str:
         """Return the last 64 KiB that the sandbox's command wrote to standard error."""
