@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
+from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import TokenStore
@@ -268,7 +268,7 @@ def _tokens(config: ServeConfig) -> TokenStore:
         UsageError: Other machines can reach the server, and there are no tokens.
     """
     store = open_tokens(config.state)
-    if not store.is_needed() and config.listen.socket is None and not _is_loopback(config.listen.host):
+    if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
         store.close()
         raise UsageError(
             f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
@@ -299,12 +299,3 @@ def _access_log(config: ServeConfig) -> AccessLog | None:
         return AccessLog.to(path)
     except OSError as error:
         raise UsageError(f"access_log: {path} cannot be written: {error.strerror or error}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
