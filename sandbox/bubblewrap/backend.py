@@ -29,7 +29,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
-from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxLimits, SandboxSpec
+from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Survived

@@ -24,7 +24,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
-from envkit.types import Cause, CauseKind, SandboxLimits, SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Stream

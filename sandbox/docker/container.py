@@ -14,7 +14,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.types import JSON, Cause, CauseKind, SandboxLimits, SandboxSpec
+from envkit.types import JSON, Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs

@@ -15,7 +15,8 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from envkit.types import GRADER_HOME, JSON, Cause, SandboxLimits, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, Cause, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from ..egress import allowlist
 from ..host.child_process import cause_of

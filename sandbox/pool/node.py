@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from envkit.protocols import SandboxBackend
 from envkit.restarts import RestartBudget, restart_delay
-from envkit.types import SandboxLimits, SandboxSpec
+from envkit.types import SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 _BACKOFF = RestartBudget(restarts=10, longest_delay_s=10.0)
 """Backoff of a node after a failed start. A node remembers only nine failures, so it never spends all ten restarts."""
