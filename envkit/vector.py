@@ -52,17 +52,13 @@ class SlotHost:
                 else:
                     await _close(env)
 
-    async def aclose(self) -> None:
-        """Close the idle environments; idempotent."""
-        for idle in self._idle.values():
-            while idle:
-                await _close(idle.pop())
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+        for idle in self._idle.values():
+            while idle:
+                await _close(idle.pop())
 
 
 async def _close(env: Any) -> None:
