@@ -65,25 +65,6 @@ def test_a_program_runs_in_a_sandbox_of_a_server(tmp_path: Path) -> None:
     beside_a_server(work, is_real=True)
 
 
-@pytest.mark.bwrap
-def test_output_arrives_while_the_program_runs_and_input_reaches_it() -> None:
-    def work(address: str) -> None:
-        words = [SCRIPT, "sandbox", "run", "--url", address, "--", "sh", "-c", "echo name; read it; echo $it; cat"]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-            assert running.stdin is not None
-            assert running.stdout is not None
-            assert running.stdout.readline() == "name\n"
-            running.stdin.write("you\n")
-            running.stdin.flush()
-            assert running.stdout.readline() == "you\n"
-            running.stdin.write("rest")
-            running.stdin.close()
-            assert running.stdout.read() == "rest"
-            assert running.wait(20) == 0
-
-    beside_a_server(work, is_real=True)
-
-
 def test_detached_sandboxes_are_listed_used_and_ended() -> None:
     def work(address: str) -> None:
         code, name, _ = envkit("run", "--url", address, "-d")

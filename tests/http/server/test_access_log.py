@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import string
-import subprocess
-import sys
 import threading
 from datetime import datetime
 from functools import partial
@@ -163,39 +161,3 @@ def test_a_deleted_folder_loses_lines_and_nothing_else(tmp_path: Path, caplog: p
     assert clock.run(main) == 3
     assert len((folder / "access.log").read_text().splitlines()) == 1
     assert [text.partition(":")[0] for text in caplog.messages] == ["cannot write the access log"]
-
-
-WRITER = """
-import sys
-from envkit import clock
-from envkit.http.server.access_log import MAX_WAITING, AccessLog
-import anyio
-
-line = dict(id="r", tenant="", method="GET", path="/", status=200, seconds=0.0, bytes_in=0, bytes_out=0)
-
-async def main():
-    with AccessLog.to(None) as log:
-        for _ in range(20):
-            for _ in range(1000):
-                log.write(**line)
-            await anyio.sleep(0.05)
-        print("a last word", file=sys.stderr, flush=True)
-    print(log.dropped, flush=True)
-
-clock.run(main)
-"""
-
-
-def test_a_process_whose_standard_error_is_not_read_continues_and_exits() -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        try:
-            assert running.wait(60) == 0
-            assert running.stdout is not None
-            assert running.stderr is not None
-            assert int(running.stdout.read()) > 5000
-            *lines, last = running.stderr.read().splitlines()
-        finally:
-            running.kill()
-    assert last == b"a last word"
-    assert len(lines) > 100
-    assert {json.loads(line)["path"] for line in lines} == {"/"}
