@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -109,26 +109,6 @@ def test_snapshots_are_listed_and_removed() -> None:
         assert table("snapshot", "ls", "--url", address) == [headings]
 
     beside_a_server(work)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"),
-            "--backend: a server chooses its own",
-        ),
-        (("ls", "--token-file", "x"), "--token-file and --ca need --url"),
-        (("exec", "--ca", "x", "a", "--", "true"), "--token-file and --ca need --url"),
-        (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "cannot read certificates from /nowhere"),
-        (("exec", "a", "--url", "http://127.0.0.1:9", "--", "true"), "--url: put options before the id"),
-        (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "cannot read a token from /nowhere"),
-        (("ls", "--url", "nonsense"), "'nonsense' is not a server address"),
-    ],
-)
-def test_wrong_arguments_are_rejected_in_one_line(words: Sequence[str], message: str) -> None:
-    code, _, stderr = envkit(*words)
-    assert (code, stderr.count("\n"), stderr.startswith(message)) == (2, 1, True)
 
 
 def test_a_token_file_that_other_users_can_read_is_used_with_a_warning(tmp_path: Path) -> None:
