@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -33,11 +33,13 @@ from envkit.types import EXEC_TIMEOUT_S, Cause, CauseKind, ExecResult, FileUser,
 
 if TYPE_CHECKING:
     from envkit.http.client.remote_sandbox import RemoteSandbox
+    from envkit.http.client.sandbox_client import SandboxClient
 
 T = TypeVar("T")
 
 BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
+Starter: TypeAlias = "Backend | SandboxClient"
 AnySandbox: TypeAlias = "AgentSandbox | AgentlessSandbox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
@@ -118,14 +120,6 @@ async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
     """Open a backend for the duration of the block. Raises the same errors as `choose`."""
     async with await choose(kind) as backend:
         yield backend
-
-
-class Starter(Protocol):
-    """Starts sandboxes on this machine or on a server; see `envkit.protocols.SandboxBackend`."""
-
-    async def start(self, spec: SandboxSpec) -> AnySandbox: ...
-
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> AnySandbox: ...
 
 
 @asynccontextmanager
