@@ -17,8 +17,8 @@ import envkit
 from envkit import cli
 from envkit.cli.exits import as_exit_code
 from envkit.errors import ConfigError, EnvError, OptionError, UnreachableError, UsageError
-
-SCRIPT = Path(sys.executable).with_name("envkit")
+from tests.cli.commands import SCRIPT
+from tests.cli.commands import envkit as envkit_command
 
 Output: TypeAlias = tuple[int, str, str]
 Call: TypeAlias = Callable[..., Output]
@@ -38,20 +38,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return run
 
 
-def script(*words: str | Path, cwd: Path | None = None) -> Output:
-    """Run the real console script."""
-    done = subprocess.run(
-        [SCRIPT, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def a_file(folder: Path, text: str = "env: {id: FrozenLake-v0}") -> Path:
     path = folder / "lake.yaml"
     path.write_text(text)
@@ -59,7 +45,7 @@ def a_file(folder: Path, text: str = "env: {id: FrozenLake-v0}") -> Path:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert script("--version") == (0, f"envkit {envkit.__version__}\n", "")
+    assert envkit_command("--version") == (0, f"envkit {envkit.__version__}\n", "")
 
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
@@ -116,12 +102,12 @@ def test_a_full_disk_is_reported_in_one_line() -> None:
 
 
 def test_a_file_that_can_be_trained_with_is_ok(tmp_path: Path) -> None:
-    assert script("check", a_file(tmp_path)) == (0, "ok\n", "")
+    assert envkit_command("check", a_file(tmp_path)) == (0, "ok\n", "")
 
 
 def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Path) -> None:
     file = a_file(tmp_path, "env: {id: FrozenLake-v0, num_env: 4}\nrollout: {group_size: 0}\nseeds: 3\n")
-    code, out, err = script("check", file)
+    code, out, err = envkit_command("check", file)
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         "env.num_env: no such key; did you mean 'num_envs'?",

@@ -5,26 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = str(Path(sys.executable).with_name("envkit"))
-
-
-def envkit(*words: str, **env: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [SCRIPT, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **env},
-    )
-    return done.returncode, done.stdout, done.stderr
+from tests.cli.commands import envkit
 
 
 @pytest.mark.bwrap

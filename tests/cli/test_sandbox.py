@@ -9,8 +9,8 @@ import re
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,18 +18,12 @@ import pytest
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
+from tests.cli.commands import SCRIPT, envkit
 from tests.contract.kinds import new_marker
-
-SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
 pytestmark = pytest.mark.bwrap
 
-
-def sandbox(*words: str, stdin: str = "") -> tuple[int, str, str]:
-    done = subprocess.run(
-        [SCRIPT, "sandbox", *words], capture_output=True, text=True, input=stdin, timeout=60, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
+sandbox = partial(envkit, "sandbox")
 
 
 @pytest.fixture
