@@ -7,9 +7,10 @@ observation, reward, terminated, truncated, info = env.step("<answer>up</answer>
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envkit.gym import register_catalogue
+from envkit.installation import late_names
 from envkit.registry import EnvSpec, register
 from envkit.types import Observation, Reset, Step, Task
 
@@ -38,23 +39,18 @@ __all__ = [
     "registered",
 ]
 
-_LATE = {
-    "EnvClient": "envkit.http.client.env_client",
-    "CheckResult": "envkit.wiring.env_check",
-    "check_env": "envkit.wiring.env_check",
-    "make": "envkit.wiring.environments",
-    "make_vec": "envkit.wiring.environments",
-    "open_sandbox": "envkit.wiring.sandboxes.blocking",
-    "open_sandbox_async": "envkit.wiring.sandboxes.blocking",
-    "registered": "envkit.wiring.environments",
-}
+__getattr__ = late_names(
+    __name__,
+    {
+        "EnvClient": "envkit.http.client.env_client",
+        "CheckResult": "envkit.wiring.env_check",
+        "check_env": "envkit.wiring.env_check",
+        "make": "envkit.wiring.environments",
+        "make_vec": "envkit.wiring.environments",
+        "open_sandbox": "envkit.wiring.sandboxes.blocking",
+        "open_sandbox_async": "envkit.wiring.sandboxes.blocking",
+        "registered": "envkit.wiring.environments",
+    },
+)
 
 register_catalogue()
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        import importlib
-
-        return getattr(importlib.import_module(_LATE[name]), name)
-    raise AttributeError(f"module 'envkit' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The only clock of envkit: the event loop's time, real or virtual.
+"""The only clock of envkit: the event loop's time, real or virtual; and tasks that run in the background of a block.
 
 All waiting uses the loop's time, so with ``run(main, virtual=True)`` waiting takes no real time: the loop jumps to the
 next deadline instead of sleeping. Reading the machine's clock outside this module is a lint error.
@@ -10,12 +10,14 @@ import asyncio
 import heapq
 import selectors
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -89,6 +91,36 @@ async def to_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     finally:
         if virtual:
             loop.holds -= 1  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def background_tasks() -> AsyncIterator[TaskGroup]:
+    """Open a task group for the duration of the block, and cancel its tasks at the end.
+
+    An error of the block is raised unchanged; a plain task group would wrap it in an exception group.
+    """
+    tasks = await anyio.create_task_group().__aenter__()
+    try:
+        yield tasks
+    except BaseException as error:
+        await end_tasks(tasks, error)
+        raise
+    await end_tasks(tasks)
+
+
+async def end_tasks(tasks: TaskGroup, error: BaseException | None = None) -> None:
+    """Cancel the tasks of a group that was entered without ``async with``, and exit the group.
+
+    Args:
+        tasks: The task group.
+        error: The error of the block. The group gets it only if it is a cancellation, because the group would wrap any
+            other error in an exception group.
+    """
+    tasks.cancel_scope.cancel()
+    if isinstance(error, asyncio.CancelledError):
+        await tasks.__aexit__(type(error), error, error.__traceback__)
+    else:
+        await tasks.__aexit__(None, None, None)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -1,40 +1,5 @@
 """Error classes: one for each kind of error that a caller may want to handle separately.
 
-    EnvkitError
-    |-- ConfigError              invalid configuration
-    |-- UsageError               a path, port or folder cannot be used
-    |-- UnknownEnvError          no environment has this id
-    |-- OptionError              an environment rejects an option
-    |-- RequestError             a malformed or disallowed message
-    |   |-- TooLargeError        a message above the receiver's size limit
-    |   `-- UnknownPathError     the protocol does not define this path
-    |-- StepOrderError           a step before reset, after the end, or out of turn
-    |-- SessionNotFoundError     no such session, or it has expired
-    |-- SessionConflictError     the id is taken by another task
-    |-- SessionBrokenError       a step was cancelled half way; the episode is void
-    |-- CapacityError            nothing is free now; retry later
-    |-- LeaseNotPersistedError   the server cannot persist a lease; retry later
-    |-- UnauthorizedError        missing or invalid token
-    |-- ForbiddenError           the token does not allow this
-    |-- RateLimitError           too many requests; retry later
-    |-- DeadlineError            no answer within the caller's timeout
-    |-- EnvError                 the environment itself raised
-    |-- EnvRejectedError         the environment killed too many sandboxes; fix it, or wait
-    |-- UnreachableError         the server does not answer
-    |-- UnsupportedError         not possible here; a retry does not help
-    |-- SearchLimitError         a search reached its limit without a result
-    `-- SandboxError             a problem with a sandbox
-        |-- SandboxStartError    the sandbox never became ready
-        |   |-- SandboxRefusedError  the request cannot be granted; a retry does not help
-        |   `-- SandboxEndedError  its spec made it exit before it was ready
-        |-- SandboxLostError     the sandbox was healthy and has ended
-        |-- SandboxNotFoundError no sandbox has this id
-        |-- SandboxConflictError the id is taken by another spec
-        |-- ImpossibleSandboxError   no node is large enough for the sandbox
-        |-- SnapshotLimitError   snapshot limit reached; remove one first
-        |-- MissingFileError     the sandbox has no such file
-    `-- RefusedFileError     reading or writing a file in the sandbox was refused
-
 Each class has a wire `code`, an HTTP `status` and a `retry` flag. Constructor arguments are stored as attributes, whose
 names are in `fields`, so that errors can be pickled and sent over the wire (`to_problem`, `from_problem`).
 """

@@ -1,4 +1,4 @@
-"""Format versions of folders that envkit writes, such as runs, stored in ``format.json``.
+"""Folders that envkit writes, such as runs: their lock, and their format version in ``format.json``.
 
 envkit refuses a folder with another format version, because it would misread the files. A folder without
 ``format.json`` has format 0.
@@ -6,9 +6,11 @@ envkit refuses a folder with another format version, because it would misread th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
+from typing import IO
 
 from envkit.errors import UsageError
 
@@ -53,6 +55,35 @@ def write_format(folder: Path, number: int) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def lock_folder(folder: Path, name: str, *, user: str, remedy: str) -> IO[bytes]:
+    """Lock a folder until the returned file is closed or this process ends.
+
+    Args:
+        folder: The folder.
+        name: Name of the lock file in it, which contains the process id of the user.
+        user: What locks such folders, for the message, such as ``"run"``.
+        remedy: What the caller should do if the folder is locked, for the message.
+
+    Raises:
+        UsageError: Another process has locked the folder.
+        OSError: The lock file cannot be opened, locked or written.
+    """
+    lock = (folder / name).open("a+b", buffering=0)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.truncate(0)
+        lock.write(b"%d\n" % os.getpid())
+    except BlockingIOError:
+        with lock:
+            lock.seek(0)
+            pid = lock.read().decode(errors="replace").strip() or "unknown"
+        raise UsageError(f"{folder}: in use by another {user} (process {pid}); {remedy}") from None
+    except OSError:
+        lock.close()
+        raise
+    return lock
 
 
 def _found(folder: Path) -> str | None:

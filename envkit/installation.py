@@ -9,7 +9,7 @@ import importlib
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,17 @@ def load(module: str) -> Any:
     if (why := why_missing(module.partition(".")[0])) is not None:
         raise UsageError(why)
     return importlib.import_module(module)
+
+
+def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose names are imported from `modules` when they are first used."""
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return find
 
 
 def why_missing(package: str) -> str | None:

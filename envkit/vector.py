@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import anyio
@@ -53,19 +52,13 @@ class SlotHost:
                 else:
                     await _close(env)
 
-    async def aclose(self) -> None:
-        """Close the idle environments; idempotent."""
-        for idle in self._idle.values():
-            while idle:
-                await _close(idle.pop())
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        for idle in self._idle.values():
+            while idle:
+                await _close(idle.pop())
 
 
 async def _close(env: Any) -> None:

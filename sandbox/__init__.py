@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if not __name__.startswith("envkit."):
     raise ImportError(
         "import this package as envkit.sandbox, not as a top-level package"
         " (if the folder is your own, add an __init__.py to it)"
     )
+
+from envkit.installation import late_names
 
 if TYPE_CHECKING:
     from .bubblewrap.backend import LocalBackend
@@ -18,17 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DockerBackend", "LocalBackend", "Pool", "ProcessBackend"]
 
-_LATE = {
-    "DockerBackend": "envkit.sandbox.docker.backend",
-    "LocalBackend": "envkit.sandbox.bubblewrap.backend",
-    "Pool": "envkit.sandbox.pool",
-    "ProcessBackend": "envkit.sandbox.process.backend",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        import importlib
-
-        return getattr(importlib.import_module(_LATE[name]), name)
-    raise AttributeError(f"module 'envkit.sandbox' has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        "DockerBackend": "envkit.sandbox.docker.backend",
+        "LocalBackend": "envkit.sandbox.bubblewrap.backend",
+        "Pool": "envkit.sandbox.pool",
+        "ProcessBackend": "envkit.sandbox.process.backend",
+    },
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -119,9 +118,7 @@ class EchoFleet(FleetHost):
             await self.alone.__aenter__()
         return await super().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await super().__aexit__(kind, error, trace)
         if self.alone is not None:
             await self.alone.__aexit__(kind, error, trace)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeAlias
 
 import anyio
@@ -249,16 +248,9 @@ class FleetHost:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tasks.cancel_scope.cancel()
-        # Hide errors of the block from the task group, which would wrap them in an exception group. Only a cancellation
-        # is passed on.
-        if not isinstance(error, anyio.get_cancelled_exc_class()):
-            kind = error = trace = None
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            await self._tasks.__aexit__(kind, error, trace)
+            await clock.end_tasks(self._tasks, error)
         finally:
             self._kept_workers = 0
             self._failure = SandboxStartError("fleet", "the fleet is closed")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from envkit.installation import late_names
 
 if TYPE_CHECKING:
     from envkit.http.api.app import create_app
@@ -12,17 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvClient", "SandboxClient", "create_app", "serve"]
 
-_LAZY = {
-    "EnvClient": "envkit.http.client.env_client",
-    "SandboxClient": "envkit.http.client.sandbox_client",
-    "create_app": "envkit.http.api.app",
-    "serve": "envkit.http.server.server",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        import importlib
-
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'envkit.http' has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        "EnvClient": "envkit.http.client.env_client",
+        "SandboxClient": "envkit.http.client.sandbox_client",
+        "create_app": "envkit.http.api.app",
+        "serve": "envkit.http.server.server",
+    },
+)

@@ -74,6 +74,25 @@ class SandboxSpec:
     ledger: str = ""
 
 
+class SandboxLimits(NamedTuple):
+    """Limits of a sandbox, with the defaults for those that its spec leaves out. Sizes are in MiB.
+
+    By default the writable folders together use at most half of the memory. `cpus=None` means no limit.
+    """
+
+    memory_mib: int
+    pids: int
+    disk_mib: int
+    cpus: float | None
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> SandboxLimits:
+        memory_mib = 1024 if spec.memory_mib is None else spec.memory_mib
+        default_mib = 4096 if spec.profile == "system" else min(256, max(memory_mib // 4, 1))
+        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
+        return cls(memory_mib, 256 if spec.pids is None else spec.pids, disk_mib, spec.cpus)
+
+
 def is_host(text: str) -> bool:
     """Return whether `text` can be a lower-case host name or an IPv4 address."""
     return _HOST.fullmatch(text) is not None

@@ -1,9 +1,9 @@
-"""A server that runs environments in slots of its own process, on a host or in a sandbox.
+"""The environment server of a sandbox, which runs environments in slots of its own process.
 
-In a sandbox it runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops
-on SIGTERM, or when its parent closes the pipe or socket of its standard input. To show that the process is alive, a
-thread answers each connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte, even while an
-environment blocks the event loop. The caller, not this server, enforces the timeout of a step.
+It runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops on SIGTERM,
+or when its parent closes the pipe or socket of its standard input. To show that the process is alive, a thread answers
+each connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte, even while an environment
+blocks the event loop. The caller, not this server, enforces the timeout of a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,76 +24,31 @@ import anyio
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.http.api.app import create_app
-from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
-from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S
 from envkit.wiring.environments import registered, slots
 
 
-async def serve_envs(
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    uds: str | None = None,
-    capacity: int = 64,
-    ttl_s: float = TTL_S,
-    step_timeout_s: float = STEP_TIMEOUT_S,
-    on_ready: Callable[[str], None] | None = None,
-    lazy: bool = False,
-    sends_traces: bool = False,
-) -> None:
-    """Serve until SIGTERM, SIGINT or cancellation.
-
-    Args:
-        host: Name or address to listen on.
-        port: TCP port; 0 chooses a free one.
-        uds: Path of a Unix socket to listen on instead.
-        capacity: Number of concurrent episodes.
-        ttl_s: Seconds without a call after which a session expires.
-        step_timeout_s: Seconds after which a step is cancelled and its session is broken.
-        on_ready: Called once with the address, when the server accepts requests.
-        lazy: Whether to build the OpenAPI application only when it gets a request, so that the server starts faster.
-        sends_traces: Whether callers receive the tracebacks of environments.
-
-    Raises:
-        UsageError: The address cannot be used; the message says what to do.
-    """
-    async with slots(capacity) as envs:
-        app = create_app(
-            envs,
-            envs=registered,
-            ttl_s=ttl_s,
-            step_timeout_s=step_timeout_s,
-            lazy=lazy,
-            sends_traces=sends_traces,
-        )
-        await serve(AuthMiddleware(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)
-
-
 async def serve_inside(path: str, capacity: int) -> None:
-    """Serve on the Unix socket `path` until a signal arrives or the parent process ends.
+    """Serve up to `capacity` concurrent episodes on the Unix socket `path`, until a signal or the end of the parent.
 
     Raises:
         UsageError: The path cannot be used.
     """
-    failure: UsageError | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_without_parent, tasks.cancel_scope)
-        try:
-            await serve_envs(
-                uds=path,
-                capacity=capacity,
+
+    def on_ready(address: str) -> None:
+        _serve_heartbeats(Path(path).with_suffix(".heartbeat"))
+
+    with anyio.CancelScope() as scope:
+        async with clock.background_tasks() as tasks, slots(capacity) as envs:
+            tasks.start_soon(_stop_without_parent, scope)
+            app = create_app(
+                envs,
+                envs=registered,
                 step_timeout_s=math.inf,
-                on_ready=lambda address: _serve_heartbeats(Path(path).with_suffix(".heartbeat")),
-                lazy=True,
+                lazy=True,  # the server starts faster without the OpenAPI application, which hardly anybody needs here
                 sends_traces=True,  # send traces to the parent process, which decides what its callers get
             )
-        except UsageError as error:
-            # Raise the error after the task group, because the group would wrap it in an exception group.
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+            await serve(app, uds=path, on_ready=on_ready)
 
 
 async def _stop_without_parent(scope: anyio.CancelScope) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -17,7 +17,7 @@ from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv, env_error
 from envkit.errors import ConfigError, EnvkitError, OptionError, did_you_mean
 from envkit.installation import explain
-from envkit.protocols import EnvHost, Expert
+from envkit.protocols import Expert
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
 from envkit.vector import AnyEnv, SlotHost
@@ -69,7 +69,7 @@ def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any
     """Create an environment in this process, as `make` does, but with options of any name, even ``url``."""
     env = open_env(env_id, **options)
     if isinstance(env, AsyncEnv):
-        return BlockingEnv(env_id, partial(_one_slot, env), options)
+        return BlockingEnv(env_id, partial(SlotHost, lambda _: env, 1), options)
     return env
 
 
@@ -287,9 +287,3 @@ def attributed(env_id: str, call: str) -> Iterator[None]:
             raise
         raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)
         raise raised from (None if raised is error else error)
-
-
-@asynccontextmanager
-async def _one_slot(env: AsyncEnv) -> AsyncIterator[EnvHost]:
-    async with SlotHost(lambda env_id: env, 1) as host:
-        yield host

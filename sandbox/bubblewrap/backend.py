@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -31,6 +30,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Survived
@@ -48,9 +48,6 @@ from .supervisor import Supervisor
 
 __all__ = ["LocalBackend", "why_unavailable"]
 
-_MEMORY_MIB = 1024
-_PIDS = 256
-_DISK_MIB = 256
 _ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"}
 _ATTACH_S = 10.0
 
@@ -327,7 +324,7 @@ class LocalBackend:
             shown = self._modules if spec.untrusted else self._importable
         return arguments.BwrapOptions(
             etc=self._sandboxes.folder / "etc",
-            disk_mib=self._disk_mib(spec),
+            disk_mib=SandboxLimits.of(spec).disk_mib,
             image=image,
             readable=shown,
             views=[(Path(source), path) for source, path in spec.views],
@@ -336,21 +333,12 @@ class LocalBackend:
         )
 
     def _limits(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
-        available = self._cgroup_parents.parents
+        available, limits = self._cgroup_parents.parents, SandboxLimits.of(spec)
         return cgroups.CgroupLimits(
-            memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in available else None,
-            pids=(spec.pids or _PIDS) if "pids" in available else None,
-            cpus=spec.cpus,
+            memory_mib=limits.memory_mib if "memory" in available else None,
+            pids=limits.pids if "pids" in available else None,
+            cpus=limits.cpus,
         )
-
-    def _disk_mib(self, spec: SandboxSpec) -> int:
-        """Return the size of ``/tmp`` and of ``/workspace``. Each is by default at most a quarter of the memory
-        limit.
-        """
-        if spec.disk_mib is not None:
-            return spec.disk_mib
-        memory_mib = self._limits(spec).memory_mib
-        return _DISK_MIB if memory_mib is None else max(min(_DISK_MIB, memory_mib // 4), 1)
 
     def _why_not_now(self) -> str | None:
         """Return one line that says why no sandbox can be started now; None if one can be started."""
@@ -374,9 +362,7 @@ class LocalBackend:
         await clock.to_thread(self._ranges.open)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_leaving = True
         self._ranges.close()
         await self._sandboxes.close()

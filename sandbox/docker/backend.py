@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -26,6 +25,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
 from envkit.types import Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Stream
@@ -40,7 +40,7 @@ from . import agentless, container, container_config, orphans, seccomp_profile
 from .agentless import LIFE_LINE, AgentlessSandbox
 from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
-from .container_config import DISK_LABEL, PROFILE_LABEL, ContainerLimits, Image
+from .container_config import DISK_LABEL, PROFILE_LABEL, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from .images import DEFAULT_IMAGE, find_image, why_unusable
 from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
@@ -211,9 +211,7 @@ class DockerBackend:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     @property
@@ -364,7 +362,7 @@ class DockerBackend:
         unenforced = container_config.unenforced(spec, limits_disk=bool(self._limits_disk))
         if attached.agent_group is None:
             unenforced = (*unenforced, "memory_reserve")
-        use = DiskUse(ContainerLimits.of(spec).disk_mib)
+        use = DiskUse(SandboxLimits.of(spec).disk_mib)
         resources = HostResources(
             cause=attached.cause,
             kill=partial(self._end, attached, detached=spec.detached),
@@ -392,7 +390,7 @@ class DockerBackend:
         self, sandbox_id: str, spec: SandboxSpec, attached: AttachedContainer, channel: AgentChannel
     ) -> str:
         """Take a snapshot and return its name: an image in profile system, else a copy of the writable folders."""
-        disk_mib = ContainerLimits.of(spec).disk_mib
+        disk_mib = SandboxLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)
             return image

@@ -15,6 +15,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError
 from envkit.types import JSON, Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
@@ -95,7 +96,7 @@ class AttachedContainer:
                 with suppress(OSError):
                     first.limit_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
-                    await clock.to_thread(self._lend, first, container_config.ContainerLimits.of(spec).memory_mib)
+                    await clock.to_thread(self._lend, first, SandboxLimits.of(spec).memory_mib)
         return volumes
 
     def _lend(self, first: FirstProcess, memory_mib: int) -> None:

@@ -10,11 +10,8 @@ from typing import NamedTuple
 from envkit.protocols import SandboxBackend
 from envkit.restarts import RestartBudget, restart_delay
 from envkit.types import SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
-_MEMORY_MIB = 1024
-_DISK_MIB = 256
-_SYSTEM_DISK_MIB = 4096
-_PIDS = 256
 _BACKOFF = RestartBudget(restarts=10, longest_delay_s=10.0)
 """Backoff of a node after a failed start. A node remembers only nine failures, so it never spends all ten restarts."""
 _ROUNDING = 1e-9
@@ -52,11 +49,8 @@ class ResourceRequest(NamedTuple):
     @classmethod
     def of(cls, spec: SandboxSpec) -> ResourceRequest:
         """Return the resources that `spec` needs, with the backends' defaults; unlimited CPUs count as 0."""
-        memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
-        default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
-        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
-        pids = _PIDS if spec.pids is None else spec.pids
-        return cls(1, spec.cpus or 0.0, memory_mib, disk_mib, pids)
+        limits = SandboxLimits.of(spec)
+        return cls(1, limits.cpus or 0.0, limits.memory_mib, limits.disk_mib, limits.pids)
 
     def with_other(self, other: ResourceRequest) -> ResourceRequest:
         return ResourceRequest(

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -281,9 +280,7 @@ class Pool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._is_open = False
         self._scheduler.close()
         for instance in list(self._scheduler.instances.values()):
@@ -292,11 +289,7 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 for instance in list(self._scheduler.instances.values()):
                     await instance.cleared.wait()
-            self._tasks.cancel_scope.cancel()
-            # Pass only a cancellation to the task group, because it would wrap any other error in an exception group.
-            if not isinstance(error, anyio.get_cancelled_exc_class()):
-                kind = error = trace = None
-            await self._tasks.__aexit__(kind, error, trace)
+            await clock.end_tasks(self._tasks, error)
         finally:
             self._history.events.close()
             if self._history.ledger_writer is not None:

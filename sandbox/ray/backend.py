@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -156,9 +155,7 @@ class RayNodeBackend:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_leaving = True
         with anyio.CancelScope(shield=True):
             try:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 import anyio
@@ -100,9 +99,7 @@ class Cluster:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
     async def alive(self) -> list[ClusterNode] | None:

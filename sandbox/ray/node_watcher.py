@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -119,14 +118,8 @@ class RayNodes:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tasks.cancel_scope.cancel()
-        # Pass only a cancellation to the task group, which would wrap any other error in an exception group.
-        if not isinstance(error, anyio.get_cancelled_exc_class()):
-            kind = error = trace = None
-        await self._tasks.__aexit__(kind, error, trace)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await clock.end_tasks(self._tasks, error)
 
     async def _withdraw_request(self, cluster: Cluster) -> None:
         """Withdraw the last request to Ray's autoscaler; otherwise the autoscaler would reserve the nodes forever."""

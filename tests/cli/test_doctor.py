@@ -5,26 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = str(Path(sys.executable).with_name("envkit"))
-
-
-def envkit(*words: str, **env: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [SCRIPT, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **env},
-    )
-    return done.returncode, done.stdout, done.stderr
+from tests.cli.commands import envkit
 
 
 @pytest.mark.bwrap
@@ -63,8 +48,3 @@ def test_the_doctor_prints_the_command_that_installs_what_is_missing(tmp_path: P
     assert "local: bubblewrap is not installed (apt install bubblewrap)" in output
     assert output.count("apt install bubblewrap") == 1
     assert output.count("docker: apt install docker.io") == 1
-
-
-def test_an_image_that_is_not_there_is_refused_with_the_nearest_name() -> None:
-    assert envkit("image", "ls") == (0, "games\npython\n", "")
-    assert envkit("image", "build", "gams") == (2, "", "there is no image 'gams'; did you mean 'games'?\n")

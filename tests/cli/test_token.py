@@ -70,25 +70,6 @@ def test_a_list_shows_states_and_times_and_no_secret(call: Call) -> None:
     assert listed[0]["expires_s"] - listed[0]["created_s"] == 30 * 86400
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["create", "--tenant", "a", "--scopes", "plai"], "scopes: unknown scope 'plai'; did you mean 'play'?"),
-        (["create", "--tenant", "a", "--scopes", ","], "a token needs at least one"),
-        (["create", "--tenant", "a b"], "tenant: must be 1 to 32"),
-        (["create", "--tenant", "a", "--ttl", "soon"], "--ttl: must be a whole number and s, m, h or d, such as 30d"),
-        (["create", "--tenant", "a", "--ttl", "0d"], "ttl: must be above 0 s"),
-        (["create"], "Missing option '--tenant'"),
-        (["revoke", "bob"], "there is no token 'bob' to revoke"),
-    ],
-)
-def test_an_invalid_request_is_one_line_with_a_remedy(call: Call, words: list[str], message: str) -> None:
-    code, out, err = call(*words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert "Traceback" not in err
-
-
 def test_the_folder_of_state_is_the_chosen_one_or_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))

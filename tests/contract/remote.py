@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from envkit.http.client.remote_sandbox import RemoteSandbox
@@ -68,9 +67,7 @@ class RemoteBackend:
         self._client = await self._open.enter_async_context(SandboxClient(address, folder_transport=tar_stream))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
 
     async def _create(self, spec: SandboxSpec, snapshot: str | None) -> NamedRemoteSandbox:

@@ -75,6 +75,7 @@ WRONG = [
     ("eval FrozenLake-v0 --policy random --episodes 0", 2, "Invalid value for '--episodes'"),
     ("eval FrozenLake-v0 --policy random --option slip=2", 2, "slip: must be a number from 0 to 1, got 2"),
     ("eval FrozenLake-v0 --policy random --option slip", 2, "--option slip: must read key=value"),
+    ("eval FrozenLake-v0 --policy random --option slip=[1", 2, "--option slip=[1: '[1' is not YAML"),
     ("eval FrozenLake-v0 --policy random --split test", 2, "--split: there is no 'test'; there are: "),
     ("eval FrozenLake-v0 --policy random --url nonsense", 2, "'nonsense' is not a server address, such as"),
     (f"eval FrozenLake-v0 --policy random --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
@@ -97,7 +98,6 @@ WRONG = [
     ("serve --host no.such.host.invalid --port 0 --state state", 2, "no.such.host.invalid"),
     ("serve --socket /nosuch/x.sock --state state", 2, "cannot create a socket at /nosuch/x.sock"),
     ("serve --state file --port 0", 2, "choose a folder that can be written (--state)"),
-    ("serve --inside", 2, "--inside needs --socket"),
     ("token create", 2, "Missing option '--tenant'"),
     ("token create --tenant 'a b' --state state", 2, "tenant: must be 1 to 32"),
     ("token create --tenant a --scopes plai --state state", 2, "scopes: unknown scope 'plai'; did you mean 'play'?"),
@@ -106,6 +106,8 @@ WRONG = [
         2,
         "--ttl: must be a whole number and s, m, h or d, such as 30d; got 'soon'",
     ),
+    ("token create --tenant a --ttl 0d --state state", 2, "ttl: must be above 0 s"),
+    ("token create --tenant a --scopes , --state state", 2, "a token needs at least one"),
     ("token revoke nosuch --state state", 2, "there is no token 'nosuch' to revoke"),
     ("token ls --state file", 2, "choose a folder that can be written (--state)"),
     # Sandboxes and images.
@@ -117,7 +119,9 @@ WRONG = [
     ("sandbox run --backend process --runtime runsc -- true", 2, "runtime=runsc is refused"),
     ("sandbox run --url nonsense -- true", 2, "'nonsense' is not a server address"),
     (f"sandbox run --url {NO_SERVER} -- true", 1, f"{NO_SERVER} does not answer"),
-    ("sandbox exec nosuch -- true", 1, "no sandbox 'nosuch'"),
+    (f"sandbox run --url {NO_SERVER} --backend docker -- true", 2, "--backend: a server chooses its own"),
+    ("sandbox exec nosuch -- true", 1, "no sandbox 'nosuch' on this machine: ids begin with bwrap- or docker-"),
+    (f"sandbox exec nosuch --url {NO_SERVER} -- true", 2, "--url: put options before the id"),
     ("sandbox logs nosuch", 1, "no sandbox 'nosuch'"),
     ("sandbox rm nosuch", 1, "no sandbox 'nosuch'"),
     ("sandbox ls --token-file token", 2, "--token-file and --ca need --url"),
@@ -170,6 +174,7 @@ def port() -> Iterator[int]:
 def line_of(errors: str) -> str:
     """Return the line of the message; errors about the command line follow two lines of usage."""
     assert "Traceback" not in errors
+    assert not set("╭│╰") & set(errors)
     (line,) = [line for line in errors.splitlines() if line and not line.startswith(("Usage: envkit ", "Try 'envkit "))]
     return line
 

@@ -20,7 +20,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ import orjson
 import yaml
 
 from envkit.errors import UsageError
-from envkit.formats import FORMAT_FILE, require_format, write_format
+from envkit.formats import FORMAT_FILE, lock_folder, require_format, write_format
 from envkit.types import JSON, EpisodeRecord
 
 from .rows import Rows, encoded, keep_until, read_rows, replace_rows
@@ -231,24 +230,8 @@ def refuse_other_format(folder: Path) -> None:
 
 def _locked(folder: Path) -> IO[bytes]:
     """Lock `folder` and return the open lock file; closing the lock file unlocks the folder."""
-    path = folder / LOCK
-    with writing(path):
-        file = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(0)
-            file.write(b"%d\n" % os.getpid())
-        except BlockingIOError:
-            file.seek(0)
-            pid = file.read().decode(errors="replace").strip() or "unknown"
-            file.close()
-            raise UsageError(
-                f"{folder}: in use by another run (process {pid}); wait for it or choose another folder with --output"
-            ) from None
-        except OSError:
-            file.close()
-            raise
-    return file
+    with writing(folder / LOCK):
+        return lock_folder(folder, LOCK, user="run", remedy="wait for it or choose another folder with --output")
 
 
 def _run_files(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -16,13 +16,14 @@ from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
 if TYPE_CHECKING:
-    from envkit.wiring.sandboxes.remote_service import RemoteServer
+    from envkit.wiring.sandboxes.service import SandboxService
 
 _PROGRAM_CHARACTERS = 40
 _PROGRAM_LAST = {"allow_interspersed_args": False}
 
 app = typer.Typer(no_args_is_help=True, help="Run programs in sandboxes.", rich_markup_mode=None)
 
+Backend: TypeAlias = Literal["auto", "local", "docker", "process"]
 Program = Annotated[list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="Program and its arguments.")]
 TimeoutS = Annotated[
     float | None, typer.Option(min=0.001, metavar="SECONDS", help="Stop the program after this time (exit code 124).")
@@ -51,10 +52,7 @@ app.add_typer(snapshot_app, name="snapshot")
 @app.command("run", context_settings=_PROGRAM_LAST)
 def run(
     program: Program = None,
-    backend: Annotated[
-        Literal["auto", "local", "docker", "process"],
-        typer.Option(help="Kind of sandbox; process isolates nothing."),
-    ] = "auto",
+    backend: Annotated[Backend, typer.Option(help="Kind of sandbox; process isolates nothing.")] = "auto",
     image: Annotated[str | None, typer.Option(metavar="NAME", help="Image with the sandbox's files.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, metavar="COUNT", help="Limit on processor cores.")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on memory.")] = None,
@@ -112,23 +110,13 @@ def run(
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
         raise UsageError("--detach does not wait for the program; leave out --tty and --timeout-s")
-    if (server := _server(url, token_file, ca)) is not None:
-        if backend != "auto":
-            raise UsageError("--backend: a server chooses its own backend; leave out --backend or --url")
-        from envkit import clock
-        from envkit.wiring.sandboxes import remote_service
-
-        if detach:
-            clock.run(remote_service.detach, server, options, program or [], uploads, partial(print, flush=True))
-            return
-        sys.exit(clock.run(remote_service.run, server, options, program or [], uploads, timeout_s, tty))
+    service = _service(url, token_file, ca, backend)
     from envkit import clock
-    from envkit.wiring.sandboxes import local_service
 
     if detach:
-        clock.run(local_service.detach, backend, options, program or [], uploads, partial(print, flush=True))
+        clock.run(service.detach, options, program or [], uploads, partial(print, flush=True))
         return
-    sys.exit(clock.run(local_service.run, backend, options, program or [], uploads, timeout_s, tty))
+    sys.exit(clock.run(service.run, options, program or [], uploads, timeout_s, tty))
 
 
 @app.command("exec", context_settings=_PROGRAM_LAST)
@@ -149,16 +137,10 @@ def exec_(
         raise UsageError(
             f"{program[0]}: put options before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
         )
-    server = _server(url, token_file, ca)
+    service = _service(url, token_file, ca)
     from envkit import clock
 
-    if server is not None:
-        from envkit.wiring.sandboxes import remote_service
-
-        sys.exit(clock.run(remote_service.exec_in, server, sandbox_id, program, timeout_s, tty))
-    from envkit.wiring.sandboxes import local_service
-
-    sys.exit(clock.run(local_service.exec_in, sandbox_id, program, timeout_s, tty))
+    sys.exit(clock.run(service.exec_in, sandbox_id, program, timeout_s, tty))
 
 
 @app.command("logs")
@@ -169,17 +151,10 @@ def logs(
     ca: Ca = None,
 ) -> None:
     """Print the last lines of a detached sandbox's log. The log is the standard error of the sandbox's program."""
-    server = _server(url, token_file, ca)
+    service = _service(url, token_file, ca)
     from envkit import clock
 
-    if server is not None:
-        from envkit.wiring.sandboxes import remote_service
-
-        sys.stdout.write(clock.run(remote_service.log_of, server, sandbox_id))
-        return
-    from envkit.wiring.sandboxes import local_service
-
-    sys.stdout.write(clock.run(local_service.log_of, sandbox_id))
+    sys.stdout.write(clock.run(service.log_of, sandbox_id))
 
 
 @app.command("rm")
@@ -190,17 +165,10 @@ def remove(
     ca: Ca = None,
 ) -> None:
     """Stop detached sandboxes and delete their files."""
-    server = _server(url, token_file, ca)
+    service = _service(url, token_file, ca)
     from envkit import clock
 
-    if server is not None:
-        from envkit.wiring.sandboxes import remote_service
-
-        clock.run(remote_service.remove, server, sandbox_ids)
-        return
-    from envkit.wiring.sandboxes import local_service
-
-    clock.run(local_service.remove, sandbox_ids)
+    clock.run(service.remove, sandbox_ids)
 
 
 @app.command("ls")
@@ -218,15 +186,15 @@ def list_sandboxes(
     With --all, sandboxes of servers on this machine are listed too, with the process id, address and ledger of their
     server. A server stops its sandboxes; if it is killed, they stop by themselves. With --json, times are in seconds.
     """
-    server = _server(url, token_file, ca)
-    if server is not None and with_servers:
-        raise UsageError("--all: --url already lists all sandboxes of the server; leave out --all")
+    _check_url(url, token_file, ca)
     from envkit import clock
 
-    if server is not None:
-        from envkit.wiring.sandboxes import remote_service
+    if url is not None:
+        if with_servers:
+            raise UsageError("--all: --url already lists all sandboxes of the server; leave out --all")
+        from envkit.wiring.sandboxes.remote_service import RemoteService
 
-        _print_views(clock.run(remote_service.views, server), clock.wall(), as_json)
+        _print_views(clock.run(RemoteService(url, token_file, ca).views), clock.wall(), as_json)
         return
     from envkit.wiring.sandboxes import local_service
 
@@ -255,10 +223,9 @@ def prune(
 def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the snapshots of a server. Times are in UTC; with --json they are seconds since 1970."""
     from envkit import clock
-    from envkit.wiring.sandboxes import remote_service
+    from envkit.wiring.sandboxes.remote_service import RemoteService
 
-    server = remote_service.RemoteServer(url, token_file, ca)
-    found = clock.run(remote_service.snapshots, server)
+    found = clock.run(RemoteService(url, token_file, ca).snapshots)
     if as_json:
         print_json(
             {
@@ -289,20 +256,28 @@ def remove_snapshots(
 ) -> None:
     """Remove snapshots of a server. A snapshot that does not exist is not an error."""
     from envkit import clock
-    from envkit.wiring.sandboxes import remote_service
+    from envkit.wiring.sandboxes.remote_service import RemoteService
 
-    clock.run(remote_service.remove_snapshots, remote_service.RemoteServer(url, token_file, ca), names)
+    clock.run(RemoteService(url, token_file, ca).remove_snapshots, names)
 
 
-def _server(url: str | None, token_file: Path | None, ca: Path | None) -> RemoteServer | None:
-    """Return the server at `url`; None for this machine."""
+def _service(url: str | None, token_file: Path | None, ca: Path | None, backend: Backend = "auto") -> SandboxService:
+    """Return the sandboxes of the server at `url`, or those of this machine if `url` is None."""
+    _check_url(url, token_file, ca)
     if url is None:
-        if token_file is not None or ca is not None:
-            raise UsageError("--token-file and --ca need --url")
-        return None
-    from envkit.wiring.sandboxes.remote_service import RemoteServer
+        from envkit.wiring.sandboxes.local_service import LocalService
 
-    return RemoteServer(url, token_file, ca)
+        return LocalService(backend)
+    if backend != "auto":
+        raise UsageError("--backend: a server chooses its own backend; leave out --backend or --url")
+    from envkit.wiring.sandboxes.remote_service import RemoteService
+
+    return RemoteService(url, token_file, ca)
+
+
+def _check_url(url: str | None, token_file: Path | None, ca: Path | None) -> None:
+    if url is None and (token_file is not None or ca is not None):
+        raise UsageError("--token-file and --ca need --url")
 
 
 def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> None:

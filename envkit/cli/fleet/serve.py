@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from envkit.errors import UsageError
-
 
 def serve(
     config: Annotated[
@@ -59,9 +57,6 @@ def serve(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for leases and tokens.  [default: ~/.local/state/envkit]"),
     ] = None,
-    inside: Annotated[
-        bool, typer.Option("--inside", help="Run as the environment server of a sandbox; needs --socket.")
-    ] = False,
 ) -> None:
     """Serve environments and sandboxes over HTTP.
 
@@ -69,16 +64,6 @@ def serve(
     ends its sandboxes.
     """
     from envkit import clock
-
-    if inside:
-        if socket is None:
-            raise UsageError("--inside needs --socket: a sandbox has no network")
-        from envkit.wiring.env_server import serve_envs
-
-        clock.run(
-            partial(serve_envs, uds=str(socket), capacity=capacity or 1024, on_ready=_ready, lazy=True), fast=True
-        )
-        return
     from envkit.config import serving
     from envkit.http.server.stderr_log import StandardErrorLog
     from envkit.wiring.gateway.gateway import serve_fleet

@@ -111,7 +111,7 @@ class Sockets:
                         if outbox.is_behind:
                             await inbox.pause_until(outbox.wait_for_room)
                         if wait_s := caller.charge(max(1, count)):
-                            await inbox.pause(wait_s)
+                            await inbox.pause_until(partial(anyio.sleep, wait_s))
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)

@@ -35,10 +35,13 @@ def require_local(server: tuple[str, int | None] | None, host: bytes, origin: by
 def _is_local(host: bytes, address: str) -> bool:
     """Return whether `host` names this machine: localhost, a loopback address, or the `address` of the server."""
     name = _PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower()
-    if name in ("localhost", address):
-        return True
+    return name == address or is_loopback(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is localhost or a loopback address."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -9,7 +9,6 @@ from asyncio import Future
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
 import anyio
@@ -17,6 +16,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 
+from envkit import clock
 from envkit.errors import (
     CapacityError,
     EnvError,
@@ -168,9 +168,7 @@ class EnvClient:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     async def _run_connection(self, socket: ClientConnection) -> None:
@@ -179,9 +177,7 @@ class EnvClient:
 
     async def _stop(self) -> None:
         self._connection_scope.cancel()
-        self._tasks.cancel_scope.cancel()
-        # Hide errors of the block from the task group, which would wrap them in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await clock.end_tasks(self._tasks)
 
     async def _create(self, id: str, task: Task) -> ResumableEpisode:
         """Create a session as soon as the server has a free slot, and return its episode."""

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -181,9 +180,7 @@ class SandboxClient:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._disconnect()
 
     async def _run_connection(self, socket: ClientConnection) -> None:
@@ -192,9 +189,7 @@ class SandboxClient:
 
     async def _disconnect(self) -> None:
         self._connection_scope.cancel()
-        self._tasks.cancel_scope.cancel()
-        # Hide errors of the block from the task group, which would wrap them in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await clock.end_tasks(self._tasks)
 
     async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
         """Create a sandbox; if the server has no capacity, retry for `wait_s` seconds."""

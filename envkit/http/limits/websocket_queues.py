@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
 
+from envkit import clock
 from envkit.http.protocol.asgi import Message, Receive, Send
 from envkit.http.protocol.messages import batches
 
@@ -47,30 +47,24 @@ class Inbox:
         self._free_bytes += _size(message)
         return message
 
-    async def pause(self, seconds: float) -> None:
-        """Stop reading messages for `seconds`. If the socket closes, drop all unread messages and return early."""
-        with anyio.move_on_after(seconds):
-            while self._free_bytes > 0:
-                message = await self._receive()
-                if message["type"] != "websocket.receive":
-                    self._ahead.clear()
-                    self._ahead.append(message)
-                    return
-                self._ahead.append(message)
-                self._free_bytes -= _size(message)
-            await anyio.sleep_forever()
-
     async def pause_until(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Stop reading messages until `wait` returns. Like `pause`, return early if the socket closes."""
-        async with anyio.create_task_group() as tasks:
-
-            async def wake() -> None:
+        """Stop reading messages until `wait` returns. If the socket closes, drop unread messages and return early."""
+        with anyio.CancelScope() as waiting:
+            async with clock.background_tasks() as tasks:
+                tasks.start_soon(self._read_ahead, waiting)
                 await wait()
-                tasks.cancel_scope.cancel()
 
-            tasks.start_soon(wake)
-            await self.pause(math.inf)
-            tasks.cancel_scope.cancel()
+    async def _read_ahead(self, waiting: anyio.CancelScope) -> None:
+        """Read messages into the queue until it is full; cancel `waiting` if the socket closes."""
+        while self._free_bytes > 0:
+            message = await self._receive()
+            if message["type"] != "websocket.receive":
+                self._ahead.clear()
+                self._ahead.append(message)
+                waiting.cancel()
+                return
+            self._ahead.append(message)
+            self._free_bytes -= _size(message)
 
 
 def _size(message: Message) -> int:

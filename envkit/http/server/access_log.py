@@ -13,21 +13,16 @@ Fields of a line:
 Headers and query strings are not logged, because they may contain tokens. A line has less than `MAX_LINE_BYTES` bytes:
 long texts are cut and then end in an asterisk.
 
-A thread writes the lines through a `logging` handler, so the server never waits for a slow disk or reader. If more than
-`MAX_WAITING` lines are queued, further lines are dropped and counted.
+A thread writes the lines, so the server never waits for a slow disk or reader. If more than `MAX_WAITING` lines are
+queued, further lines are dropped and counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import logging.handlers
-import sys
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread  # noqa: TID251 (a blocked one must not block the loop's shutdown)
 from typing import Any, Self
 
 import msgspec
@@ -39,7 +34,7 @@ from envkit.http.sessions.counters import StepMetrics
 MAX_LINE_BYTES = 400
 
 DELAY_S = 0.1
-"""Seconds for which lines are collected before they are written."""
+"""Seconds for which lines are collected before they are written: waking the thread for each would cost more time."""
 
 MAX_WAITING = 10_000
 """Lines that may wait in the queue."""
@@ -54,28 +49,20 @@ _log = logging.getLogger(__name__)
 class AccessLog:
     """Writes the lines of the access log, in batches every `DELAY_S` seconds.
 
-    Batches save time: a `logging` record for each line would cost more time than the request.
-
     Args:
-        handler: Handler that writes the lines. Only the thread of the log uses it.
+        write: Writes whole lines, in the thread of the log; raises `OSError` if the lines are lost.
     """
 
-    def __init__(self, handler: logging.Handler) -> None:
-        self._handler = handler
-        self._lines: list[bytes] = []
-        self._overflowed = 0
-        self._queued = 0
-        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
-        self._thread: Thread | None = None
-        # The thread of the log changes the following three attributes, so no other thread may do so.
-        self._processed = 0
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write_lines = write
         self._failed = 0
         self._is_failing = False
+        self._thread = stderr_log.LogThread(self._write_batch, MAX_WAITING, DELAY_S)
 
     @property
     def dropped(self) -> int:
-        """Number of lines that were not written, because the queue was full or the handler failed."""
-        return self._overflowed + self._failed
+        """Number of lines that were not written, because the queue was full or writing failed."""
+        return self._thread.dropped + self._failed
 
     @classmethod
     def to(cls, path: Path | None) -> AccessLog:
@@ -84,7 +71,15 @@ class AccessLog:
         Raises:
             OSError: The file cannot be opened for writing.
         """
-        return cls(_StandardError() if path is None else _File(path, encoding="utf-8"))
+        if path is None:
+            return cls(stderr_log.write)
+
+        def append(lines: bytes) -> None:
+            with path.open("ab") as file:  # open it each time, because it may have been rotated
+                file.write(lines)
+
+        append(b"")
+        return cls(append)
 
     def write(
         self,
@@ -100,13 +95,7 @@ class AccessLog:
         messages: tuple[int, int] | None = None,
         step_metrics: StepMetrics | None = None,
     ) -> None:
-        """Queue one line for writing. Call this in an event loop.
-
-        `messages` contains the numbers of received and sent WebSocket messages.
-        """
-        if self._queued - self._processed + len(self._lines) >= MAX_WAITING:
-            self._overflowed += 1
-            return
+        """Queue one line for writing. `messages` contains the numbers of received and sent WebSocket messages."""
         if not path.isascii():
             # Replace special characters: some end the line or control the terminal that shows the log.
             path = _plain(path)
@@ -135,71 +124,23 @@ class AccessLog:
         line = _JSON.encode(fields)
         if len(line) > _MOST_BYTES:
             line = _shortened(fields)
-        if not self._lines:
-            asyncio.get_running_loop().call_later(DELAY_S, self._flush)
-        self._lines.append(line)
-
-    def close(self) -> None:
-        """Write the queued lines, which takes `stderr_log.CLOSE_S` seconds at most, and close the handler."""
-        self._flush()
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(stderr_log.CLOSE_S)
-            if self._thread.is_alive():
-                # Do not close the handler: the thread may hold the handler's lock forever.
-                return
-        with suppress(OSError):
-            self._handler.close()
+        self._thread.put(line)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._thread.close()
 
-    def _flush(self) -> None:
-        lines, self._lines = self._lines, []
-        if lines:
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="access log", daemon=True)
-                self._thread.start()
-            self._queued += len(lines)
-            self._queue.put(lines)
-
-    def _run(self) -> None:
-        while (lines := self._queue.get()) is not None:
-            text = b"\n".join(lines).decode()
-            try:
-                self._handler.handle(logging.LogRecord("envkit.access", logging.INFO, "", 0, text, None, None))
-            except OSError as error:
-                self._failed += len(lines)
-                if not self._is_failing:
-                    _log.warning("cannot write the access log: %s", error)
-                self._is_failing = True
-            else:
-                self._is_failing = False
-            self._processed += len(lines)
-
-
-class _File(logging.handlers.WatchedFileHandler):
-    """A log handler for a file. It raises write errors; the standard handler would print them."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError):
-            raise error
-        super().handleError(record)
-
-
-class _StandardError(logging.Handler):
-    """A log handler that writes to standard error with `envkit.http.server.stderr_log.write`."""
-
-    def createLock(self) -> None:  # noqa: N802
-        # Use no lock: only one thread uses the handler, and the process must not wait for a lock when it ends.
-        self.lock = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        stderr_log.write(f"{self.format(record)}\n".encode())
+    def _write_batch(self, lines: bytes) -> None:
+        try:
+            self._write_lines(lines)
+            self._is_failing = False
+        except OSError as error:
+            self._failed += lines.count(b"\n")
+            if not self._is_failing:
+                _log.warning("cannot write the access log: %s", error)
+            self._is_failing = True
 
 
 def _shortened(fields: dict[str, Any]) -> bytes:

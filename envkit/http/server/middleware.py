@@ -15,12 +15,11 @@ import dataclasses
 import secrets
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
 from typing import Protocol
 
-import anyio
 import msgspec
 
 from envkit import clock
@@ -56,6 +55,10 @@ _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
 _OPTIONAL_TOKEN = frozenset({"/", _V1.rstrip("/")})
 """Paths that also answer requests without a token, but with less content."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
+_TOO_MANY = {
+    "requests": "too many concurrent requests (limit {} per tenant); retry later",
+    "sockets": "too many open sockets (limit {} per tenant); close some",
+}
 
 
 class Served(Protocol):
@@ -108,8 +111,7 @@ class AuthMiddleware:
         self._errors: Counter[str] = Counter() if errors is None else errors
         self._tokens = tokens
         self._rate = rate
-        self._max_sockets = max_sockets
-        self._max_requests = max_requests
+        self._limits = {"requests": max_requests, "sockets": max_sockets}
         self.memory_budget = bodies or MemoryBudget()
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
@@ -120,27 +122,25 @@ class AuthMiddleware:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         kind = scope["type"]
         if kind == "http":
-            return self._request(scope, receive, send)
+            return self._serve(RequestContext(self, scope, receive, send))
         if kind == "websocket":
-            return self._websocket(scope, receive, send)
+            return self._serve(WebSocketContext(self, scope, receive, send))
         return self._app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
         """Let the running calls of the application finish; see `envkit.http.api.app.App.drain`."""
         await self._app.drain(timeout_s)
 
-    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = RequestContext(self, scope, receive, send)
+    async def _serve(self, context: RequestContext) -> None:
         tenant: _Tenant | None = None
         try:
             try:
-                self._authorize(context, scope)
-                if context.caller.token_id:
-                    tenant = self._begin_request(context.caller.tenant)
+                self._authorize(context)
+                tenant = self._take_slot(context)
             except EnvkitError as error:
-                await self.refuse(context.send, error)
+                await self._refuse(context, error)
             else:
-                await self._app(scope, context.receive, context.send)
+                await context.run(self._app)
         except Exception:
             # If the token was revoked, end without an error: the incomplete response makes the server close the
             # connection. After any other error, the server answers with status 500, which we record for the log.
@@ -150,42 +150,9 @@ class AuthMiddleware:
         finally:
             context.free()
             if tenant is not None:
-                tenant.requests -= 1
+                tenant.running[context.kind] -= 1
             if self._log is not None:
-                context.write(self._log, scope["method"])
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = WebSocketContext(self, scope, receive, send)
-        tenant: _Tenant | None = None
-        try:
-            try:
-                self._authorize(context, scope)
-                tenant = self._open_socket(context.caller.tenant)
-            except EnvkitError as error:
-                await receive()
-                await self.refuse(context.deny, error)
-            else:
-                await self._serve_websocket(context, scope)
-        finally:
-            if tenant is not None:
-                tenant.sockets -= 1
-            if self._log is not None:
-                context.write(self._log, "WS", (context.messages_in, context.messages_out))
-
-    async def _serve_websocket(self, context: WebSocketContext, scope: Scope) -> None:
-        """Serve a WebSocket until it closes or its token is no longer valid."""
-        if self._tokens is None:
-            await self._app(scope, context.receive, context.send)
-            return
-        with anyio.CancelScope() as until_revoked:
-            tasks = await anyio.create_task_group().__aenter__()
-            tasks.start_soon(context.monitor_token, until_revoked)
-            try:
-                await self._app(scope, context.receive, context.send)
-            finally:
-                tasks.cancel_scope.cancel()
-                # Hide errors of the block from the task group, which would wrap them in an exception group.
-                await tasks.__aexit__(None, None, None)
+                context.write(self._log)
 
     def is_valid(self, token: str | None) -> bool:
         """Return whether a request with this token is allowed; None means that the request has no token.
@@ -199,17 +166,17 @@ class AuthMiddleware:
         """Return the token store if requests need a token; None if everybody is admitted."""
         return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
 
-    async def refuse(self, send: Send, error: EnvkitError) -> None:
+    async def _refuse(self, context: RequestContext, error: EnvkitError) -> None:
         """Answer a request with an error, and count the error."""
         self._errors[error.code] += 1
         problem = msgspec.convert(to_problem(error), messages.Problem)
         challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
-        await respond_problem(send, problem, challenge)
+        await respond_problem(context.refuse, problem, challenge)
 
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
-    def _authorize(self, context: RequestContext, scope: Scope) -> None:
+    def _authorize(self, context: RequestContext) -> None:
         """Check the token of a request, and store its caller in the state of the ASGI scope.
 
         Raises:
@@ -224,7 +191,7 @@ class AuthMiddleware:
             raise RequestError(f"{context.authorizations} Authorization headers; send one")
         caller, tokens = EVERYBODY, self._required_tokens()
         if tokens is None:
-            require_local(scope.get("server"), context.host, context.origin)
+            require_local(context.scope.get("server"), context.host, context.origin)
         else:
             needed = scope_for(context.path)
             if needed is None or (context.token is None and context.path in _OPTIONAL_TOKEN):
@@ -237,7 +204,7 @@ class AuthMiddleware:
             caller = self._with_bucket(caller, self._rate)
             caller.take()
         context.caller = caller
-        state = scope.setdefault("state", {})
+        state = context.scope.setdefault("state", {})
         state["caller"] = caller
         state["reservation"] = context.reservation
 
@@ -264,34 +231,23 @@ class AuthMiddleware:
     def _tenant(self, name: str) -> _Tenant:
         return self._tenants.setdefault(name, _Tenant())
 
-    def _begin_request(self, name: str) -> _Tenant:
-        """Count one more running request of a tenant.
+    def _take_slot(self, context: RequestContext) -> _Tenant | None:
+        """Count one more running request or open WebSocket of a tenant; return None if it has no limit.
 
         Raises:
-            RateLimitError: The tenant already has `max_requests` running requests.
+            RateLimitError: The tenant is at the limit.
         """
-        tenant = self._tenant(name)
-        if tenant.requests >= self._max_requests:
-            limit = self._max_requests
-            raise RateLimitError(f"too many concurrent requests (limit {limit} per tenant); retry later", 1.0)
-        tenant.requests += 1
-        return tenant
-
-    def _open_socket(self, name: str) -> _Tenant:
-        """Count one more open WebSocket of a tenant.
-
-        Raises:
-            RateLimitError: The tenant already has `max_sockets` open WebSockets.
-        """
-        tenant = self._tenant(name)
-        if tenant.sockets >= self._max_sockets:
-            raise RateLimitError(f"too many open sockets (limit {self._max_sockets} per tenant); close some")
-        tenant.sockets += 1
+        kind = context.kind
+        if kind == "requests" and not context.caller.token_id:
+            return None
+        tenant = self._tenant(context.caller.tenant)
+        if tenant.running[kind] >= self._limits[kind]:
+            raise RateLimitError(_TOO_MANY[kind].format(self._limits[kind]))
+        tenant.running[kind] += 1
         return tenant
 
 
 @dataclass(slots=True)
 class _Tenant:
-    sockets: int = 0
-    requests: int = 0
+    running: Counter[str] = field(default_factory=Counter)
     bucket: Bucket | None = None

@@ -12,7 +12,7 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.auth.caller import NOBODY
 from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget, Reservation
-from envkit.http.protocol.asgi import Header, Message, Receive, Scope, Send
+from envkit.http.protocol.asgi import ASGIApp, Header, Message, Receive, Scope, Send
 from envkit.http.server.access_log import AccessLog
 
 _REVOKED = 1008  # RFC 6455: policy violation
@@ -35,30 +35,25 @@ class Authorizer(Protocol):
     @property
     def memory_budget(self) -> MemoryBudget: ...
 
-    def new_id(self) -> bytes:
-        """Return a new request id, for a request that does not send one."""
-        ...
+    def new_id(self) -> bytes: ...
 
-    def is_valid(self, token: str | None) -> bool:
-        """Return whether a request with this token is still allowed."""
-        ...
-
-    async def refuse(self, send: Send, error: EnvkitError) -> None:
-        """Answer with a problem."""
-        ...
+    def is_valid(self, token: str | None) -> bool: ...
 
 
 class RequestContext:
     """One HTTP request."""
+
+    kind = "requests"
 
     def __init__(self, authorizer: Authorizer, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
         self.authorizations = 0
         self.caller = NOBODY
+        self.messages: tuple[int, int] | None = None
         self.is_aborted = False
-        """Whether it ended because its token was revoked."""
-        self._scope = scope
+        """Whether its reply ended early because its token was revoked."""
+        self.scope = scope
         self._authorizer = authorizer
         self._began = clock.stopwatch()
         self._receive = receive
@@ -83,6 +78,10 @@ class RequestContext:
         if not self._id:
             self._id = authorizer.new_id()
 
+    def run(self, app: ASGIApp) -> Awaitable[None]:
+        """Let the application answer."""
+        return app(self.scope, self.receive, self.send)
+
     async def receive(self) -> Message:
         message = await self._receive()
         self._bytes_in += len(message.get("body", b""))
@@ -105,6 +104,10 @@ class RequestContext:
             if self._is_large or self._reservation is not None:
                 self.reservation().settle(size)
         return self._send(message)
+
+    def refuse(self, message: Message) -> Awaitable[None]:
+        """Send a part of a response that rejects the request."""
+        return self.send(message)
 
     def reservation(self) -> Reservation:
         """Return the memory reservation for the body and the answer of this request."""
@@ -131,18 +134,18 @@ class RequestContext:
         if not message.get("more_body"):
             await self._send({"type": "http.response.body", "body": b""})
 
-    def write(self, log: AccessLog, method: str, messages: tuple[int, int] | None = None) -> None:
+    def write(self, log: AccessLog) -> None:
         log.write(
             id=self._id.decode(),
             tenant=self.caller.tenant,
-            method=method,
+            method=self.scope.get("method", "WS"),
             path=self.path,
             status=self.status,
             seconds=clock.stopwatch() - self._began,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
-            messages=messages,
-            step_metrics=self._scope.get("state", {}).get("step_metrics"),
+            messages=self.messages,
+            step_metrics=self.scope.get("state", {}).get("step_metrics"),
         )
 
     def is_revoked(self) -> bool:
@@ -152,57 +155,58 @@ class RequestContext:
 class WebSocketContext(RequestContext):
     """One WebSocket."""
 
-    messages_in = messages_out = 0
+    kind = "sockets"
+    _messages_in = _messages_out = 0
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the application use the WebSocket until the WebSocket closes or its token is revoked."""
+        with anyio.CancelScope() as until_revoked:
+            async with clock.background_tasks() as tasks:
+                tasks.start_soon(self._monitor_token, until_revoked)
+                await app(self.scope, self.receive, self.send)
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "websocket.receive":
-            self.messages_in += 1
+            self._messages_in += 1
             self._bytes_in += _size(message)
-            if self.is_revoked():
-                await self._close_revoked()
-                return {"type": "websocket.disconnect", "code": _REVOKED}
         return message
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "websocket.send":
-            self.messages_out += 1
+            self._messages_out += 1
             self._bytes_out += _size(message)
-            if self.is_revoked():
-                await self._close_revoked()
-                # Raise the same kind of error as after a disconnect, which ends the sending of answers.
-                raise OSError("the token was revoked")
         elif kind == "websocket.accept":
             self.status = 101
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
         await self._send(message)
 
-    def deny(self, message: Message) -> Awaitable[None]:
+    async def refuse(self, message: Message) -> None:
         """Send a part of an HTTP response that rejects the WebSocket instead of opening it."""
         if message["type"] == "http.response.start":
+            await self._receive()
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
         self._bytes_out += len(message.get("body", b""))
-        return self._send({**message, "type": f"websocket.{message['type']}"})
+        await self._send({**message, "type": f"websocket.{message['type']}"})
 
-    async def monitor_token(self, scope: anyio.CancelScope) -> None:
+    def write(self, log: AccessLog) -> None:
+        self.messages = self._messages_in, self._messages_out
+        super().write(log)
+
+    async def _monitor_token(self, scope: anyio.CancelScope) -> None:
         """Wait until the token is revoked; then close the WebSocket and cancel `scope`."""
-        while True:
+        is_over = False
+        while not is_over:
             await anyio.sleep(_CHECK_INTERVAL_S)
             try:
                 is_over = self.is_revoked()
             except EnvkitError:
                 # The token store cannot be read, so the token may be revoked: end the connection.
                 is_over = True
-            if is_over:
-                await self._close_revoked()
-                scope.cancel()
-
-    async def _close_revoked(self) -> None:
-        if not self.is_aborted:
-            self.is_aborted = True
-            await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
+        await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
+        scope.cancel()
 
 
 def _length(headers: Sequence[Header]) -> int:

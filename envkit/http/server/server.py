@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ async def serve(
     """
     _check_certificate(certificate, key)
     max_connections = max_connections or min(MAX_CONNECTIONS, _raise_file_limit() // 2)
-    with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before the socket exists
+    _UVICORN.addFilter(_is_unexpected)
+    received = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) if handle_signals else nullcontext()
+    with received as signals:  # before the socket exists
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
         address = _address(listener, is_tls=certificate is not None)
         try:
@@ -156,25 +158,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _is_unexpected(record: logging.LogRecord) -> bool:
     """Hide warnings of uvicorn that are normal for this server.
 
     They concern invalid requests, answers that the server aborts, and WebSockets that the server rejects.
     """
-
-    def is_unexpected(record: logging.LogRecord) -> bool:
-        return record.msg not in _EXPECTED
-
-    _UVICORN.addFilter(is_unexpected)
-    try:
-        yield
-    finally:
-        _UVICORN.removeFilter(is_unexpected)
-
-
-def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+    return record.msg not in _EXPECTED
 
 
 def _config(app: Served, max_connections: int, certificate: Path | None, key: Path | None) -> uvicorn.Config:

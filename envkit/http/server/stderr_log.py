@@ -1,7 +1,7 @@
-"""A log on standard error that never blocks the server.
+"""A thread that writes the lines of a log, and a log on standard error that never blocks the server.
 
 If standard error is a full pipe, writing blocks until a reader reads from the pipe. Therefore a thread writes the log,
-and leaves space in the pipe for other writers. When the queue of the thread is full, log records are dropped.
+and leaves space in the pipe for other writers. When the queue of the thread is full, lines are dropped.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 import os
 import struct
 import termios
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from logging.handlers import QueueHandler
-from queue import Full, Queue
 from select import PIPE_BUF, select
-from threading import Thread  # noqa: TID251 (a blocked one must not block process exit)
+from threading import Event, Thread  # noqa: TID251 (a blocked thread must not block process exit)
 from typing import Self
 
 CLOSE_S = 2.0
@@ -28,42 +28,81 @@ _FULL_S = 0.1
 _STANDARD_ERROR = 2
 
 
-class StandardErrorLog(QueueHandler):
+class LogThread:
+    """Writes lines in a thread, so that the caller never waits for a slow disk or reader.
+
+    Args:
+        write: Writes whole lines. Only the thread calls it, and it may block.
+        max_waiting: Lines that may wait or be in a running `write`; further lines are dropped.
+        delay_s: Seconds for which lines are collected before they are written together.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], max_waiting: int, delay_s: float = 0.0) -> None:
+        self._write = write
+        self._max_waiting = max_waiting
+        self._delay_s = delay_s
+        self._lines: deque[bytes] = deque()
+        self._has_lines = Event()
+        self._is_closed = Event()
+        self._queued = 0
+        self._processed = 0  # changed only by the thread
+        self.dropped = 0
+        """Number of dropped lines."""
+        self._thread = Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Queue a line, without its newline. Only one thread may call this at a time."""
+        if self._queued - self._processed >= self._max_waiting:
+            self.dropped += 1
+            return
+        self._queued += 1
+        self._lines.append(line)
+        self._has_lines.set()
+
+    def close(self) -> None:
+        """Write the queued lines, which takes `CLOSE_S` seconds at most."""
+        self._is_closed.set()
+        self._has_lines.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while self._lines or not self._is_closed.is_set():
+            self._has_lines.wait()
+            self._is_closed.wait(self._delay_s)
+            self._has_lines.clear()  # before the lines are taken, so that a line that is queued now is not missed
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if lines:
+                self._write(b"\n".join([*lines, b""]))
+            self._processed += len(lines)
+
+
+class StandardErrorLog(logging.Handler):
     """Log handler that writes to standard error without blocking the caller. Use it as a context manager."""
 
     def __init__(self) -> None:
-        self._waiting: Queue[logging.LogRecord | None] = Queue(MAX_WAITING)
-        super().__init__(self._waiting)
-        self._dropped = 0
-        self._thread = Thread(target=self._run, name="log", daemon=True)
+        super().__init__()
+        self._reported = 0
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self._waiting.put_nowait(record)
-        except Full:
-            self._dropped += 1
+    def emit(self, record: logging.LogRecord) -> None:
+        self._thread.put(self.format(record).encode(errors="backslashreplace"))
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = LogThread(self._write, MAX_WAITING)
         logging.getLogger().addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger().removeHandler(self)
-        with suppress(Full):
-            self._waiting.put_nowait(None)
-            self._thread.join(CLOSE_S)
+        self._thread.close()
 
-    def _run(self) -> None:
-        reported = 0
-        while (record := self._waiting.get()) is not None:
-            text = f"{record.getMessage()}\n"
-            dropped = self._dropped
-            if dropped > reported:
-                text += f"{dropped - reported} log records dropped: standard error was not read\n"
-                reported = dropped
-            with suppress(OSError):
-                write(text.encode(errors="backslashreplace"))
+    def _write(self, text: bytes) -> None:
+        dropped = self._thread.dropped
+        if dropped > self._reported:
+            text += b"%d log records dropped: standard error was not read\n" % (dropped - self._reported)
+            self._reported = dropped
+        with suppress(OSError):
+            write(text)
 
 
 def write(text: bytes) -> None:

@@ -20,7 +20,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -264,18 +263,14 @@ class SessionTable:
                 self._tasks.start_soon(self._resume_or_drop, id)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             session.end(SessionBrokenError(f"session {session.id}: the server stopped"))
         with anyio.move_on_after(_CLOSING_S, shield=True):
             for session in sessions.values():
                 await session.closed.wait()
-        self._tasks.cancel_scope.cancel()
-        # Close the task group without the error of the block, because the group would wrap it in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await clock.end_tasks(self._tasks, error)
 
     def _open(self, id: str, task: Task) -> Session:
         tenant, capacity = tenant_of(id), self.host.capacity

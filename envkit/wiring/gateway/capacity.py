@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
@@ -24,21 +24,8 @@ _MIN_BUFFER_MIB, _MAX_BUFFER_MIB = 64, 256
 _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
-@dataclass(frozen=True, slots=True)
-class MachineCapacity:
-    """Resources of a machine; None means unknown.
-
-    Attributes:
-        memory_mib: MiB of memory.
-        pids: Processes and threads.
-    """
-
-    memory_mib: int | None
-    pids: int | None
-
-
-def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> MachineCapacity:
-    """Return the resources that this process and its children may use.
+def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> Capacity:
+    """Return the memory and the number of processes that this process and its children may use; None if unknown.
     These are the resources of the machine, or the limits of this process's control group if they are lower.
 
     Args:
@@ -48,10 +35,10 @@ def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = min([physical, *_numbers(_limits(groups, own_group, "memory", ("memory.max", "memory.limit_in_bytes")))])
     pids = min(_numbers([*_PIDS, *_limits(groups, own_group, "pids", ("pids.max",))]), default=None)
-    return MachineCapacity(memory >> 20, pids)
+    return Capacity(memory_mib=memory >> 20, pids=pids)
 
 
-def with_defaults(limits: Capacity, machine: MachineCapacity) -> Capacity:
+def with_defaults(limits: Capacity, machine: Capacity) -> Capacity:
     """Return `limits` with defaults: memory or processes that are not set become a share of the machine's."""
     memory_mib, pids = limits.memory_mib, limits.pids
     if memory_mib is None and machine.memory_mib is not None:
@@ -61,7 +48,7 @@ def with_defaults(limits: Capacity, machine: MachineCapacity) -> Capacity:
     return replace(limits, memory_mib=memory_mib, pids=pids)
 
 
-def buffer_mib(machine: MachineCapacity) -> int:
+def buffer_mib(machine: Capacity) -> int:
     """Return the default limit on large request and response bodies in memory, in MiB."""
     return min(max(int((machine.memory_mib or 0) * BUFFER_SHARE), _MIN_BUFFER_MIB), _MAX_BUFFER_MIB)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from envkit import clock
 from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
@@ -22,6 +22,7 @@ from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
+from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import TokenStore
@@ -171,20 +172,15 @@ async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
-    tasks = await anyio.create_task_group().__aenter__()
-    if pool is not None and config.alerts.webhook is not None:
-        tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
-        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-    if pool is not None and scale is not None:
-        tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
-    if pool is not None and fleet.disks is not None:
-        tasks.start_soon(watch_disks, fleet.disks, pool.alert)
-    try:
+    async with clock.background_tasks() as tasks:
+        if pool is not None and config.alerts.webhook is not None:
+            tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
+            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        if pool is not None and scale is not None:
+            tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
+        if pool is not None and fleet.disks is not None:
+            tasks.start_soon(watch_disks, fleet.disks, pool.alert)
         yield
-    finally:
-        tasks.cancel_scope.cancel()
-        # Close the task group without the error of the block, because the group would wrap it in an exception group.
-        await tasks.__aexit__(None, None, None)
 
 
 @asynccontextmanager
@@ -272,7 +268,7 @@ def _tokens(config: ServeConfig) -> TokenStore:
         UsageError: Other machines can reach the server, and there are no tokens.
     """
     store = open_tokens(config.state)
-    if not store.is_needed() and config.listen.socket is None and not _is_loopback(config.listen.host):
+    if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
         store.close()
         raise UsageError(
             f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
@@ -303,12 +299,3 @@ def _access_log(config: ServeConfig) -> AccessLog | None:
         return AccessLog.to(path)
     except OSError as error:
         raise UsageError(f"access_log: {path} cannot be written: {error.strerror or error}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import IO
 
 from envkit.errors import UsageError
-from envkit.formats import require_format, write_format
+from envkit.formats import lock_folder, require_format, write_format
 from envkit.http.auth.tokens import TokenStore
 
 STATE_FORMAT = 1
@@ -47,24 +46,9 @@ def lock_state(state: Path | str | None = None) -> IO[bytes]:
     """
     folder = _open_folder(state)
     try:
-        lock = (folder / _LOCK).open("a+b", buffering=0)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock.truncate(0)
-            lock.write(b"%d\n" % os.getpid())
-        except BlockingIOError:
-            lock.seek(0)
-            pid = lock.read().decode(errors="replace").strip() or "unknown"
-            lock.close()
-            raise UsageError(
-                f"{folder}: in use by another server (process {pid}); stop it or choose another folder (--state)"
-            ) from None
-        except OSError:
-            lock.close()
-            raise
+        return lock_folder(folder, _LOCK, user="server", remedy="stop it or choose another folder (--state)")
     except OSError as error:
         raise _unusable(folder, error) from None
-    return lock
 
 
 def _open_folder(state: Path | str | None) -> Path:

@@ -11,8 +11,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -34,11 +33,13 @@ from envkit.types import EXEC_TIMEOUT_S, Cause, CauseKind, ExecResult, FileUser,
 
 if TYPE_CHECKING:
     from envkit.http.client.remote_sandbox import RemoteSandbox
+    from envkit.http.client.sandbox_client import SandboxClient
 
 T = TypeVar("T")
 
 BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
+Starter: TypeAlias = "Backend | SandboxClient"
 AnySandbox: TypeAlias = "AgentSandbox | AgentlessSandbox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
@@ -121,14 +122,6 @@ async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
         yield backend
 
 
-class Starter(Protocol):
-    """Starts sandboxes on this machine or on a server; see `envkit.protocols.SandboxBackend`."""
-
-    async def start(self, spec: SandboxSpec) -> AnySandbox: ...
-
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> AnySandbox: ...
-
-
 @asynccontextmanager
 async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnySandbox]:
     """Run a sandbox for the duration of the block. Raises the same errors as `SandboxBackend.start` and `restore`."""
@@ -172,19 +165,13 @@ def open_sandbox(
         raise UsageError("a server chooses its own backend; leave out backend or url")
     with ExitStack() as resources:
         portal = resources.enter_context(loop_thread())
-        opened_backend: Starter
-        if url is None:
-            opened_backend = _enter(portal, resources, opened(backend))
-        else:
+        starter: AbstractAsyncContextManager[Starter] = opened(backend)
+        if url is not None:
             from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
-            client = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
-            # Use one task for entering and exiting the client, because the client contains a task group, which
-            # requires this.
-            opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
-        sandbox = _enter(portal, resources, running(opened_backend, spec))
-        kept = resources.pop_all()
-    return BlockingSandbox(opened_backend, spec, sandbox, portal, kept)
+            starter = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
+        opened_backend = _enter(portal, resources, starter)
+        return BlockingSandbox(opened_backend, spec, None, portal, resources)
 
 
 @asynccontextmanager
@@ -214,15 +201,15 @@ class BlockingSandbox:
     """
 
     def __init__(
-        self, backend: Starter, spec: SandboxSpec, sandbox: AnySandbox, portal: BlockingPortal, resources: ExitStack
+        self, backend: Starter, spec: SandboxSpec, snapshot: str | None, portal: BlockingPortal, resources: ExitStack
     ) -> None:
         self._backend = backend
         self._spec = spec
-        self._sandbox = sandbox
         self._portal = portal
+        self._sandbox = _enter(portal, resources, running(backend, spec, snapshot))
         # Stop the sandbox with a finalizer: it also runs when Python exits, before the thread of the event loop ends.
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
+        self._finalizer = weakref.finalize(self, close_here, self._pid, resources.pop_all())
 
     def __repr__(self) -> str:
         is_here = isinstance(self._sandbox, (AgentSandbox, AgentlessSandbox))
@@ -310,9 +297,7 @@ class BlockingSandbox:
         self._require_own_process()
         with ExitStack() as resources:
             portal = resources.enter_context(loop_thread())
-            sandbox = _enter(portal, resources, running(self._backend, self._spec, snapshot))
-            kept = resources.pop_all()
-        return BlockingSandbox(self._backend, self._spec, sandbox, portal, kept)
+            return BlockingSandbox(self._backend, self._spec, snapshot, portal, resources)
 
     def log(self) -> str:
         """Return the last 64 KiB that the sandbox's command wrote to standard error."""
@@ -325,9 +310,7 @@ class BlockingSandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:

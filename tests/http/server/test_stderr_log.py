@@ -1,23 +1,26 @@
-"""The log on standard error, also if nobody reads it."""
+"""The logs on standard error, also if nobody reads it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 WRITER = """
 import logging, sys
+from envkit.http.server.access_log import AccessLog
 from envkit.http.server.stderr_log import StandardErrorLog
 
+line = dict(id="r", tenant="", method="GET", path="/", status=200, seconds=0.0, bytes_in=0, bytes_out=0)
 log = logging.getLogger("envkit")
-with StandardErrorLog():
-    for number in range(10_000):
+with AccessLog.to(None) as access:
+    access.write(**line)
+with StandardErrorLog(), AccessLog.to(None) as access:
+    for number in range(20_000):
         log.warning("warning %d", number)
-    try:
-        raise ValueError("a mistake")
-    except ValueError:
-        log.exception("it failed")
+        access.write(**line)
 print("a last word", file=sys.stderr, flush=True)
+print(access.dropped, flush=True)
 """
 ONE = """
 import logging
@@ -32,19 +35,22 @@ with StandardErrorLog():
 """
 
 
-def test_a_process_whose_log_is_not_read_continues_and_exits() -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER], stderr=subprocess.PIPE) as running:
+def test_a_process_whose_logs_are_not_read_continues_and_exits() -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
             assert running.wait(60) == 0
+            assert running.stdout is not None
             assert running.stderr is not None
+            assert int(running.stdout.read()) > 5000
             *lines, last = running.stderr.read().splitlines()
         finally:
             running.kill()
     assert last == b"a last word"
+    requests = [json.loads(line) for line in lines if line.startswith(b"{")]
+    assert {request["path"] for request in requests} == {"/"}
     # The number of dropped records may appear anywhere between them.
     kept = [line for line in lines if line.startswith(b"warning ")]
     assert kept[:3] == [b"warning 0", b"warning 1", b"warning 2"]
-    assert len(lines) < 10_000
 
 
 def test_records_are_written_in_full_with_their_traceback() -> None:

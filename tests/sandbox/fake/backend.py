@@ -11,7 +11,6 @@ import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -134,9 +133,7 @@ class FakeBackend:
         self._is_open = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_open = False
         for sandbox in (sandbox for sandbox in self.sandboxes if not sandbox.spec.detached):
             sandbox.die(_STOPPED)

@@ -12,7 +12,6 @@ from envkit.errors import ConfigError
 from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 from envkit.types import SandboxSpec
 from envkit.wiring.gateway import capacity
-from envkit.wiring.gateway.capacity import MachineCapacity
 from tests.sandbox.fake.backend import FakeBackend
 
 PHYSICAL_MIB = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
@@ -24,18 +23,18 @@ def write(file: Path, text: str) -> None:
 
 
 def test_unset_limits_follow_from_the_machine_and_set_ones_stay() -> None:
-    large = MachineCapacity(memory_mib=24_000, pids=32_768)
+    large = Capacity(memory_mib=24_000, pids=32_768)
     open_ = Capacity(sandboxes=256)
     assert capacity.with_defaults(open_, large) == Capacity(sandboxes=256, memory_mib=18_000, pids=16_384)
     limits = Capacity(sandboxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
     assert capacity.with_defaults(limits, large) == limits
-    assert capacity.with_defaults(open_, MachineCapacity(None, None)) == open_
+    assert capacity.with_defaults(open_, Capacity()) == open_
     words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
     assert capacity.describe(capacity.with_defaults(open_, large)) == words
 
 
 def test_bodies_get_a_sixteenth_of_the_memory_between_64_and_256_mib() -> None:
-    found = [capacity.buffer_mib(MachineCapacity(memory_mib, None)) for memory_mib in (24_000, 2_400, 512, None)]
+    found = [capacity.buffer_mib(Capacity(memory_mib=memory_mib)) for memory_mib in (24_000, 2_400, 512, None)]
     assert found == [256, 150, 64, 64]
 
 
@@ -44,7 +43,7 @@ def test_limits_of_cgroup_version_2_and_its_ancestors_apply(tmp_path: Path) -> N
     write(tmp_path / "shop/server/memory.max", "max\n")
     write(tmp_path / "shop/memory.max", f"{96 << 20}\n")
     write(tmp_path / "pids.max", "77\n")
-    assert capacity.this_machine(tmp_path, tmp_path / "own") == MachineCapacity(96, 77)
+    assert capacity.this_machine(tmp_path, tmp_path / "own") == Capacity(memory_mib=96, pids=77)
 
 
 def test_limits_of_cgroup_version_1_apply(tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ def test_limits_of_cgroup_version_1_apply(tmp_path: Path) -> None:
     write(tmp_path / "memory/server/memory.limit_in_bytes", f"{128 << 20}\n")
     write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
     write(tmp_path / "pids/pids.max", "88\n")
-    assert capacity.this_machine(tmp_path, tmp_path / "own") == MachineCapacity(128, 88)
+    assert capacity.this_machine(tmp_path, tmp_path / "own") == Capacity(memory_mib=128, pids=88)
 
 
 def test_without_control_groups_the_physical_memory_applies(tmp_path: Path) -> None:
