@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -20,7 +19,7 @@ from envkit.installation import load
 from envkit.types import JSON
 
 from . import api_patches
-from .attach_stream import Address, AttachStream, attach
+from .attach_stream import Address, AttachStream, attach, connected
 from .container_config import FORMAT_LABEL, Image
 
 T = TypeVar("T")
@@ -122,9 +121,17 @@ class Daemon:
 
         Args:
             container: Id of the container.
-            has_input: Whether to attach standard input. If one client closes it, the daemon closes it for all clients.
+            has_input: Whether to attach standard input and output; otherwise only standard error is attached. If one
+                client closes standard input, the daemon closes it for all clients.
+
+        Raises:
+            DaemonError: The daemon does not answer, or refuses the request.
         """
-        return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
+        streams = f"stream=1&stdin={has_input:d}&stdout={has_input:d}&stderr=1"
+        try:
+            return await attach(self._address, f"/v{self._api.api_version}/containers/{container}/attach?{streams}")
+        except ConnectionError as error:
+            raise DaemonError(str(error)) from None
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
         """Return the daemon's record of a container, with a timeout of 1.5 s; None if there is no such container."""
@@ -165,32 +172,6 @@ class Daemon:
         except DaemonError as error:
             if error.http_status not in (404, 409):
                 raise
-
-    async def new_command(
-        self, container: str, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str
-    ) -> str:
-        """Prepare a command in a running container and return the command's id, for `run_command`."""
-        made = await self._call(
-            self._api.exec_create,
-            container,
-            list(argv),
-            stdin=True,
-            user=user,
-            environment=dict(env),
-            workdir=cwd,
-        )
-        return str(made["Id"])
-
-    async def run_command(self, command: str, *, keep_stderr_bytes: int) -> AttachStream:
-        """Start a command and return its standard streams."""
-        return await self._attach(
-            f"exec/{command}/start", {"Detach": False, "Tty": False}, keep_stderr_bytes=keep_stderr_bytes
-        )
-
-    async def exit_code(self, command: str) -> int | None:
-        """Return the exit code of a command; None while the command runs, or if its container is gone."""
-        found = await self._unless_missing(self._query(self._quick.exec_inspect, command))
-        return None if found is None else cast("int | None", found["ExitCode"])
 
     async def image(self, name: str) -> Image | None:
         """Return the properties of an image; None if the daemon does not have it."""
@@ -284,15 +265,6 @@ class Daemon:
                 return None
             raise
 
-    async def _attach(
-        self, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = 64 << 10
-    ) -> AttachStream:
-        path = f"/v{self._api.api_version}/{path}"
-        try:
-            return await attach(self._address, path, body, keep_stderr_bytes=keep_stderr_bytes)
-        except ConnectionError as error:
-            raise DaemonError(str(error)) from None
-
     async def _call(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         async with self._limiter:
             return await clock.to_thread(_translated, call, args, kwargs)
@@ -311,7 +283,7 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        _require_listener(address)  # if nothing listens, the package leaks its sockets
+        connected(address, _QUICK_TIMEOUT_S).close()  # if nothing listens, the package leaks its sockets
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
@@ -336,15 +308,6 @@ def _address(url: str | None, *, is_secured: bool) -> Address:
             " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and use that"
         )
     return parts.hostname, parts.port
-
-
-def _require_listener(address: Address) -> None:
-    if isinstance(address, str):
-        with socket.socket(socket.AF_UNIX) as stream:
-            stream.settimeout(_QUICK_TIMEOUT_S)
-            stream.connect(address)
-    else:
-        socket.create_connection(address, _QUICK_TIMEOUT_S).close()
 
 
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:

@@ -1,9 +1,8 @@
 """The Docker backend: each sandbox is a container of a Docker daemon.
 
 Process 1 of a container is envkit's agent. Its code is sent over the container's standard input, so the image needs
-only Python 3.7 or newer. The agent exits when its standard streams close, so a sandbox ends when the process that
-started it ends. Images that have a shell but no Python use `envkit.sandbox.docker.agentless`. The container's options
-are in `envkit.sandbox.docker.container_config`.
+only Python 3.7 or newer, on its PATH as ``python3``. The agent exits when its standard streams close, so a sandbox ends
+when the process that started it ends. The container's options are in `envkit.sandbox.docker.container_config`.
 
 Images are pulled only on request, because a pull may take minutes. Each container has a label that names the process
 that created it; when a backend is opened, it removes the containers of processes that have ended.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -36,8 +35,7 @@ from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
 from ..host.layout import CONTROL_DIR, SOCKETS, WORK
 from ..snapshots import store
-from . import agentless, container, container_config, orphans, seccomp_profile
-from .agentless import LIFE_LINE, AgentlessSandbox
+from . import container, container_config, orphans, seccomp_profile
 from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
 from .container_config import DISK_LABEL, PROFILE_LABEL, ContainerLimits, Image
@@ -49,7 +47,11 @@ __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
 
 _STARTS_AT_ONCE = 8
 """Maximum number of concurrent starts; a higher number does not increase the daemon's throughput."""
-_PYTHONS = ("python3", "python")
+_PYTHON = "python3"
+_NO_PYTHON = Cause(
+    CauseKind.IMAGE_UNUSABLE,
+    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3-minimal",
+)
 _SNAPSHOTS = "snapshots"
 _ATTACH_S = 10.0
 
@@ -87,7 +89,6 @@ class DockerBackend:
         self._opening = b""
         self._filter: str | None = None
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
-        self._pythons: dict[str, str | None] = {}
         self._limits_disk: bool | None = None  # whether Docker can limit a root file system; None until tried
         self._snapshots = 0
         self._images: dict[str, int] = {}
@@ -128,7 +129,7 @@ class DockerBackend:
         """Return the properties of an image; None if there is no such image."""
         return await self._daemon.image(name)
 
-    async def start(self, spec: SandboxSpec) -> AgentSandbox | AgentlessSandbox:
+    async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
         Raises:
@@ -137,7 +138,7 @@ class DockerBackend:
         """
         return await self._start(spec, None)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox | AgentlessSandbox:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
 
@@ -236,7 +237,7 @@ class DockerBackend:
                 await self._daemon.close()
                 self._opened = None
 
-    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox | AgentlessSandbox:
+    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox:
         sandbox_id = f"docker-{secrets.token_hex(4)}" if spec.detached else self._sandboxes.new_id()
         self._refuse(sandbox_id, spec)
         async with self._starting:  # the start timeout does not include the wait for this limiter
@@ -244,6 +245,8 @@ class DockerBackend:
                 with anyio.move_on_after(spec.start_timeout_s):
                     image, files = await self._files(sandbox_id, spec, snapshot)
                     return await self._launch(_Plan(sandbox_id, spec, image, files))
+            except MissingProgramError:
+                raise SandboxRefusedError(sandbox_id, _NO_PYTHON) from None
             except DaemonError as error:
                 # For example, the spec has too many CPUs or an invalid name
                 refuses = error.http_status == HTTPStatus.BAD_REQUEST
@@ -272,25 +275,9 @@ class DockerBackend:
                 return image, None
         return await find_image(self._daemon, sandbox_id, spec, pull=self._pull), files
 
-    async def _launch(self, plan: _Plan) -> AgentSandbox | AgentlessSandbox:
-        """Start with the image's Python, or without an agent if it has no Python; remember which one for each image."""
-        pythons = self._pythons
-        for python in (pythons[plan.image.id],) if plan.image.id in pythons else _PYTHONS:
-            if python is None:
-                break
-            try:
-                sandbox = await self._launch_agent(plan, python)
-            except MissingProgramError:
-                continue
-            pythons[plan.image.id] = python
-            return sandbox
-        fallback = await self._launch_fallback(plan)
-        pythons[plan.image.id] = None
-        return fallback
-
-    async def _launch_agent(self, plan: _Plan, python: str) -> AgentSandbox:
+    async def _launch(self, plan: _Plan) -> AgentSandbox:
         spec = plan.spec
-        attached = await self._run(plan, agent.command(python), self._opening)
+        attached = await self._run(plan)
         try:
             volumes, paths = await attached.apply_limits(spec), await attached.disk_paths(spec)
             if spec.detached and CONTROL_DIR not in volumes:
@@ -308,38 +295,20 @@ class DockerBackend:
         command = store.waiting(spec.command) if plan.files else spec.command
         config = layout.config(spec, env, proxy.waiting(spec, command), has_users=has_users)
         await sandbox.started(config, spec.start_timeout_s)
-        await proxy.open_for(sandbox, spec, python)
+        await proxy.open_for(sandbox, spec, _PYTHON)
         if plan.files is not None:
             await store.restore(sandbox, plan.files, spec)
         return sandbox
 
-    async def _launch_fallback(self, plan: _Plan) -> AgentlessSandbox:
-        spec = plan.spec
-        if (why := agentless.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
-            raise SandboxRefusedError(plan.sandbox_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
-        try:
-            attached = await self._run(plan, LIFE_LINE, b"")
-        except MissingProgramError:
-            cause = Cause(CauseKind.IMAGE_UNUSABLE, "the image has neither Python nor a shell")
-            raise SandboxRefusedError(plan.sandbox_id, cause) from None
-        env = container_config.environment(spec, plan.image)
-        sandbox = AgentlessSandbox(plan.sandbox_id, self._daemon, attached, env=env, forget=self._sandboxes.forget)
-        self._sandboxes.add(sandbox)
-        try:
-            await sandbox.probe(spec.start_timeout_s)
-        except BaseException:
-            await sandbox.stop()
-            raise
-        return sandbox
-
-    async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
+    async def _run(self, plan: _Plan) -> AttachedContainer:
         """Start the sandbox's container; raises the same errors as `container.run`."""
         spec = plan.spec
         labels = orphans.labels(self._run_name, plan.sandbox_id, detached=spec.detached, ledger=spec.ledger)
+        argv = agent.command(_PYTHON)
         options = partial(container_config.options, spec, plan.image, argv, labels, seccomp_profile=self._filter)
         if spec.profile == "system" and self._limits_disk is not False:
             try:
-                attached = await container.run(self._daemon, options(limits_disk=True), opening)
+                attached = await container.run(self._daemon, options(limits_disk=True), self._opening)
             except DaemonError as error:
                 if "storage" not in str(error):  # library's message: Docker
                     raise
@@ -347,9 +316,8 @@ class DockerBackend:
             else:
                 self._limits_disk = True
                 return attached
-        own = container.lends_score(self._daemon, spec)
-        made = options(has_agent=argv is not LIFE_LINE, agent_sets_scores=own)
-        return await container.run(self._daemon, made, opening)
+        made = options(agent_sets_scores=container.lends_score(self._daemon, spec))
+        return await container.run(self._daemon, made, self._opening)
 
     def _sandbox(
         self,

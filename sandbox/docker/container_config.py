@@ -97,7 +97,6 @@ def options(
     *,
     seccomp_profile: str | None = None,
     limits_disk: bool = False,
-    has_agent: bool = True,
     agent_sets_scores: bool = False,
 ) -> dict[str, JSON]:
     """Return the options with which the daemon creates a sandbox's container.
@@ -109,7 +108,6 @@ def options(
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
         limits_disk: Whether the daemon can limit the root file system's size.
-        has_agent: Whether process 1 is envkit's agent, which needs capabilities to manage the other processes.
         agent_sets_scores: Whether the agent will get a writable ``/proc``, which must be read-only for the others.
     """
     limits = ContainerLimits.of(spec)
@@ -121,9 +119,7 @@ def options(
         host["Runtime"] = spec.runtime
     if seccomp_profile is not None:
         host["SecurityOpt"] = ["no-new-privileges", f"seccomp={seccomp_profile}"]
-    if not has_agent:
-        host |= {"Init": True, "CapAdd": []}
-    elif agent_sets_scores:
+    if agent_sets_scores:
         host["ReadonlyPaths"] = list(_READ_ONLY_PATHS)
     return {
         "Image": image.id,

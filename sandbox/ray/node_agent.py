@@ -201,7 +201,6 @@ class NodeActor:
                     sandbox = await self._backend.restore(name, detached)
             finally:
                 del self._starting[request_id]
-            assert isinstance(sandbox, AgentSandbox)  # only an AgentSandbox can be detached
             return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, spec.detached, clock.now()))
         raise SandboxStartError(f"#{request_id}", "the start was cancelled")
 

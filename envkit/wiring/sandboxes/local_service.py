@@ -235,7 +235,7 @@ async def run_attached(sandbox: AnySandbox, program: Sequence[str], timeout_s: f
     if isinstance(sandbox, InteractiveSandbox):
         with suppress(UnsupportedError):
             return await _run_interactively(sandbox, program, timeout_s, tty)
-    # Without Python in the image, no agent can stream the output, so print it when the program ends.
+    # If the sandbox cannot stream the output, print it when the program ends.
     return print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
 
 
