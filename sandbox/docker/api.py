@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
 """Timeout of quick queries, which also notice that a container or the daemon is gone."""
+_CREATION_S = 5.0
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
@@ -34,8 +36,6 @@ _KILLED = 128 + signal.SIGKILL
 LATE_EVENT_S = 0.5
 """Maximum delay, in seconds, of the daemon's report of an out-of-memory kill."""
 _LINES_SHOWN = 8
-_ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
-"""Error of a daemon that is shutting down: it has created this volume, but not recorded the volume's labels."""
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -58,7 +58,7 @@ class Daemon:
         self._api = api
         self._quick = quick
         self._address = address
-        self._orphans = set[str]()
+        self._creations = set[asyncio.Future[Any]]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         # A separate client, so that queries do not wait for slow calls
         self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
@@ -88,18 +88,19 @@ class Daemon:
     async def close(self) -> None:
         await self._call(self._close)
 
-    async def create(self, options: Mapping[str, JSON], during: AbstractContextManager[None]) -> str:
-        """Create a container inside the context `during`, and return the container's id."""
+    async def create(self, options: Mapping[str, JSON]) -> str:
+        """Create a container and return its id. A cancelled scope of anyio is cancelled after this method."""
+        creation = asyncio.ensure_future(self._call(self._api.create_container_from_config, options))
+        self._creations.add(creation)
+        creation.add_done_callback(self._creations.discard)
+        with anyio.CancelScope(shield=True):
+            # A task that asyncio cancels leaves here at once, but the thread goes on: `settle` waits for it.
+            return str((await asyncio.shield(creation))["Id"])
 
-        def create() -> Any:
-            with during:  # entered in this thread, because the thread continues even if the caller is cancelled
-                return self._api.create_container_from_config(options)
-
-        try:
-            return str((await self._call(create))["Id"])
-        except DaemonError as error:
-            self._orphans.update(_ORPHAN.findall(str(error)))  # library's message: Docker
-            raise
+    async def settle(self) -> None:
+        """Wait at most 5 s until the daemon has created all containers whose callers asyncio has cancelled."""
+        if self._creations:
+            await asyncio.wait(self._creations, timeout=_CREATION_S)
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)
@@ -158,12 +159,6 @@ class Daemon:
         """Return every volume with a label."""
         found = await self._call(self._api.volumes, filters={"label": label})
         return found["Volumes"] or ()
-
-    async def remove_orphans(self) -> None:
-        """Remove the volumes that a daemon created without their labels while it was shutting down."""
-        while self._orphans:
-            await self.remove_volume(name := next(iter(self._orphans)))
-            self._orphans.discard(name)
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume, unless it is missing or in use."""

@@ -21,7 +21,7 @@ from ..host import agent_cgroup, oom_score, run_dirs
 from ..host.agent_cgroup import AgentCgroup
 from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
 from ..host.pid1 import FirstProcess
-from . import container_config, orphans
+from . import container_config
 from .api import LATE_EVENT_S, Daemon, DaemonError
 from .attach_stream import AttachStream
 
@@ -242,8 +242,7 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
         MissingProgramError: The image does not contain the container's program.
         DaemonError: The daemon cannot create or start the container for another reason.
     """
-    made = cast("dict[str, str]", options["Labels"])
-    container_id = await daemon.create(options, orphans.pending_creation(made))
+    container_id = await daemon.create(options)
     stream: AttachStream | None = None
     try:
         stream = await daemon.attach(container_id)
