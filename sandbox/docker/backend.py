@@ -22,12 +22,11 @@ from typing import Self
 
 import anyio
 
-from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
+from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError, UsageError
 from envkit.types import Cause, CauseKind, SandboxSpec
 
 from .. import agent
-from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Stream
+from ..agent_client.channel import AgentChannel, SocketStream, Stream
 from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
@@ -52,7 +51,6 @@ _NO_PYTHON = Cause(
     CauseKind.IMAGE_UNUSABLE,
     f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3-minimal",
 )
-_SNAPSHOTS = "snapshots"
 _ATTACH_S = 10.0
 
 
@@ -90,7 +88,7 @@ class DockerBackend:
         self._filter: str | None = None
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
         self._limits_disk: bool | None = None  # whether Docker can limit a root file system; None until tried
-        self._snapshots = 0
+        self._snapshots = store.SnapshotStore(self._sandboxes)
         self._images: dict[str, int] = {}
         self._run_name = ""
         self._is_leaving = False
@@ -146,7 +144,7 @@ class DockerBackend:
         """Return the size in bytes of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         if snapshot in self._images:
             return self._images[snapshot]
-        return await clock.to_thread(store.size, self._sandboxes.folder / _SNAPSHOTS, snapshot)
+        return await self._snapshots.size(snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`.
@@ -155,7 +153,7 @@ class DockerBackend:
         """
         if self._images.pop(snapshot, None) is not None:
             await self._daemon.remove_image(snapshot)
-        await clock.to_thread(store.remove, self._sandboxes.folder / _SNAPSHOTS, snapshot)
+        await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the sorted ids of the detached sandboxes of `ledger`; "" means without a ledger, None means all."""
@@ -267,7 +265,7 @@ class DockerBackend:
         """
         files = None
         if snapshot is not None:
-            files = store.find(self._sandboxes.folder / _SNAPSHOTS, snapshot)
+            files = self._snapshots.find(snapshot)
             if files is None:
                 image = await self._daemon.image(snapshot)
                 if image is None:
@@ -338,7 +336,7 @@ class DockerBackend:
             kill=partial(self._end, attached, detached=spec.detached),
             release_resources=attached.stream.close,
             sockets=sockets,
-            snapshot=partial(self._snapshot, sandbox_id, spec, attached, channel),
+            snapshot=lambda: self._snapshot(sandbox, spec, attached),
             unenforced=unenforced,
             diagnose=attached.diagnose,
             on_survived=None if attached.agent_group is None else attached.agent_group.forget_peaks,
@@ -356,23 +354,13 @@ class DockerBackend:
         else:
             await attached.kill()
 
-    async def _snapshot(
-        self, sandbox_id: str, spec: SandboxSpec, attached: AttachedContainer, channel: AgentChannel
-    ) -> str:
+    async def _snapshot(self, sandbox: AgentSandbox, spec: SandboxSpec, attached: AttachedContainer) -> str:
         """Take a snapshot and return its name: an image in profile system, else a copy of the writable folders."""
         disk_mib = ContainerLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)
             return image
-        self._snapshots += 1
-        name = f"snapshot-{self._snapshots}"
-        try:
-            await store.keep(channel, self._sandboxes.folder / _SNAPSHOTS / name, disk_mib)
-        except ChannelEndedError:
-            raise SandboxLostError(
-                sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
-            ) from None
-        return name
+        return await self._snapshots.take(sandbox, disk_mib)
 
 
 @dataclass(frozen=True, slots=True)
