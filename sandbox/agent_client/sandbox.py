@@ -346,24 +346,20 @@ class AgentSandbox:
             self._channel.broken(str(error))
             raise SandboxLostError(self._id, await self.wait()) from None
 
-    async def packed(
-        self, source: str, max_bytes: int, *, user: FileUser = "agent", skips_unreadable: bool = False
-    ) -> AsyncGenerator[bytes, None]:
+    async def packed(self, source: str, max_bytes: int, *, user: FileUser = "agent") -> AsyncGenerator[bytes, None]:
         """Yield a file or folder of the sandbox as a tar stream, which the sandbox may have forged.
 
         Args:
             source: Path of the file or folder.
             max_bytes: Maximum size of the stream.
-            user: The user that reads the files.
-            skips_unreadable: Whether to leave out entries that `user` cannot read, instead of raising an error.
+            user: The user that reads the files. Entries that this user cannot read are left out.
 
         Raises:
             SandboxLostError: The sandbox has ended.
             EnvkitError: The stream is too large, or a file cannot be read.
         """
-        fields = {"path": source, "max_bytes": max_bytes, "user": user, "skips_unreadable": skips_unreadable}
         try:
-            call = await self._channel.start("pack", **fields)
+            call = await self._channel.start("pack", path=source, max_bytes=max_bytes, user=user)
             try:
                 while (piece := await call.receive()) is not None:
                     yield piece[1]

@@ -80,7 +80,7 @@ class SnapshotStore:
             await clock.to_thread(_create, folder)
             for root in ROOTS:
                 with (folder / _file_name(root)).open("xb") as file:
-                    packed = sandbox.packed(root, disk_mib + _HEADERS_MIB << 20, skips_unreadable=True)
+                    packed = sandbox.packed(root, disk_mib + _HEADERS_MIB << 20)
                     async with aclosing(packed) as pieces:
                         async for piece in tar_stream.joined(pieces):
                             await clock.to_thread(_write, file, piece)

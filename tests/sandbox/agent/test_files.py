@@ -224,9 +224,8 @@ def test_packing_a_path_that_does_not_exist_reports_it_as_missing(sandbox: Clien
     assert (answer["error"], answer["text"].endswith("/none: No such file or directory")) == ("missing", True)
 
 
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_unpacking_keeps_names_contents_links_and_modes(sandbox: Client, tmp_path: Path, form: int) -> None:
-    long = f"{'n' * 90}/{'m' * 90}" if form == tarfile.USTAR_FORMAT else f"{'n' * 150}/\u4f60"
+def test_unpacking_keeps_names_contents_links_and_modes(sandbox: Client, tmp_path: Path) -> None:
+    long = f"{'n' * 150}/\u4f60"
     entries = [
         entry(".", tarfile.DIRTYPE, mode=0o700),
         entry("closed", tarfile.DIRTYPE, mode=0o555),
@@ -234,14 +233,12 @@ def test_unpacking_keeps_names_contents_links_and_modes(sandbox: Client, tmp_pat
         entry(long),
         entry("link", tarfile.SYMTYPE, link="closed/file"),
         entry("closed/up", tarfile.SYMTYPE, link="../link"),
-        entry("same", tarfile.LNKTYPE, link="closed/file"),
     ]
-    answer = sandbox.call("unpack", path="deep/tree", feed=archive(*entries, form=form))
+    answer = sandbox.call("unpack", path="deep/tree", feed=archive(*entries))
     tree = tmp_path / "deep/tree"
     assert answer.end == {"id": 1, "end": True}
     assert (tree / long).read_text() == long
     assert (tree / "closed/up").read_text() == "closed/file"
-    assert (tree / "same").samefile(tree / "closed/file")
     assert [stat.S_IMODE((tree / name).stat().st_mode) for name in ("closed", "closed/file")] == [0o555, 0o755]
     assert (tree / "closed/file").stat().st_mtime == 1_000_000_000
 
@@ -267,7 +264,7 @@ BAD = {
     "absolute": [entry("/tmp/envkit-bad")],
     "up": [entry("../bad")],
     "up inside": [entry("a/../../bad")],
-    "hard link out": [entry("a", tarfile.LNKTYPE, link="../bad")],
+    "hard link": [entry("a", tarfile.LNKTYPE, link="../bad")],
     "device": [entry("a", tarfile.CHRTYPE)],
     "pipe": [entry("a", tarfile.FIFOTYPE)],
 }
