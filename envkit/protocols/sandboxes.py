@@ -192,7 +192,7 @@ class Sandbox(Protocol):
         """Copy a file or folder from the sandbox to the host, as `target`, which must not exist.
 
         Links that lead outside of `source`, devices and absolute names are refused. Files that vanish during the copy
-        and files in a folder that `user` cannot read are skipped.
+        and files and folders that `user` cannot read are skipped.
 
         Args:
             source: Path in the sandbox.
