@@ -4,7 +4,7 @@ Most of a command's cost is the fork. Workers are therefore forked in advance, a
 
 Graders and file transfers must start even if the programs of the agent user have used up the sandbox's limits. These
 programs are therefore killed when fewer than 32 pids are free. They run in a separate memory cgroup, whose limit leaves
-memory for graders. Before a grader starts, large System V objects of the agent user are removed.
+memory for graders.
 """
 
 from __future__ import annotations
@@ -164,12 +164,10 @@ class Workers:
 
     Attributes:
         loop: The agent's event loop.
-        agent: The agent user, whose programs may be killed to free pids; None before the sandbox is configured.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.agent: linux.User | None = None
         # Whether workers are subreapers, which become parents of their commands' orphans; None before the first fork.
         self._adopts: bool | None = None
         self._all: set[Worker] = set()
@@ -194,10 +192,6 @@ class Workers:
         """
         if not user.preemptible:
             self._ensure_free_pids()
-            if self.agent is not None:
-                from .. import ipc  # Loaded on demand, because most sandboxes have no grader.
-
-                ipc.remove_large(self.agent)
             if not self._is_checking:
                 self._check_later(_CHECK_S)
         idle = self._idle.get(user)
