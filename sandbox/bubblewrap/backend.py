@@ -39,7 +39,7 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
-from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
+from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK, SandboxLimits
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
 from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
@@ -48,9 +48,6 @@ from .supervisor import Supervisor
 
 __all__ = ["LocalBackend", "why_unavailable"]
 
-_MEMORY_MIB = 1024
-_PIDS = 256
-_DISK_MIB = 256
 _ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"}
 _ATTACH_S = 10.0
 
@@ -317,7 +314,7 @@ class LocalBackend:
             shown = self._modules if spec.untrusted else self._importable
         return arguments.BwrapOptions(
             etc=self._sandboxes.folder / "etc",
-            disk_mib=self._disk_mib(spec),
+            disk_mib=SandboxLimits.of(spec).disk_mib,
             image=image,
             readable=shown,
             views=[(Path(source), path) for source, path in spec.views],
@@ -326,21 +323,12 @@ class LocalBackend:
         )
 
     def _limits(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
-        available = self._cgroup_parents.parents
+        available, limits = self._cgroup_parents.parents, SandboxLimits.of(spec)
         return cgroups.CgroupLimits(
-            memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in available else None,
-            pids=(spec.pids or _PIDS) if "pids" in available else None,
-            cpus=spec.cpus,
+            memory_mib=limits.memory_mib if "memory" in available else None,
+            pids=limits.pids if "pids" in available else None,
+            cpus=limits.cpus,
         )
-
-    def _disk_mib(self, spec: SandboxSpec) -> int:
-        """Return the size of ``/tmp`` and of ``/workspace``. Each is by default at most a quarter of the memory
-        limit.
-        """
-        if spec.disk_mib is not None:
-            return spec.disk_mib
-        memory_mib = self._limits(spec).memory_mib
-        return _DISK_MIB if memory_mib is None else max(min(_DISK_MIB, memory_mib // 4), 1)
 
     def _why_not_now(self) -> str | None:
         """Return one line that says why no sandbox can be started now; None if one can be started."""

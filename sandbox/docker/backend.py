@@ -32,12 +32,12 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
-from ..host.layout import CONTROL_DIR, SOCKETS, WORK
+from ..host.layout import CONTROL_DIR, SOCKETS, WORK, SandboxLimits
 from ..snapshots import store
 from . import container, container_config, orphans, seccomp_profile
 from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
-from .container_config import DISK_LABEL, PROFILE_LABEL, ContainerLimits, Image
+from .container_config import DISK_LABEL, PROFILE_LABEL, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from .images import DEFAULT_IMAGE, find_image, why_unusable
 from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
@@ -330,7 +330,7 @@ class DockerBackend:
         unenforced = container_config.unenforced(spec, limits_disk=bool(self._limits_disk))
         if attached.agent_group is None:
             unenforced = (*unenforced, "memory_reserve")
-        use = DiskUse(ContainerLimits.of(spec).disk_mib)
+        use = DiskUse(SandboxLimits.of(spec).disk_mib)
         resources = HostResources(
             cause=attached.cause,
             kill=partial(self._end, attached, detached=spec.detached),
@@ -356,7 +356,7 @@ class DockerBackend:
 
     async def _snapshot(self, sandbox: AgentSandbox, spec: SandboxSpec, attached: AttachedContainer) -> str:
         """Take a snapshot and return its name: an image in profile system, else a copy of the writable folders."""
-        disk_mib = ContainerLimits.of(spec).disk_mib
+        disk_mib = SandboxLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)
             return image

@@ -19,7 +19,7 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
 from ..host.agent_cgroup import AgentCgroup
-from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
+from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS, SandboxLimits
 from ..host.pid1 import FirstProcess
 from . import container_config
 from .api import LATE_EVENT_S, Daemon, DaemonError
@@ -96,7 +96,7 @@ class AttachedContainer:
                 with suppress(OSError):
                     first.limit_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
-                    await clock.to_thread(self._lend, first, container_config.ContainerLimits.of(spec).memory_mib)
+                    await clock.to_thread(self._lend, first, SandboxLimits.of(spec).memory_mib)
         return volumes
 
     def _lend(self, first: FirstProcess, memory_mib: int) -> None:

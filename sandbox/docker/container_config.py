@@ -19,18 +19,23 @@ from envkit.types import GRADER_HOME, JSON, Cause, SandboxSpec
 
 from ..egress import allowlist
 from ..host.child_process import cause_of
-from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, PATH, SOCKETS, WORK, max_inodes
+from ..host.layout import (
+    AGENT_UID,
+    CONTROL_DIR,
+    GRADER_UID,
+    MAX_GRADER_HOME_MIB,
+    PATH,
+    SOCKETS,
+    WORK,
+    SandboxLimits,
+    max_inodes,
+)
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
 FORMAT_LABEL = "envkit.format"
 """Image label: number of the image format, set by `envkit image build`."""
 
-_MEMORY_MIB = 1024
-_PIDS = 256
-_DISK_MIB = 256
-_SYSTEM_DISK_MIB = 4096
-_MAX_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
 """Limit of open files; low, because a daemon with a low limit itself cannot grant a higher one."""
 _ULIMITS: Sequence[JSON] = (
@@ -71,24 +76,6 @@ class Image:
     format: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerLimits:
-    """Limits of a container. Sizes are in MiB; `cpus=None` means no limit."""
-
-    memory_mib: int
-    pids: int
-    disk_mib: int
-    cpus: float | None
-
-    @classmethod
-    def of(cls, spec: SandboxSpec) -> ContainerLimits:
-        """Return the limits of `spec` with defaults, by which all tmpfs mounts together use at most half the memory."""
-        memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
-        default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
-        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
-        return cls(memory_mib, _PIDS if spec.pids is None else spec.pids, disk_mib, spec.cpus)
-
-
 def options(
     spec: SandboxSpec,
     image: Image,
@@ -110,7 +97,7 @@ def options(
         limits_disk: Whether the daemon can limit the root file system's size.
         agent_sets_scores: Whether the agent will get a writable ``/proc``, which must be read-only for the others.
     """
-    limits = ContainerLimits.of(spec)
+    limits = SandboxLimits.of(spec)
     host = {
         **_host(spec, limits, labels),
         **(_system(limits, limits_disk) if spec.profile == "system" else _strict(image, limits)),
@@ -189,7 +176,7 @@ def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | N
     return cause_of(128 - code if 128 < code <= 192 else code, last_line)
 
 
-def _host(spec: SandboxSpec, limits: ContainerLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
+def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "NetworkMode": "bridge" if spec.network == "open" else "none",
         "CapDrop": ["ALL"],
@@ -232,7 +219,7 @@ def _view(source: str, target: str) -> dict[str, JSON]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": bind_options}
 
 
-def _strict(image: Image, limits: ContainerLimits) -> dict[str, JSON]:
+def _strict(image: Image, limits: SandboxLimits) -> dict[str, JSON]:
     size = _tmpfs(limits.disk_mib)
     # Without a tmpfs mount, Docker would store the image's volumes on the daemon's disk.
     mounts: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
@@ -242,7 +229,7 @@ def _strict(image: Image, limits: ContainerLimits) -> dict[str, JSON]:
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": mounts}
 
 
-def _system(limits: ContainerLimits, limits_disk: bool) -> dict[str, JSON]:
+def _system(limits: SandboxLimits, limits_disk: bool) -> dict[str, JSON]:
     max_file_bytes = limits.disk_mib << 20
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
@@ -255,8 +242,8 @@ def _system(limits: ContainerLimits, limits_disk: bool) -> dict[str, JSON]:
     return host
 
 
-def _grader_home(limits: ContainerLimits, uid: int) -> str:
-    size_mib = min(limits.disk_mib, _MAX_GRADER_HOME_MIB)
+def _grader_home(limits: SandboxLimits, uid: int) -> str:
+    size_mib = min(limits.disk_mib, MAX_GRADER_HOME_MIB)
     return f"{_tmpfs(size_mib)},mode=0700,uid={uid},gid={uid}"
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from envkit.sandbox.docker import container_config
-from envkit.sandbox.docker.container_config import ContainerLimits, Image
+from envkit.sandbox.docker.container_config import Image
+from envkit.sandbox.host.layout import SandboxLimits
 from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
@@ -58,8 +59,8 @@ def test_bounds_are_those_of_the_spec() -> None:
 
 @pytest.mark.parametrize(("memory_mib", "disk_mib"), [(None, 256), (512, 128), (64, 16), (8192, 256)])
 def test_places_to_write_to_leave_half_of_the_memory(memory_mib: int | None, disk_mib: int) -> None:
-    assert ContainerLimits.of(SandboxSpec(memory_mib=memory_mib)).disk_mib == disk_mib
-    assert ContainerLimits.of(SandboxSpec(memory_mib=memory_mib, profile="system")).disk_mib == 4096
+    assert SandboxLimits.of(SandboxSpec(memory_mib=memory_mib)).disk_mib == disk_mib
+    assert SandboxLimits.of(SandboxSpec(memory_mib=memory_mib, profile="system")).disk_mib == 4096
 
 
 def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> None:
