@@ -36,21 +36,6 @@ LOST = -9
 """Exit code of a command whose worker was killed."""
 
 
-class WorkerReport:
-    """The result of a command that ran in a worker.
-
-    Attributes:
-        code: Exit code, negative for a signal.
-        left: Whether processes that the command started may still run.
-        failed: Whether the command failed to start.
-    """
-
-    def __init__(self, code: int, left: bool, failed: bool) -> None:
-        self.code = code
-        self.left = left
-        self.failed = failed
-
-
 class Worker:
     """The agent's handle of a worker process.
 
@@ -72,7 +57,7 @@ class Worker:
         self._line = ours
         self._unsent = b""
         self._on_started: Callable[[int], None] | None = None
-        self._on_ended: Callable[[WorkerReport], None] | None = None
+        self._on_ended: Callable[[int, bool], None] | None = None
         self._watch = workers.loop.watch(ours.fileno(), on_read=self._on_answer, on_write=self._send, owner=self)
         self._watch.want(read=True)
 
@@ -80,7 +65,7 @@ class Worker:
         self,
         request: bytes,
         files: list[int],
-        on_ended: Callable[[WorkerReport], None],
+        on_ended: Callable[[int, bool], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
         """Run a command, and close `files` in this process.
@@ -88,7 +73,8 @@ class Worker:
         Args:
             request: The command; see `worker.encode_request`.
             files: Descriptors that the command inherits.
-            on_ended: Receives the result, even if another process killed the worker.
+            on_ended: Receives the exit code (negative for a signal), and whether processes that the command started may
+                still run. Called even if another process killed the worker.
             on_started: Receives the pid of the command, if the request asks for it.
         """
         self.busy = True
@@ -141,22 +127,22 @@ class Worker:
         if len(answer) < worker.ANSWER.size:
             self._lost()
             return
-        kind, value, left, failed = worker.ANSWER.unpack(answer)
+        kind, value, left = worker.ANSWER.unpack(answer)
         if kind == worker.STARTED:
             if self._on_started is not None:
                 self._on_started(value)
             return
         self.busy = False
-        self._report(WorkerReport(value, bool(left), bool(failed)))
+        self._report(value, bool(left))
 
     def _lost(self) -> None:
         self.close()
-        self._report(WorkerReport(LOST, True, False))
+        self._report(LOST, True)
 
-    def _report(self, report: WorkerReport) -> None:
+    def _report(self, code: int, left: bool) -> None:
         on_ended, self._on_ended = self._on_ended, None
         if on_ended is not None:
-            on_ended(report)
+            on_ended(code, left)
 
 
 class Workers:
