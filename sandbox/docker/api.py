@@ -95,7 +95,8 @@ class Daemon:
         creation.add_done_callback(self._creations.discard)
         with anyio.CancelScope(shield=True):
             # A task that asyncio cancels leaves here at once, but the thread goes on: `settle` waits for it.
-            return str((await asyncio.shield(creation))["Id"])
+            await asyncio.wait([creation])
+        return str(creation.result()["Id"])
 
     async def settle(self) -> None:
         """Wait at most 5 s until the daemon has created all containers whose callers asyncio has cancelled."""
