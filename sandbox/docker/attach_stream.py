@@ -21,7 +21,7 @@ Address: TypeAlias = str | tuple[str, int]
 """Address of a daemon: the path of a Unix socket, or a host and a port."""
 
 _HEADER_BYTES = 8
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 _KEPT_STDERR_BYTES = 64 << 10
 _MAX_HEAD_BYTES = 64 << 10
 _CONNECT_S = 10.0
@@ -49,6 +49,9 @@ class AttachStream:
         while not (output := self._take_output()):
             if not (data := await self._stream.receive()):
                 return b""
+            length = len(data) - _HEADER_BYTES
+            if length > 0 and not self._received and data[0] == _STDOUT and int.from_bytes(data[4:8], "big") == length:
+                return data[_HEADER_BYTES:]  # the usual case: one whole frame of standard output
             self._received += data
         return output
 
