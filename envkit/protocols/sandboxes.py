@@ -192,13 +192,13 @@ class Sandbox(Protocol):
         """Copy a file or folder from the sandbox to the host, as `target`, which must not exist.
 
         Links that lead outside of `source`, devices and absolute names are refused. Files that vanish during the copy
-        are skipped.
+        and files and folders that `user` cannot read are skipped.
 
         Args:
             source: Path in the sandbox.
             target: Path on the host.
             max_bytes: Maximum total size.
-            user: User that must be able to read all copied files.
+            user: User that reads the files.
 
         Raises:
             MissingFileError: The file does not exist or cannot be read.
@@ -232,7 +232,7 @@ class Sandbox(Protocol):
     async def snapshot(self) -> str:
         """Snapshot the files, and return the snapshot's name for `SandboxBackend.restore`.
 
-        Files that vanish during the snapshot are skipped.
+        Files that vanish during the snapshot, or that the agent's user cannot read, are skipped.
 
         Raises:
             UnsupportedError: This sandbox does not support snapshots.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from .connection import Header
     from .event_loop import Timer
-    from .exec.workers import WorkerReport
     from .json_fallback import Json
 else:
     import _signal as signal
@@ -159,11 +158,11 @@ class Agent:
         context.workers.protect(exec_worker)
         exec_worker.run(request, [*nothing, theirs], self._on_command_ended)
 
-    def _on_command_ended(self, report: WorkerReport) -> None:
+    def _on_command_ended(self, code: int, left: bool) -> None:
         if self._stderr is not None:
             self._stderr.take_waiting()
         self._write_stderr(self._log.peek()[-_STDERR_TAIL_BYTES:])
-        code = report.code if report.code >= 0 else 128 - report.code
+        code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL and self._context.hit_limit_recently():
             self.leave(_BROKEN, "out_of_memory")
         self.leave(code, "exited")

@@ -61,7 +61,6 @@ class Context:
             "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),
             "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
-        self.workers.agent = self.users["agent"]
         if config.get("root") and is_root:
             self.users["root"] = linux.User(None)
         self.work = config.get("work") or "/"

@@ -363,8 +363,8 @@ def _frame(header: Fields, body: bytes = b"") -> bytes:
     try:
         head = orjson.dumps(header)
     except TypeError:
-        # File names that are not UTF-8 contain lone surrogates. `orjson` rejects these, but `json` escapes them.
-        head = json.dumps(header).encode()
+        # File names that are not UTF-8 contain lone surrogates, which `orjson` rejects. Escape them.
+        head = json.dumps(header, ensure_ascii=False).encode(errors="backslashreplace")
     if len(head) > MAX_HEADER_BYTES:
         raise ValueError(f"arguments have more than {MAX_HEADER_BYTES} bytes; send large data as a file")
     return _HEAD.pack(len(head), len(body)) + head + body

@@ -240,7 +240,8 @@ class AgentSandbox:
         Raises:
             UsageError: `target` already exists, or its parent folder does not exist.
         """
-        async with aclosing(self._pack(source, max_bytes, user)) as pieces:
+        # Allow more bytes than the files may have, because the tar header of a small file can be larger than the file.
+        async with aclosing(self.packed(source, 2 * max_bytes + (16 << 20), user=user)) as pieces:
             await tar_stream.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket:
@@ -345,11 +346,20 @@ class AgentSandbox:
             self._channel.broken(str(error))
             raise SandboxLostError(self._id, await self.wait()) from None
 
-    async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:
-        # Allow more bytes than the files may have, because the tar header of a small file can be larger than the file.
-        bound = 2 * max_bytes + (16 << 20)
+    async def packed(self, source: str, max_bytes: int, *, user: FileUser = "agent") -> AsyncGenerator[bytes, None]:
+        """Yield a file or folder of the sandbox as a tar stream, which the sandbox may have forged.
+
+        Args:
+            source: Path of the file or folder.
+            max_bytes: Maximum size of the stream.
+            user: The user that reads the files. Entries that this user cannot read are left out.
+
+        Raises:
+            SandboxLostError: The sandbox has ended.
+            EnvkitError: The stream is too large, or a file cannot be read.
+        """
         try:
-            call = await self._channel.start("pack", path=source, max_bytes=bound, user=user)
+            call = await self._channel.start("pack", path=source, max_bytes=max_bytes, user=user)
             try:
                 while (piece := await call.receive()) is not None:
                     yield piece[1]

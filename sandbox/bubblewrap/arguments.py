@@ -24,14 +24,13 @@ from pathlib import Path
 from envkit.types import GRADER_HOME, SandboxSpec
 
 from ..egress import allowlist
-from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, SOCKETS, WORK
+from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, MAX_GRADER_HOME_MIB, SOCKETS, WORK
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
 """Capabilities that the agent needs to start and end other users' programs and to give them files."""
 _PROBE_TIMEOUT_S = 10.0
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 _MAX_SHM_MIB = 64
-_MAX_GRADER_HOME_MIB = 64
 _SOCKETS_MIB = 1
 _CONTROL_BYTES = 1 << 16
 _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
@@ -148,7 +147,7 @@ def writable_mib(disk_mib: int) -> dict[str, int]:
         "/tmp": disk_mib,
         WORK: disk_mib,
         SOCKETS: _SOCKETS_MIB,
-        GRADER_HOME: min(disk_mib, _MAX_GRADER_HOME_MIB),
+        GRADER_HOME: min(disk_mib, MAX_GRADER_HOME_MIB),
     }
 
 

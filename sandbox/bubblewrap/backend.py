@@ -28,18 +28,18 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
-from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Survived
+from ..agent_client.channel import AgentChannel, SocketStream, Survived
 from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
-from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
+from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK, SandboxLimits
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
 from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
@@ -75,7 +75,7 @@ class LocalBackend:
         self._importable: Sequence[str] = ()
         self._filter = seccomp.program()
         self._opening = b""
-        self._snapshots_taken = 0
+        self._snapshots = store.SnapshotStore(self._sandboxes)
         self._is_leaving = False
         self._ranges = uid_ranges.UidRanges()
 
@@ -109,7 +109,7 @@ class LocalBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox with the files of `snapshot`; its command starts after the files are restored."""
         sandbox_id = self._sandboxes.new_id()
-        folder = store.find(self._sandboxes.folder / "snapshots", snapshot)
+        folder = self._snapshots.find(snapshot)
         if folder is None:
             raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
         sandbox = await self._start(sandbox_id, spec, store.waiting(spec.command))
@@ -118,11 +118,11 @@ class LocalBackend:
 
     async def snapshot_bytes(self, snapshot: str) -> int:
         """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
-        return await clock.to_thread(store.size, self._sandboxes.folder / "snapshots", snapshot)
+        return await self._snapshots.size(snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
-        await clock.to_thread(store.remove, self._sandboxes.folder / "snapshots", snapshot)
+        await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the sorted ids of the detached sandboxes that `ledger` records.
@@ -278,7 +278,6 @@ class LocalBackend:
         spec: SandboxSpec,
         disk_mib: int,
     ) -> AgentSandbox:
-        channel = AgentChannel(SocketStream(stream))
         is_unenforced = {
             "network": spec.network == "open",
             "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None,
@@ -289,12 +288,14 @@ class LocalBackend:
             kill=partial(self._end, supervised, spec.detached),
             release_resources=supervised.release,
             sockets=sockets,
-            snapshot=partial(self._keep, sandbox_id, channel, disk_mib),
+            snapshot=lambda: self._snapshots.take(sandbox, disk_mib),
             unenforced=tuple(name for name, holds in is_unenforced.items() if holds),
             diagnose=supervised.diagnose,
             on_survived=supervised.group.survived,
         )
-        sandbox = AgentSandbox(sandbox_id, channel, resources, work=WORK, forget=self._sandboxes.forget)
+        sandbox = AgentSandbox(
+            sandbox_id, AgentChannel(SocketStream(stream)), resources, work=WORK, forget=self._sandboxes.forget
+        )
         self._sandboxes.add(sandbox)
         return sandbox
 
@@ -303,17 +304,6 @@ class LocalBackend:
             supervised.release()
         else:
             await supervised.kill()
-
-    async def _keep(self, sandbox_id: str, channel: AgentChannel, disk_mib: int) -> str:
-        self._snapshots_taken += 1
-        name = f"snapshot-{self._snapshots_taken}"
-        try:
-            await store.keep(channel, self._sandboxes.folder / "snapshots" / name, disk_mib)
-        except ChannelEndedError:
-            raise SandboxLostError(
-                sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
-            ) from None
-        return name
 
     def _options(self, spec: SandboxSpec) -> arguments.BwrapOptions:
         image = None if spec.image is None else Path(spec.image)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ from envkit.installation import load
 from envkit.types import JSON
 
 from . import api_patches
-from .attach_stream import Address, AttachStream, attach
+from .attach_stream import Address, AttachStream, attach, connected
 from .container_config import FORMAT_LABEL, Image
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
 """Timeout of quick queries, which also notice that a container or the daemon is gone."""
+_CREATION_S = 5.0
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
@@ -35,8 +36,6 @@ _KILLED = 128 + signal.SIGKILL
 LATE_EVENT_S = 0.5
 """Maximum delay, in seconds, of the daemon's report of an out-of-memory kill."""
 _LINES_SHOWN = 8
-_ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
-"""Error of a daemon that is shutting down: it has created this volume, but not recorded the volume's labels."""
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -59,9 +58,9 @@ class Daemon:
         self._api = api
         self._quick = quick
         self._address = address
-        self._orphans = set[str]()
+        self._creations = set[asyncio.Future[Any]]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        # Use a separate client, so that queries do not wait for slow calls.
+        # A separate client, so that queries do not wait for slow calls
         self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         self.info = info
         """Output of ``docker info``."""
@@ -89,19 +88,20 @@ class Daemon:
     async def close(self) -> None:
         await self._call(self._close)
 
-    async def create(self, options: Mapping[str, JSON], during: AbstractContextManager[None]) -> str:
-        """Create a container inside the context `during`, and return the container's id."""
+    async def create(self, options: Mapping[str, JSON]) -> str:
+        """Create a container and return its id. A cancelled scope of anyio is cancelled after this method."""
+        creation = asyncio.ensure_future(self._call(self._api.create_container_from_config, options))
+        self._creations.add(creation)
+        creation.add_done_callback(self._creations.discard)
+        with anyio.CancelScope(shield=True):
+            # A task that asyncio cancels leaves here at once, but the thread goes on: `settle` waits for it.
+            await asyncio.wait([creation])
+        return str(creation.result()["Id"])
 
-        def create() -> Any:
-            # Enter the client in this thread, because the thread continues even if the caller is cancelled.
-            with during:
-                return self._api.create_container_from_config(options)
-
-        try:
-            return str((await self._call(create))["Id"])
-        except DaemonError as error:
-            self._orphans.update(_ORPHAN.findall(str(error)))  # library's message: Docker
-            raise
+    async def settle(self) -> None:
+        """Wait at most 5 s until the daemon has created all containers whose callers asyncio has cancelled."""
+        if self._creations:
+            await asyncio.wait(self._creations, timeout=_CREATION_S)
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)
@@ -123,9 +123,17 @@ class Daemon:
 
         Args:
             container: Id of the container.
-            has_input: Whether to attach standard input. If one client closes it, the daemon closes it for all clients.
+            has_input: Whether to attach standard input and output; otherwise only standard error is attached. If one
+                client closes standard input, the daemon closes it for all clients.
+
+        Raises:
+            DaemonError: The daemon does not answer, or refuses the request.
         """
-        return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
+        streams = f"stream=1&stdin={has_input:d}&stdout={has_input:d}&stderr=1"
+        try:
+            return await attach(self._address, f"/v{self._api.api_version}/containers/{container}/attach?{streams}")
+        except ConnectionError as error:
+            raise DaemonError(str(error)) from None
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
         """Return the daemon's record of a container, with a timeout of 1.5 s; None if there is no such container."""
@@ -153,12 +161,6 @@ class Daemon:
         found = await self._call(self._api.volumes, filters={"label": label})
         return found["Volumes"] or ()
 
-    async def remove_orphans(self) -> None:
-        """Remove the volumes that a daemon created without their labels while it was shutting down."""
-        while self._orphans:
-            await self.remove_volume(name := next(iter(self._orphans)))
-            self._orphans.discard(name)
-
     async def remove_volume(self, name: str) -> None:
         """Remove a volume, unless it is missing or in use."""
         try:
@@ -166,32 +168,6 @@ class Daemon:
         except DaemonError as error:
             if error.http_status not in (404, 409):
                 raise
-
-    async def new_command(
-        self, container: str, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str
-    ) -> str:
-        """Prepare a command in a running container and return the command's id, for `run_command`."""
-        made = await self._call(
-            self._api.exec_create,
-            container,
-            list(argv),
-            stdin=True,
-            user=user,
-            environment=dict(env),
-            workdir=cwd,
-        )
-        return str(made["Id"])
-
-    async def run_command(self, command: str, *, keep_stderr_bytes: int) -> AttachStream:
-        """Start a command and return its standard streams."""
-        return await self._attach(
-            f"exec/{command}/start", {"Detach": False, "Tty": False}, keep_stderr_bytes=keep_stderr_bytes
-        )
-
-    async def exit_code(self, command: str) -> int | None:
-        """Return the exit code of a command; None while the command runs, or if its container is gone."""
-        found = await self._unless_missing(self._query(self._quick.exec_inspect, command))
-        return None if found is None else cast("int | None", found["ExitCode"])
 
     async def image(self, name: str) -> Image | None:
         """Return the properties of an image; None if the daemon does not have it."""
@@ -285,15 +261,6 @@ class Daemon:
                 return None
             raise
 
-    async def _attach(
-        self, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = 64 << 10
-    ) -> AttachStream:
-        path = f"/v{self._api.api_version}/{path}"
-        try:
-            return await attach(self._address, path, body, keep_stderr_bytes=keep_stderr_bytes)
-        except ConnectionError as error:
-            raise DaemonError(str(error)) from None
-
     async def _call(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         async with self._limiter:
             return await clock.to_thread(_translated, call, args, kwargs)
@@ -312,7 +279,7 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        _require_listener(address)  # If no daemon listens, the package `docker` leaks its sockets.
+        connected(address, _QUICK_TIMEOUT_S).close()  # if nothing listens, the package leaks its sockets
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
@@ -339,15 +306,6 @@ def _address(url: str | None, *, is_secured: bool) -> Address:
     return parts.hostname, parts.port
 
 
-def _require_listener(address: Address) -> None:
-    if isinstance(address, str):
-        with socket.socket(socket.AF_UNIX) as stream:
-            stream.settimeout(_QUICK_TIMEOUT_S)
-            stream.connect(address)
-    else:
-        socket.create_connection(address, _QUICK_TIMEOUT_S).close()
-
-
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
     """Run `call` and return its result; raise its errors as `DaemonError`."""
     errors = load("docker").errors
@@ -358,7 +316,7 @@ def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[
         raise DaemonError(str(error.explanation or error), status) from None
     except errors.DockerException as error:
         raise DaemonError(str(error)) from None
-    except OSError as error:  # The exceptions of the library `requests` are OSErrors too.
+    except OSError as error:  # errors of the package requests are OSErrors too
         raise DaemonError(f"the Docker daemon does not answer: {_innermost(error)}") from None
 
 

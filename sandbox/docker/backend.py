@@ -1,9 +1,8 @@
 """The Docker backend: each sandbox is a container of a Docker daemon.
 
 Process 1 of a container is envkit's agent. Its code is sent over the container's standard input, so the image needs
-only Python 3.7 or newer. The agent exits when its standard streams close, so a sandbox ends when the process that
-started it ends. Images that have a shell but no Python use `envkit.sandbox.docker.agentless`. The container's options
-are in `envkit.sandbox.docker.container_config`.
+only Python 3.7 or newer, on its PATH as ``python3``. The agent exits when its standard streams close, so a sandbox ends
+when the process that started it ends. The container's options are in `envkit.sandbox.docker.container_config`.
 
 Images are pulled only on request, because a pull may take minutes. Each container has a label that names the process
 that created it; when a backend is opened, it removes the containers of processes that have ended.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -22,22 +21,20 @@ from typing import Self
 
 import anyio
 
-from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
+from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError, UsageError
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
-from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Stream
+from ..agent_client.channel import AgentChannel, SocketStream, Stream
 from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
-from ..host.layout import CONTROL_DIR, SOCKETS, WORK
+from ..host.layout import CONTROL_DIR, SOCKETS, WORK, SandboxLimits
 from ..snapshots import store
-from . import agentless, container, container_config, orphans, seccomp_profile
-from .agentless import LIFE_LINE, AgentlessSandbox
+from . import container, container_config, orphans, seccomp_profile
 from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
 from .container_config import DISK_LABEL, PROFILE_LABEL, Image
@@ -49,8 +46,11 @@ __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
 
 _STARTS_AT_ONCE = 8
 """Maximum number of concurrent starts; a higher number does not increase the daemon's throughput."""
-_PYTHONS = ("python3", "python")
-_SNAPSHOTS = "snapshots"
+_PYTHON = "python3"
+_NO_PYTHON = Cause(
+    CauseKind.IMAGE_UNUSABLE,
+    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3-minimal",
+)
 _ATTACH_S = 10.0
 
 
@@ -87,9 +87,8 @@ class DockerBackend:
         self._opening = b""
         self._filter: str | None = None
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
-        self._pythons: dict[str, str | None] = {}
         self._limits_disk: bool | None = None  # whether Docker can limit a root file system; None until tried
-        self._snapshots = 0
+        self._snapshots = store.SnapshotStore(self._sandboxes)
         self._images: dict[str, int] = {}
         self._run_name = ""
         self._is_leaving = False
@@ -128,7 +127,7 @@ class DockerBackend:
         """Return the properties of an image; None if there is no such image."""
         return await self._daemon.image(name)
 
-    async def start(self, spec: SandboxSpec) -> AgentSandbox | AgentlessSandbox:
+    async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
         Raises:
@@ -137,7 +136,7 @@ class DockerBackend:
         """
         return await self._start(spec, None)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox | AgentlessSandbox:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
 
@@ -145,7 +144,7 @@ class DockerBackend:
         """Return the size in bytes of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         if snapshot in self._images:
             return self._images[snapshot]
-        return await clock.to_thread(store.size, self._sandboxes.folder / _SNAPSHOTS, snapshot)
+        return await self._snapshots.size(snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`.
@@ -154,7 +153,7 @@ class DockerBackend:
         """
         if self._images.pop(snapshot, None) is not None:
             await self._daemon.remove_image(snapshot)
-        await clock.to_thread(store.remove, self._sandboxes.folder / _SNAPSHOTS, snapshot)
+        await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the sorted ids of the detached sandboxes of `ledger`; "" means without a ledger, None means all."""
@@ -234,7 +233,7 @@ class DockerBackend:
                 await self._daemon.close()
                 self._opened = None
 
-    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox | AgentlessSandbox:
+    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox:
         sandbox_id = f"docker-{secrets.token_hex(4)}" if spec.detached else self._sandboxes.new_id()
         self._refuse(sandbox_id, spec)
         async with self._starting:  # the start timeout does not include the wait for this limiter
@@ -242,6 +241,8 @@ class DockerBackend:
                 with anyio.move_on_after(spec.start_timeout_s):
                     image, files = await self._files(sandbox_id, spec, snapshot)
                     return await self._launch(_Plan(sandbox_id, spec, image, files))
+            except MissingProgramError:
+                raise SandboxRefusedError(sandbox_id, _NO_PYTHON) from None
             except DaemonError as error:
                 # For example, the spec has too many CPUs or an invalid name
                 refuses = error.http_status == HTTPStatus.BAD_REQUEST
@@ -262,7 +263,7 @@ class DockerBackend:
         """
         files = None
         if snapshot is not None:
-            files = store.find(self._sandboxes.folder / _SNAPSHOTS, snapshot)
+            files = self._snapshots.find(snapshot)
             if files is None:
                 image = await self._daemon.image(snapshot)
                 if image is None:
@@ -270,25 +271,9 @@ class DockerBackend:
                 return image, None
         return await find_image(self._daemon, sandbox_id, spec, pull=self._pull), files
 
-    async def _launch(self, plan: _Plan) -> AgentSandbox | AgentlessSandbox:
-        """Start with the image's Python, or without an agent if it has no Python; remember which one for each image."""
-        pythons = self._pythons
-        for python in (pythons[plan.image.id],) if plan.image.id in pythons else _PYTHONS:
-            if python is None:
-                break
-            try:
-                sandbox = await self._launch_agent(plan, python)
-            except MissingProgramError:
-                continue
-            pythons[plan.image.id] = python
-            return sandbox
-        fallback = await self._launch_fallback(plan)
-        pythons[plan.image.id] = None
-        return fallback
-
-    async def _launch_agent(self, plan: _Plan, python: str) -> AgentSandbox:
+    async def _launch(self, plan: _Plan) -> AgentSandbox:
         spec = plan.spec
-        attached = await self._run(plan, agent.command(python), self._opening)
+        attached = await self._run(plan)
         try:
             volumes, paths = await attached.apply_limits(spec), await attached.disk_paths(spec)
             if spec.detached and CONTROL_DIR not in volumes:
@@ -306,38 +291,20 @@ class DockerBackend:
         command = store.waiting(spec.command) if plan.files else spec.command
         config = layout.config(spec, env, proxy.waiting(spec, command), has_users=has_users)
         await sandbox.started(config, spec.start_timeout_s)
-        await proxy.open_for(sandbox, spec, python)
+        await proxy.open_for(sandbox, spec, _PYTHON)
         if plan.files is not None:
             await store.restore(sandbox, plan.files, spec)
         return sandbox
 
-    async def _launch_fallback(self, plan: _Plan) -> AgentlessSandbox:
-        spec = plan.spec
-        if (why := agentless.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
-            raise SandboxRefusedError(plan.sandbox_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
-        try:
-            attached = await self._run(plan, LIFE_LINE, b"")
-        except MissingProgramError:
-            cause = Cause(CauseKind.IMAGE_UNUSABLE, "the image has neither Python nor a shell")
-            raise SandboxRefusedError(plan.sandbox_id, cause) from None
-        env = container_config.environment(spec, plan.image)
-        sandbox = AgentlessSandbox(plan.sandbox_id, self._daemon, attached, env=env, forget=self._sandboxes.forget)
-        self._sandboxes.add(sandbox)
-        try:
-            await sandbox.probe(spec.start_timeout_s)
-        except BaseException:
-            await sandbox.stop()
-            raise
-        return sandbox
-
-    async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
+    async def _run(self, plan: _Plan) -> AttachedContainer:
         """Start the sandbox's container; raises the same errors as `container.run`."""
         spec = plan.spec
         labels = orphans.labels(self._run_name, plan.sandbox_id, detached=spec.detached, ledger=spec.ledger)
+        argv = agent.command(_PYTHON)
         options = partial(container_config.options, spec, plan.image, argv, labels, seccomp_profile=self._filter)
         if spec.profile == "system" and self._limits_disk is not False:
             try:
-                attached = await container.run(self._daemon, options(limits_disk=True), opening)
+                attached = await container.run(self._daemon, options(limits_disk=True), self._opening)
             except DaemonError as error:
                 if "storage" not in str(error):  # library's message: Docker
                     raise
@@ -345,9 +312,8 @@ class DockerBackend:
             else:
                 self._limits_disk = True
                 return attached
-        own = container.lends_score(self._daemon, spec)
-        made = options(has_agent=argv is not LIFE_LINE, agent_sets_scores=own)
-        return await container.run(self._daemon, made, opening)
+        made = options(agent_sets_scores=container.lends_score(self._daemon, spec))
+        return await container.run(self._daemon, made, self._opening)
 
     def _sandbox(
         self,
@@ -368,7 +334,7 @@ class DockerBackend:
             kill=partial(self._end, attached, detached=spec.detached),
             release_resources=attached.stream.close,
             sockets=sockets,
-            snapshot=partial(self._snapshot, sandbox_id, spec, attached, channel),
+            snapshot=lambda: self._snapshot(sandbox, spec, attached),
             unenforced=unenforced,
             diagnose=attached.diagnose,
             on_survived=None if attached.agent_group is None else attached.agent_group.forget_peaks,
@@ -386,23 +352,13 @@ class DockerBackend:
         else:
             await attached.kill()
 
-    async def _snapshot(
-        self, sandbox_id: str, spec: SandboxSpec, attached: AttachedContainer, channel: AgentChannel
-    ) -> str:
+    async def _snapshot(self, sandbox: AgentSandbox, spec: SandboxSpec, attached: AttachedContainer) -> str:
         """Take a snapshot and return its name: an image in profile system, else a copy of the writable folders."""
         disk_mib = SandboxLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)
             return image
-        self._snapshots += 1
-        name = f"snapshot-{self._snapshots}"
-        try:
-            await store.keep(channel, self._sandboxes.folder / _SNAPSHOTS / name, disk_mib)
-        except ChannelEndedError:
-            raise SandboxLostError(
-                sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
-            ) from None
-        return name
+        return await self._snapshots.take(sandbox, disk_mib)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ from envkit.types.sandboxes import SandboxLimits
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
 from ..host.agent_cgroup import AgentCgroup
-from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
+from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS, SandboxLimits
 from ..host.pid1 import FirstProcess
-from . import container_config, orphans
+from . import container_config
 from .api import LATE_EVENT_S, Daemon, DaemonError
 from .attach_stream import AttachStream
 
 _CAUSE_S = 2.0
+_STDERR_S = 0.5
 _LINE_CHARACTERS = 300
 _TTY_GROUP = "5"
 """Group id of the terminals in Docker's containers."""
@@ -161,8 +162,11 @@ class AttachedContainer:
         return "paused" if found is not None and found["State"].get("Paused") else ""
 
     async def cause(self, survived: Survived) -> Cause:
-        """Return why the container ended; takes at most 2 s."""
-        lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
+        """Return why the container ended; takes at most 2.5 s."""
+        stderr = b""
+        with anyio.move_on_after(_STDERR_S):
+            stderr = await self.stream.last_stderr()
+        lines = stderr.decode(errors="replace").strip().splitlines() or [""]
         with anyio.move_on_after(_CAUSE_S):
             while True:
                 try:
@@ -240,14 +244,13 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
         MissingProgramError: The image does not contain the container's program.
         DaemonError: The daemon cannot create or start the container for another reason.
     """
-    made = cast("dict[str, str]", options["Labels"])
-    container_id = await daemon.create(options, orphans.pending_creation(made))
+    container_id = await daemon.create(options)
     stream: AttachStream | None = None
     try:
         stream = await daemon.attach(container_id)
         removes_itself = bool(cast("Mapping[str, JSON]", options["HostConfig"])["AutoRemove"])
         attached = AttachedContainer(daemon, container_id, stream, removes_itself=removes_itself)
-        stream.start_sending(opening)
+        await stream.send(opening)  # returns before the container reads the bytes
         await daemon.start(container_id)
     except BaseException as error:
         with anyio.CancelScope(shield=True):

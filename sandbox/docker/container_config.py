@@ -16,18 +16,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envkit.types import GRADER_HOME, JSON, Cause, SandboxSpec
-from envkit.types.sandboxes import SandboxLimits
 
 from ..egress import allowlist
 from ..host.child_process import cause_of
-from ..host.layout import AGENT_UID, CONTROL_DIR, GRADER_UID, PATH, SOCKETS, WORK, max_inodes
+from ..host.layout import (
+    AGENT_UID,
+    CONTROL_DIR,
+    GRADER_UID,
+    MAX_GRADER_HOME_MIB,
+    PATH,
+    SOCKETS,
+    WORK,
+    SandboxLimits,
+    max_inodes,
+)
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
 FORMAT_LABEL = "envkit.format"
 """Image label: number of the image format, set by `envkit image build`."""
 
-_MAX_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
 """Limit of open files; low, because a daemon with a low limit itself cannot grant a higher one."""
 _ULIMITS: Sequence[JSON] = (
@@ -76,7 +84,6 @@ def options(
     *,
     seccomp_profile: str | None = None,
     limits_disk: bool = False,
-    has_agent: bool = True,
     agent_sets_scores: bool = False,
 ) -> dict[str, JSON]:
     """Return the options with which the daemon creates a sandbox's container.
@@ -88,7 +95,6 @@ def options(
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
         limits_disk: Whether the daemon can limit the root file system's size.
-        has_agent: Whether process 1 is envkit's agent, which needs capabilities to manage the other processes.
         agent_sets_scores: Whether the agent will get a writable ``/proc``, which must be read-only for the others.
     """
     limits = SandboxLimits.of(spec)
@@ -100,9 +106,7 @@ def options(
         host["Runtime"] = spec.runtime
     if seccomp_profile is not None:
         host["SecurityOpt"] = ["no-new-privileges", f"seccomp={seccomp_profile}"]
-    if not has_agent:
-        host |= {"Init": True, "CapAdd": []}
-    elif agent_sets_scores:
+    if agent_sets_scores:
         host["ReadonlyPaths"] = list(_READ_ONLY_PATHS)
     return {
         "Image": image.id,
@@ -183,8 +187,7 @@ def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Init": False,
-        # A detached container must remove itself, because envkit may no longer run when it ends. Other containers are
-        # kept, so that envkit can read their exit state.
+        # A detached container must remove itself, because envkit may not run then. Others stay for their exit state.
         "AutoRemove": spec.detached,
         # Otherwise the daemon would log all messages of the agent's channel to its disk.
         "LogConfig": {"Type": "none"},
@@ -211,7 +214,7 @@ def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[
 
 
 def _view(source: str, target: str) -> dict[str, JSON]:
-    # Do not mount submounts: before Docker 25, the submounts of a read-only bind mount were writable.
+    # Before Docker 25, the submounts of a read-only bind mount were writable, so they are not mounted.
     bind_options: dict[str, JSON] = {"NonRecursive": True}
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": bind_options}
 
@@ -240,7 +243,7 @@ def _system(limits: SandboxLimits, limits_disk: bool) -> dict[str, JSON]:
 
 
 def _grader_home(limits: SandboxLimits, uid: int) -> str:
-    size_mib = min(limits.disk_mib, _MAX_GRADER_HOME_MIB)
+    size_mib = min(limits.disk_mib, MAX_GRADER_HOME_MIB)
     return f"{_tmpfs(size_mib)},mode=0700,uid={uid},gid={uid}"
 
 

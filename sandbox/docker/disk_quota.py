@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import TypeAlias
 
 import anyio
 
@@ -41,12 +39,8 @@ _STALE_S = 5.0
 _REST = 20
 """Minimum pause between two such optional sums, as a multiple of the duration of the last sum."""
 _COUNT_S = 30.0
-_COUNTS = 4
 _FILES_PER_MIB = 256
 """Number of files allowed for each MiB of quota: one for each 4 KiB block."""
-
-Deleted: TypeAlias = Mapping[tuple[int, int], int]
-"""Size in bytes of each deleted file that a process still has open or mapped; the key is its device and inode."""
 
 
 class DaemonDisk:
@@ -112,7 +106,7 @@ class DaemonDisk:
             use: The sandbox's quota; its `percent` is updated.
         """
         disk_mib = use.disk_mib
-        content = _UseOf("--block-size=1", disk_mib << 20, _deleted)
+        content = _UseOf("--block-size=1", disk_mib << 20, counts_deleted=True)
         files = _UseOf("--inodes", disk_mib * _FILES_PER_MIB)
         while (found := self._statvfs()) is not None and not channel.is_ended:
             free_mib = found.f_bavail * found.f_frsize >> 20
@@ -159,14 +153,14 @@ class _UseOf:
     Attributes:
         option: Option of `du` that sums the resource.
         limit: Quota of the sandbox.
-        unseen: Returns the files that `du` does not find; None if they do not count.
+        counts_deleted: Whether deleted files count that a process still has open or mapped.
         taken: Use at the last sum.
         left: Lower bound of the unused quota: it attributes all writes to the disk since the last sum to the sandbox.
     """
 
     option: str
     limit: int
-    unseen: Callable[[DiskPaths], Deleted] | None = None
+    counts_deleted: bool = False
     taken: int = 0
     left: int = 0
     _free: int = -1
@@ -195,53 +189,18 @@ class _UseOf:
         return self.taken > self.limit
 
     async def _sum(self, paths: DiskPaths) -> int:
-        unseen = self.unseen
-        if unseen is None:
-            return await self._sum_named(paths)
-
-        async def deleted() -> Deleted:
-            return await clock.to_thread(unseen, paths)
-
-        return await counted_once(partial(self._sum_named, paths), deleted, self.limit)
-
-    async def _sum_named(self, paths: DiskPaths) -> int:
-        """Sum the files that have a name with `du`; files that are deleted during the sum are ignored."""
+        """Return the use of the files; a file that is deleted during this method counts only at the next sum."""
+        # Scan the deleted files first: in the other order, a file that is deleted in between would count twice.
+        deleted = await clock.to_thread(_deleted_bytes, paths) if self.counts_deleted else 0
         command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, paths.folders)]
         with anyio.fail_after(_COUNT_S):
             done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
         total = done.stdout.splitlines()[-1:]
-        return int(total[0].split(b"\t")[0]) if total else 0
+        return deleted + (int(total[0].split(b"\t")[0]) if total else 0)
 
 
-async def counted_once(
-    named: Callable[[], Awaitable[int]], deleted: Callable[[], Awaitable[Deleted]], limit: int
-) -> int:
-    """Return the total bytes of named and deleted files, without counting a file twice.
-
-    Both scans count a file that is deleted between them. If such files could be why the total exceeds `limit`, both
-    scans are repeated, up to four times in all. If it is still unclear then, the last total is returned.
-
-    Args:
-        named: Scan that returns the bytes of the files with a name.
-        deleted: Scan that returns the deleted files that are still open.
-        limit: Quota in bytes; totals below it may count a file twice.
-    """
-    most = 0
-    gone: Deleted = {}
-    for _ in range(_COUNTS):
-        seen = await named()
-        before, gone = gone, await deleted()
-        most = seen + sum(gone.values())
-        least = seen + sum(bytes_ for file, bytes_ in gone.items() if file in before)
-        if most <= limit:
-            return most
-        if least > limit:
-            return least
-    return most
-
-
-def _deleted(paths: DiskPaths) -> Deleted:
-    """Return the deleted files that processes of a container still have open or mapped.
+def _deleted_bytes(paths: DiskPaths) -> int:
+    """Return the total size of the deleted files that processes of a container still have open or mapped.
 
     Raises:
         TimeoutError: The scan takes longer than 30 s.
@@ -253,8 +212,8 @@ def _deleted(paths: DiskPaths) -> Deleted:
         own = (first / "ns/mnt").readlink()
         devices = {folder.stat().st_dev for folder in (first / "root", *paths.folders)}
     except OSError:  # the container has ended
-        return {}
-    for task in tasks():  # Look at all threads: a thread may have its own open files, and may outlive the main thread.
+        return 0
+    for task in tasks():  # not only processes: a thread may have its own open files, and outlive the main thread
         with suppress(OSError):
             for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
@@ -263,7 +222,7 @@ def _deleted(paths: DiskPaths) -> Deleted:
                         found[about.st_dev, about.st_ino] = about.st_blocks * 512
         if clock.stopwatch() - began_s > _COUNT_S:
             raise TimeoutError
-    return found
+    return sum(found.values())
 
 
 def tasks() -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
@@ -15,6 +16,30 @@ CONTROL_SOCKET = "s"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 GRADER_UID = 1001
+MAX_GRADER_HOME_MIB = 64
+
+_MEMORY_MIB = 1024
+_PIDS = 256
+_DISK_MIB = 256
+_SYSTEM_DISK_MIB = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits of a sandbox. Sizes are in MiB; `cpus=None` means no limit."""
+
+    memory_mib: int
+    pids: int
+    disk_mib: int
+    cpus: float | None
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> SandboxLimits:
+        """Return the limits of `spec` with defaults, by which all tmpfs mounts together use at most half the memory."""
+        memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
+        default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
+        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
+        return cls(memory_mib, _PIDS if spec.pids is None else spec.pids, disk_mib, spec.cpus)
 
 
 def max_inodes(size_mib: int) -> int:
@@ -23,7 +48,14 @@ def max_inodes(size_mib: int) -> int:
 
 
 def config(
-    spec: SandboxSpec, env: Mapping[str, str], command: Sequence[str], *, has_users: bool, is_root: bool = True
+    spec: SandboxSpec,
+    env: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    has_users: bool,
+    is_root: bool = True,
+    work: str = WORK,
+    grader_home: str = GRADER_HOME,
 ) -> dict[str, JSON]:
     """Return the configuration that a sandbox's agent receives as its first message.
 
@@ -33,14 +65,16 @@ def config(
         command: Command that the sandbox runs from its start; empty for none.
         has_users: Whether the agent's programs and graders run as different users.
         is_root: Whether programs may run as root in the sandbox.
+        work: Working directory of the agent's programs.
+        grader_home: Folder that only graders can enter, if they have a user of their own.
     """
     return {
         "agent_uid": AGENT_UID if has_users else None,
         "grader_uid": GRADER_UID if has_users else None,
-        "grader_home": GRADER_HOME,
+        "grader_home": grader_home,
         "root": is_root,
         "env": {**env},
-        "work": WORK,
+        "work": work,
         "command": list(command) or None,
         "ttl_s": spec.ttl_s,
         "detached": spec.detached,

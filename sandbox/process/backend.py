@@ -18,16 +18,17 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxRefusedError
-from envkit.types import JSON, Cause, SandboxSpec
+from envkit.types import Cause, SandboxSpec
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, SocketStream, Survived
 from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
-from ..host import run_dirs
+from ..host import layout, run_dirs
 from ..host.child_process import Child, cause_of, signal_in
 from ..host.instances import LiveSandboxes, refuse
 
+_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
 """How long the agent may take to end its programs after its channel was closed."""
@@ -89,7 +90,10 @@ class ProcessBackend:
         self._sandboxes.add(sandbox)
         with suppress(ConnectionError):  # The agent has already ended. The call of `started` below raises the reason.
             await stream.send(self._opening)
-        await sandbox.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
+        env = {"ENVKIT_SOCKETS": str(sockets), "HOME": str(home), "TMPDIR": str(home), **_ENV, **spec.env}
+        paths = {"work": str(home), "grader_home": str(grader_home)}
+        config = layout.config(spec, env, spec.command, has_users=False, is_root=False, **paths)
+        await sandbox.started(config, spec.start_timeout_s)
         return sandbox
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
@@ -110,27 +114,6 @@ class ProcessBackend:
 
     async def __aexit__(self, *_: object) -> None:
         await self._sandboxes.close()
-
-
-def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> dict[str, JSON]:
-    env = {
-        "ENVKIT_SOCKETS": str(sockets),
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-    }
-    return {
-        "agent_uid": None,
-        "grader_uid": None,
-        "grader_home": str(grader_home),
-        "env": {**env, **spec.env},
-        "work": str(home),
-        "command": list(spec.command) or None,
-        "ttl_s": spec.ttl_s,
-        "detached": False,
-        "control_socket": None,
-    }
 
 
 async def _cause(child: Child, survived: Survived) -> Cause:

@@ -17,11 +17,12 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, ParamSpec, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -40,6 +41,7 @@ NodeKind: TypeAlias = Literal["local", "docker"]
 Answer: TypeAlias = dict[str, Any]
 """Results by name, or an error under ``problem``; see `envkit.errors.to_problem`."""
 
+P = ParamSpec("P")
 _BACKENDS = {"local": LocalBackend, "docker": DockerBackend}
 _TICK_S = 0.5
 _CAUSE_S = 1.5
@@ -63,6 +65,19 @@ def tune(connected: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _answers(method: Callable[P, Awaitable[Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
+    """Make a method of the actor return its errors as an answer."""
+
+    @wraps(method)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        try:
+            return await method(*args, **kwargs)
+        except (EnvkitError, OSError) as error:
+            return _problem(error)
+
+    return answered
 
 
 @dataclass(slots=True)
@@ -94,7 +109,6 @@ class NodeActor:
         self._secret = secrets.token_hex(32)
         # Suffix of snapshot names: each actor numbers its snapshots from 1, so numbers alone are not unique.
         self._run = secrets.token_hex(4)
-        self._tasks: TaskGroup | None = None
         self._hosted: dict[int, _Hosted] = {}
         self._starting: dict[int, anyio.CancelScope] = {}
         self._failure: Answer = {}
@@ -109,7 +123,6 @@ class NodeActor:
                 async with self._backend, anyio.create_task_group() as tasks:
                     _reset_inherited_limits()
                     self._port = int(listener.getsockname()[1])
-                    self._tasks = tasks
                     tasks.start_soon(self._accept, listener, tasks)
                     tasks.start_soon(self._sweep, tasks)
                     self._opened.set()
@@ -119,7 +132,6 @@ class NodeActor:
         except (EnvkitError, OSError) as error:
             self._failure = _problem(error)
         finally:
-            self._tasks = None
             self._opened.set()
             self._closed.set()
 
@@ -138,53 +150,15 @@ class NodeActor:
     async def ping(self) -> Answer:
         return {}
 
-    async def start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        """Start a sandbox, optionally from `snapshot`; return the sandbox's ``id``, ``work`` and ``unenforced``."""
-        return await _answer(self._start(request_id, spec, orphan_ttl_s, snapshot))
-
-    async def attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
-        """Attach to a detached sandbox of an earlier actor of this node; return the same results as `start`."""
-        return await _answer(self._attach(request_id, sandbox_id, orphan_ttl_s))
-
-    async def list_detached(self, ledger: str) -> Answer:
-        """Return as ``ids`` the ids of the detached sandboxes on this machine that are recorded in `ledger`."""
-        return await _answer(self._list_detached(ledger))
-
-    async def remove(self, sandbox_id: str) -> Answer:
-        """Kill a detached sandbox of an earlier actor."""
-        return await _answer(self._remove(sandbox_id))
-
-    async def stop(self, request_id: int) -> Answer:
-        """Stop a sandbox, or cancel its start, and wait until it is fully removed. Repeated calls have no effect."""
-        return await _answer(self._stop(request_id))
-
-    async def cause(self, request_id: int) -> Answer:
-        """Wait up to 1.5 s for the end of a sandbox; return its ``cause``, or None if the sandbox has not ended."""
-        return await _answer(self._cause(request_id))
-
-    async def diagnose(self, request_id: int) -> Answer:
-        """Return as ``diagnose`` the reason why a sandbox does not answer; see `AgentSandbox.diagnose`."""
-        return await _answer(self._diagnose(request_id))
-
-    async def snapshot(self, request_id: int) -> Answer:
-        """Take a snapshot of a sandbox; return its ``name``."""
-        return await _answer(self._snapshot(request_id))
-
-    async def snapshot_bytes(self, snapshot: str) -> Answer:
-        """Return the size of a snapshot on disk as ``bytes``."""
-        return await _answer(self._snapshot_bytes(snapshot))
-
-    async def remove_snapshot(self, snapshot: str) -> Answer:
-        """Remove a snapshot; ignore a snapshot of an earlier actor, because it no longer exists."""
-        return await _answer(self._remove_snapshot(snapshot))
-
     async def close(self) -> Answer:
         """Stop all sandboxes except detached ones, and wait until `serve` has ended."""
         self._closing.set()
         await self._closed.wait()
         return self._failure
 
-    async def _start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
+    @_answers
+    async def start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
+        """Start a sandbox, optionally from `snapshot`; return the sandbox's ``id``, ``work`` and ``unenforced``."""
         # The default is a ledger that belongs to no pool, so that no pool removes the sandbox.
         ledger = spec.ledger or f"ray-{self._run}"
         # Start every sandbox as detached, because only detached sandboxes have a control socket for clients.
@@ -201,18 +175,23 @@ class NodeActor:
                     sandbox = await self._backend.restore(name, detached)
             finally:
                 del self._starting[request_id]
-            assert isinstance(sandbox, AgentSandbox)  # only an AgentSandbox can be detached
             return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, spec.detached, clock.now()))
         raise SandboxStartError(f"#{request_id}", "the start was cancelled")
 
-    async def _attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
+    @_answers
+    async def attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
+        """Attach to a detached sandbox of an earlier actor of this node; return the same results as `start`."""
         sandbox = await self._backend.attach(sandbox_id)
         return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, is_detached=True, left_at=clock.now()))
 
-    async def _list_detached(self, ledger: str) -> Answer:
+    @_answers
+    async def list_detached(self, ledger: str) -> Answer:
+        """Return as ``ids`` the ids of the detached sandboxes on this machine that are recorded in `ledger`."""
         return {"ids": await self._backend.list_detached(ledger)}
 
-    async def _remove(self, sandbox_id: str) -> Answer:
+    @_answers
+    async def remove(self, sandbox_id: str) -> Answer:
+        """Kill a detached sandbox of an earlier actor."""
         await self._backend.remove(sandbox_id)
         return {}
 
@@ -220,7 +199,9 @@ class NodeActor:
         self._hosted[request_id] = hosted
         return {"id": hosted.sandbox.id, "work": hosted.sandbox.work, "unenforced": list(hosted.sandbox.unenforced)}
 
-    async def _stop(self, request_id: int) -> Answer:
+    @_answers
+    async def stop(self, request_id: int) -> Answer:
+        """Stop a sandbox, or cancel its start, and wait until it is fully removed. Repeated calls have no effect."""
         if (scope := self._starting.get(request_id)) is not None:
             scope.cancel()
         if (hosted := self._hosted.get(request_id)) is not None:
@@ -228,27 +209,32 @@ class NodeActor:
             self._hosted.pop(request_id, None)
         return {}
 
-    async def _stop_orphan(self, request_id: int) -> None:
-        # Ignore a failed stop: the agent in the sandbox has the same orphan timeout and soon ends the sandbox.
-        with suppress(SandboxError):
-            await self._stop(request_id)
-
-    async def _cause(self, request_id: int) -> Answer:
+    @_answers
+    async def cause(self, request_id: int) -> Answer:
+        """Wait up to 1.5 s for the end of a sandbox; return its ``cause``, or None if the sandbox has not ended."""
         with anyio.move_on_after(_CAUSE_S):
             return {"cause": (await self._find(request_id).sandbox.wait()).plain()}
         return {"cause": None}
 
-    async def _diagnose(self, request_id: int) -> Answer:
+    @_answers
+    async def diagnose(self, request_id: int) -> Answer:
+        """Return as ``diagnose`` the reason why a sandbox does not answer; see `AgentSandbox.diagnose`."""
         return {"diagnose": await self._find(request_id).sandbox.diagnose()}
 
-    async def _snapshot(self, request_id: int) -> Answer:
+    @_answers
+    async def snapshot(self, request_id: int) -> Answer:
+        """Take a snapshot of a sandbox; return its ``name``."""
         return {"name": f"{await self._find(request_id).sandbox.snapshot()}@{self._run}"}
 
-    async def _snapshot_bytes(self, snapshot: str) -> Answer:
+    @_answers
+    async def snapshot_bytes(self, snapshot: str) -> Answer:
+        """Return the size of a snapshot on disk as ``bytes``."""
         name, _, run = snapshot.rpartition("@")
         return {"bytes": await self._backend.snapshot_bytes(name) if run == self._run else 0}
 
-    async def _remove_snapshot(self, snapshot: str) -> Answer:
+    @_answers
+    async def remove_snapshot(self, snapshot: str) -> Answer:
+        """Remove a snapshot; ignore a snapshot of an earlier actor, because it no longer exists."""
         name, _, run = snapshot.rpartition("@")
         if run == self._run:
             await self._backend.remove_snapshot(name)
@@ -265,7 +251,7 @@ class NodeActor:
         async with anyio.create_task_group() as tasks:
             for request_id, hosted in self._hosted.items():
                 if not hosted.is_detached:
-                    tasks.start_soon(self._stop_orphan, request_id)
+                    tasks.start_soon(self.stop, request_id)
 
     async def _sweep(self, tasks: TaskGroup) -> None:
         """Check all sandboxes at intervals, and stop each sandbox that had no client for its orphan timeout."""
@@ -273,8 +259,8 @@ class NodeActor:
             await anyio.sleep(_TICK_S)
             for request_id, hosted in self._hosted.items():
                 if not hosted.clients and clock.now() - hosted.left_at >= hosted.orphan_ttl_s:
-                    hosted.left_at = math.inf
-                    tasks.start_soon(self._stop_orphan, request_id)
+                    hosted.left_at = math.inf  # do not repeat a failed stop: the agent inside has the same timeout
+                    tasks.start_soon(self.stop, request_id)
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
         loop = asyncio.get_running_loop()
@@ -329,13 +315,6 @@ async def _carry(source: SocketStream, target: SocketStream, both: TaskGroup) ->
         with anyio.move_on_after(_LAST_BYTES_S):
             await target.end()
     both.cancel_scope.cancel()
-
-
-async def _answer(work: Coroutine[Any, Any, Answer]) -> Answer:
-    try:
-        return await work
-    except (EnvkitError, OSError) as error:
-        return _problem(error)
 
 
 def _problem(error: EnvkitError | OSError) -> Answer:

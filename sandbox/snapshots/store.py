@@ -11,24 +11,23 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxLostError
+from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxLostError, TooLargeError
 from envkit.types import SandboxSpec
 
-from ..agent_client.channel import AgentChannel, ChannelEndedError, RefusedCallError
 from ..agent_client.sandbox import AgentSandbox
 from ..host import run_dirs
-from ..host.instances import not_ready
+from ..host.instances import LiveSandboxes, not_ready
+from ..transfer import tar_stream
 
 ROOTS = ("/workspace", "/tmp")
 _PIECE_BYTES = 1 << 20
-"""Number of bytes written between two checks of the free disk space."""
 _HEADERS_MIB = 32
 """Limit on the names of the files in one folder, which take at most 1.5 KiB each."""
 _GO_AHEAD = "/run/envkit/.go-ahead"
@@ -37,51 +36,65 @@ _GO = ("sh", "-c", 'until [ -p "$0" ]; do sleep 0.01; done; echo go > "$0"', _GO
 _NAME = re.compile(r"[a-z0-9-]{1,80}")
 
 
-def find(parent: Path, name: str) -> Path | None:
-    """Return the folder of snapshot `name` in `parent`; None if it does not exist."""
-    folder = parent / name
-    return folder if _NAME.fullmatch(name) and folder.is_dir() else None
-
-
-def size(parent: Path, name: str) -> int:
-    """Return the size in bytes of snapshot `name` in `parent`; 0 if it does not exist."""
-    folder = find(parent, name)
-    return 0 if folder is None else sum(file.stat().st_size for file in folder.iterdir())
-
-
-def remove(parent: Path, name: str) -> None:
-    """Remove snapshot `name` from `parent`, if it exists."""
-    if (folder := find(parent, name)) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def keep(channel: AgentChannel, folder: Path, disk_mib: int) -> None:
-    """Save a sandbox's writable folders in the new folder `folder`. If an archive fails, remove `folder`.
+class SnapshotStore:
+    """The snapshots of one backend, in its run directory.
 
     Args:
-        channel: Channel to the sandbox's agent.
-        folder: The folder of the snapshot.
-        disk_mib: Disk limit of each writable folder in MiB. An archive with a larger content is refused.
-
-    Raises:
-        SandboxError: A writable folder has too many bytes, a file cannot be read, or the host's disk is nearly full.
-        ChannelEndedError: The sandbox has ended.
+        sandboxes: The sandboxes of the backend, which have the run directory.
     """
-    try:
-        await clock.to_thread(_create, folder)
-        for root in ROOTS:
-            with (folder / _file_name(root)).open("xb") as file:
-                await _pack(channel, root, file, disk_mib)
-    except BaseException as error:
-        with anyio.CancelScope(shield=True), suppress(OSError):
+
+    def __init__(self, sandboxes: LiveSandboxes) -> None:
+        self._sandboxes = sandboxes
+        self._taken = 0
+
+    def find(self, name: str) -> Path | None:
+        """Return the folder of snapshot `name`; None if it does not exist."""
+        folder = self._sandboxes.folder / "snapshots" / name
+        return folder if _NAME.fullmatch(name) and folder.is_dir() else None
+
+    async def size(self, name: str) -> int:
+        """Return the size of snapshot `name` in bytes; 0 if it does not exist."""
+        folder = self.find(name)
+        return 0 if folder is None else await clock.to_thread(_size, folder)
+
+    async def remove(self, name: str) -> None:
+        """Remove snapshot `name`, if it exists."""
+        if (folder := self.find(name)) is not None:
             await clock.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        if isinstance(error, RefusedCallError) and error.code == "too_large":
-            raise SandboxError(
-                f"no snapshot: the files in {root} have more than {disk_mib} MiB (sparse files count in full)"
-            ) from None
-        if isinstance(error, (RefusedCallError, OSError)) and not isinstance(error, ChannelEndedError):
-            raise SandboxError(f"no snapshot: {error}") from error
-        raise
+
+    async def take(self, sandbox: AgentSandbox, disk_mib: int) -> str:
+        """Save a sandbox's writable folders, and return the name of the snapshot. If an archive fails, nothing is kept.
+
+        Args:
+            sandbox: The sandbox.
+            disk_mib: Disk limit of each writable folder in MiB. An archive with a larger content is refused.
+
+        Raises:
+            SandboxError: A writable folder has too many bytes, a file cannot be read, or the host's disk is nearly
+                full.
+            SandboxLostError: The sandbox has ended.
+        """
+        self._taken += 1
+        folder = self._sandboxes.folder / "snapshots" / f"snapshot-{self._taken}"
+        try:
+            await clock.to_thread(_create, folder)
+            for root in ROOTS:
+                with (folder / _file_name(root)).open("xb") as file:
+                    packed = sandbox.packed(root, disk_mib + _HEADERS_MIB << 20)
+                    async with aclosing(packed) as pieces:
+                        async for piece in tar_stream.joined(pieces):
+                            await clock.to_thread(_write, file, piece)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True), suppress(OSError):
+                await clock.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            if isinstance(error, TooLargeError):
+                raise SandboxError(
+                    f"no snapshot: the files in {root} have more than {disk_mib} MiB (sparse files count in full)"
+                ) from None
+            if isinstance(error, (SandboxError, OSError)) and not isinstance(error, SandboxLostError):
+                raise SandboxError(f"no snapshot: {error}") from error
+            raise
+        return folder.name
 
 
 def waiting(command: Sequence[str]) -> tuple[str, ...]:
@@ -113,27 +126,6 @@ async def restore(sandbox: AgentSandbox, folder: Path, spec: SandboxSpec) -> Non
         raise
 
 
-async def _pack(channel: AgentChannel, root: str, file: BinaryIO, disk_mib: int) -> None:
-    """Write the archive of the folder `root` to `file`.
-
-    Raises:
-        RefusedCallError: The archive is too large, or a file cannot be read.
-        OSError: The host's disk is nearly full.
-    """
-    bound = disk_mib + _HEADERS_MIB << 20
-    call = await channel.start("pack", path=root, max_bytes=bound, user="agent", skips_unreadable=True)
-    waiting = bytearray()
-    try:
-        while (piece := await call.receive()) is not None:
-            waiting += piece[1]
-            if len(waiting) >= _PIECE_BYTES:
-                await clock.to_thread(_write, file, waiting)
-                waiting = bytearray()
-    finally:
-        await call.leave()
-    await clock.to_thread(_write, file, waiting)
-
-
 async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
     while piece := await clock.to_thread(file.read, _PIECE_BYTES):
         yield piece
@@ -143,11 +135,15 @@ def _file_name(root: str) -> str:
     return f"{root.strip('/')}.tar"
 
 
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
 def _create(folder: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
     run_dirs.require_space(folder)
 
 
-def _write(file: BinaryIO, content: bytearray) -> None:
+def _write(file: BinaryIO, content: bytes) -> None:
     run_dirs.require_space(Path(file.name).parent, len(content))
     file.write(content)

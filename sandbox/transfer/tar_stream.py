@@ -92,21 +92,25 @@ async def unpacked(
     unpacker: Unpacker | None = None
     try:
         unpacker = Unpacker(folder, max_bytes, allows_any_link=allows_any_link)
-        waiting: list[bytes] = []
-        count = 0
-        async for piece in pieces:
-            waiting.append(piece)
-            count += len(piece)
-            if count >= _PIECE_BYTES:
-                await clock.to_thread(unpacker.feed, b"".join(waiting))
-                waiting, count = [], 0
-        await clock.to_thread(unpacker.feed, b"".join(waiting))
+        async for piece in joined(pieces):
+            await clock.to_thread(unpacker.feed, piece)
         await clock.to_thread(unpacker.finish, target)
     finally:
         with anyio.CancelScope(shield=True):
             if unpacker is not None:
                 unpacker.close()
             await clock.to_thread(run_dirs.remove, folder)
+
+
+async def joined(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Join `pieces` into pieces of at least 1 MiB, because each piece costs a call in another thread."""
+    waiting = bytearray()
+    async for piece in pieces:
+        waiting += piece
+        if len(waiting) >= _PIECE_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
 
 
 def _temporary_folder(target: Path) -> Path:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import anyio
 import pytest
 
 from envkit.errors import EnvkitError
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from envkit.sandbox.docker.agentless import AgentlessSandbox
-from envkit.sandbox.host.layout import WORK
 from envkit.types import SandboxUser
 from tests.contract.kinds import Backend, Kind
 from tests.contract.remote import NamedRemoteSandbox
 
 AnySandbox: TypeAlias = AgentSandbox | NamedRemoteSandbox
-"""As the cases see it; one without Python is a `AgentlessSandbox`, with what all sandboxes have and no more."""
 
 # Empties the folders that it is given, and lists what it could not remove; then lists the programs that still run,
 # which are those that are neither of the agent nor this one.
@@ -40,7 +37,7 @@ _TIDY_S = 10.0
 class _Held:
     """A sandbox that runs, what its backend enforces, and how to end both."""
 
-    sandbox: AnySandbox | AgentlessSandbox
+    sandbox: AnySandbox
     capabilities: Mapping[str, bool]
     end: asyncio.Event
     host: asyncio.Task[None]
@@ -88,7 +85,7 @@ class SharedSandboxes:
         held = await self._get(kind, fields)
         try:
             with anyio.fail_after(90):
-                await main(cast("AnySandbox", held.sandbox))
+                await main(held.sandbox)
             try:
                 with anyio.fail_after(_TIDY_S):
                     await _tidy(held)
@@ -150,9 +147,7 @@ def _key(kind: Kind, fields: Mapping[str, object]) -> str:
 
 async def _start(kind: Kind, fields: Mapping[str, object]) -> _Held:
     """Start a sandbox in a task of its own: what a backend opens must be closed by the task that opened it."""
-    ready: asyncio.Future[tuple[AnySandbox | AgentlessSandbox, Mapping[str, bool]]] = (
-        asyncio.get_running_loop().create_future()
-    )
+    ready: asyncio.Future[tuple[AnySandbox, Mapping[str, bool]]] = asyncio.get_running_loop().create_future()
     end = asyncio.Event()
 
     async def host() -> None:
@@ -174,20 +169,18 @@ async def _tidy(held: _Held) -> None:
     """Close the shells, remove all files, and require that no program runs."""
     sandbox = held.sandbox
     users: tuple[SandboxUser, ...] = ("root", "grader", "agent") if held.capabilities["uid"] else ("grader", "agent")
-    work = WORK if isinstance(sandbox, AgentlessSandbox) else sandbox.work
-    folders = f"{work} {sandbox.grader_home} $ENVKIT_SOCKETS"
+    folders = f"{sandbox.work} {sandbox.grader_home} $ENVKIT_SOCKETS"
     if held.capabilities["isolation"]:
         folders += " /tmp /dev/shm"
     for user in users:
-        if not isinstance(sandbox, AgentlessSandbox):
-            await sandbox.shell(user=user).close()
+        await sandbox.shell(user=user).close()
         if user == "root":  # it has no files, and may not remove those of others
             continue
         # The agent, who comes last, sees all files but those in the grader's home.
         empty = _EMPTY.format(which="" if user == "agent" else "-user $(id -u)")
         left = await sandbox.exec(["sh", "-c", f"set -- {folders}\n{empty}"], cwd="/", user=user, timeout_s=_TIDY_S)
         assert (left.stdout, left.stderr) == ("", "")
-    if held.capabilities["isolation"] and not isinstance(sandbox, AgentlessSandbox):
+    if held.capabilities["isolation"]:
         programs = ""
         try:
             with anyio.fail_after(_TIDY_S / 2):

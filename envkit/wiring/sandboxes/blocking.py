@@ -25,7 +25,6 @@ from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import backend as bubblewrap
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
-from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
@@ -40,7 +39,7 @@ T = TypeVar("T")
 BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 Starter: TypeAlias = "Backend | SandboxClient"
-AnySandbox: TypeAlias = "AgentSandbox | AgentlessSandbox | RemoteSandbox"
+AnySandbox: TypeAlias = "AgentSandbox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
 _INTERNAL_FIELDS = ("ledger",)
@@ -212,7 +211,7 @@ class BlockingSandbox:
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources.pop_all())
 
     def __repr__(self) -> str:
-        is_here = isinstance(self._sandbox, (AgentSandbox, AgentlessSandbox))
+        is_here = isinstance(self._sandbox, AgentSandbox)
         backend = type(self._backend).__name__.removesuffix("Backend").lower() if is_here else "remote"
         return f"<sandbox {self.id}: {backend}, {'running' if self._finalizer.alive else 'stopped'}>"
 
@@ -232,7 +231,7 @@ class BlockingSandbox:
         Raises:
             UnsupportedError: The sandbox is on a server, which does not report them.
         """
-        if not isinstance(self._sandbox, (AgentSandbox, AgentlessSandbox)):
+        if not isinstance(self._sandbox, AgentSandbox):
             raise UnsupportedError(f"the server of sandbox {self.id} does not report unenforced limits")
         return self._sandbox.unenforced
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..event_loop import Timer
     from ..linux import User
     from ..users import Context
-    from .workers import WorkerReport
 
 # The Linux value of `termios.TIOCSWINSZ`, because a reduced Python has no `termios`.
 _TIOCSWINSZ = 0x5414
@@ -155,13 +154,13 @@ class Exec(IncomingCall):
     def _on_timeout(self) -> None:
         self._end_with(lambda: self._finish_with_code(None, timed_out=True))
 
-    def _on_ended(self, report: WorkerReport) -> None:
-        if report.left or self._context.workers.has_orphans():
-            self._end_with(lambda: self._finish_with_code(report.code))
+    def _on_ended(self, code: int, left: bool) -> None:
+        if left or self._context.workers.has_orphans():
+            self._end_with(lambda: self._finish_with_code(code))
         elif not self._ends:
             self._ends = True
             self._context.workers.give_back(self._worker)
-            self._close_and(lambda: self._finish_with_code(report.code))
+            self._close_and(lambda: self._finish_with_code(code))
 
     def _end_with(self, then: Callable[[], None]) -> None:
         """Kill the program and every process that it started, then call `then`."""

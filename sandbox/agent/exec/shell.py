@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..linux import User
     from ..users import Context
     from .process_tree import Table
-    from .workers import Worker, WorkerReport
+    from .workers import Worker
 
 _SCRIPTS, _CODES = 9, 8
 # This loop reads and runs the scripts. `read -N` counts bytes only in the C locale. The loop sets this locale only for
@@ -224,18 +224,18 @@ class PersistentShell:
 
         self._stop(ended)
 
-    def _on_ended(self, report: WorkerReport) -> None:
+    def _on_ended(self, code: int, left: bool) -> None:
         """Report to the current script that the bash process has ended."""
 
         def ended() -> None:
             if self._current is None:
-                self._ended_code = report.code
+                self._ended_code = code
             elif self._interrupted is not None:
                 self._answer_interrupted(lost=True)
             else:
-                self._answer(report.code, lost=True)
+                self._answer(code, lost=True)
 
-        self._stop(ended, keeps_worker=not report.left)
+        self._stop(ended, keeps_worker=not left)
 
     def _on_timeout(self) -> None:
         self._interrupt("timed out")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-ANSWER = struct.Struct(">iiii")
-"""A reply: kind (`STARTED` or `ENDED`), pid or exit code, whether processes are left, whether the start failed."""
+ANSWER = struct.Struct(">iii")
+"""A reply: kind (`STARTED` or `ENDED`), pid or exit code, whether processes are left."""
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
 ROOM_TIMEOUT_S = 2.0
@@ -117,22 +117,21 @@ def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> 
 
 
 def _run(channel: socket, request: WorkerRequest, files: list[int], timeout_s: float) -> None:
-    failed = 0
+    left = 0
     try:
         pid = _start_with_retries(request, files, timeout_s)
     except OSError as error:
-        failed = 1
+        pid = 0
         _report_error(request, files, error)
         code = 127 if error.errno == errno.ENOENT and error.filename != request.folder else 126
     finally:
         for fd in files:
             os.close(fd)
-    left = 0
-    if not failed:
+    if pid:
         if request.wants_pid:
-            channel.send(ANSWER.pack(STARTED, pid, 0, 0))
+            channel.send(ANSWER.pack(STARTED, pid, 0))
         code, left = _wait(pid)
-    channel.send(ANSWER.pack(ENDED, code, left, failed))
+    channel.send(ANSWER.pack(ENDED, code, left))
 
 
 def _wait(child: int) -> tuple[int, int]:

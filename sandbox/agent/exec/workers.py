@@ -4,7 +4,7 @@ Most of a command's cost is the fork. Workers are therefore forked in advance, a
 
 Graders and file transfers must start even if the programs of the agent user have used up the sandbox's limits. These
 programs are therefore killed when fewer than 32 pids are free. They run in a separate memory cgroup, whose limit leaves
-memory for graders. Before a grader starts, large System V objects of the agent user are removed.
+memory for graders.
 """
 
 from __future__ import annotations
@@ -36,21 +36,6 @@ LOST = -9
 """Exit code of a command whose worker was killed."""
 
 
-class WorkerReport:
-    """The result of a command that ran in a worker.
-
-    Attributes:
-        code: Exit code, negative for a signal.
-        left: Whether processes that the command started may still run.
-        failed: Whether the command failed to start.
-    """
-
-    def __init__(self, code: int, left: bool, failed: bool) -> None:
-        self.code = code
-        self.left = left
-        self.failed = failed
-
-
 class Worker:
     """The agent's handle of a worker process.
 
@@ -72,7 +57,7 @@ class Worker:
         self._line = ours
         self._unsent = b""
         self._on_started: Callable[[int], None] | None = None
-        self._on_ended: Callable[[WorkerReport], None] | None = None
+        self._on_ended: Callable[[int, bool], None] | None = None
         self._watch = workers.loop.watch(ours.fileno(), on_read=self._on_answer, on_write=self._send, owner=self)
         self._watch.want(read=True)
 
@@ -80,7 +65,7 @@ class Worker:
         self,
         request: bytes,
         files: list[int],
-        on_ended: Callable[[WorkerReport], None],
+        on_ended: Callable[[int, bool], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
         """Run a command, and close `files` in this process.
@@ -88,7 +73,8 @@ class Worker:
         Args:
             request: The command; see `worker.encode_request`.
             files: Descriptors that the command inherits.
-            on_ended: Receives the result, even if another process killed the worker.
+            on_ended: Receives the exit code (negative for a signal), and whether processes that the command started may
+                still run. Called even if another process killed the worker.
             on_started: Receives the pid of the command, if the request asks for it.
         """
         self.busy = True
@@ -141,22 +127,22 @@ class Worker:
         if len(answer) < worker.ANSWER.size:
             self._lost()
             return
-        kind, value, left, failed = worker.ANSWER.unpack(answer)
+        kind, value, left = worker.ANSWER.unpack(answer)
         if kind == worker.STARTED:
             if self._on_started is not None:
                 self._on_started(value)
             return
         self.busy = False
-        self._report(WorkerReport(value, bool(left), bool(failed)))
+        self._report(value, bool(left))
 
     def _lost(self) -> None:
         self.close()
-        self._report(WorkerReport(LOST, True, False))
+        self._report(LOST, True)
 
-    def _report(self, report: WorkerReport) -> None:
+    def _report(self, code: int, left: bool) -> None:
         on_ended, self._on_ended = self._on_ended, None
         if on_ended is not None:
-            on_ended(report)
+            on_ended(code, left)
 
 
 class Workers:
@@ -164,12 +150,10 @@ class Workers:
 
     Attributes:
         loop: The agent's event loop.
-        agent: The agent user, whose programs may be killed to free pids; None before the sandbox is configured.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.agent: linux.User | None = None
         # Whether workers are subreapers, which become parents of their commands' orphans; None before the first fork.
         self._adopts: bool | None = None
         self._all: set[Worker] = set()
@@ -194,10 +178,6 @@ class Workers:
         """
         if not user.preemptible:
             self._ensure_free_pids()
-            if self.agent is not None:
-                from .. import ipc  # Loaded on demand, because most sandboxes have no grader.
-
-                ipc.remove_large(self.agent)
             if not self._is_checking:
                 self._check_later(_CHECK_S)
         idle = self._idle.get(user)

@@ -103,13 +103,12 @@ class Pack(_Tree):
         super().__init__(context, connection, number, header)
         path = context.inside(encoded(header["path"]))
         self._left = int(header["max_bytes"])
-        skips_unreadable = bool(header.get("skips_unreadable"))
         ours, theirs = os.pipe()
 
         def work() -> None:
             # Buffer the archive, because every small write would wake the host.
             with open(theirs, "wb", PIECE_BYTES) as archive:
-                tar.pack(path, archive.write, skips_unreadable)
+                tar.pack(path, archive.write)
 
         self._archive = Output(context.loop, ours, self._take, self, self._finish_when_done)
         self._fork(work, [theirs])

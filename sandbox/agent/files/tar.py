@@ -3,7 +3,8 @@
 Both functions have the rights of the calling process.
 
 Python's `tarfile` is not used: reduced Pythons lack it, it loads slowly, and its extraction is unsafe before 3.12.
-Files, folders and links are supported. `pack` skips devices, sockets and pipes; `unpack` refuses them.
+Files, folders and symbolic links are supported. `pack` skips devices, sockets and pipes. `unpack` reads only archives
+that `pack` or `envkit.sandbox.transfer.tar_stream` has written (GNU format), and refuses everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _PIECE = 1 << 16
-_FILES, _LINK, _SYMBOLIC, _FOLDER = b"0\x007", b"1", b"2", b"5"
+_FILE, _SYMBOLIC, _FOLDER = b"0", b"2", b"5"
 _MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -29,37 +30,25 @@ class RefusedEntryError(Exception):
     """An archive is malformed or contains an entry that is not allowed, such as a device."""
 
 
-def pack(path: bytes, write: Callable[[bytes], object], skips_unreadable: bool = False) -> None:
+def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
     A folder is stored as ``.``, and its entries with paths relative to the folder. A file is stored with its own name.
     `path` itself may be a link. Links below `path` are stored as links. Skips other file systems mounted below `path`,
-    and entries that vanish during packing. If an entry of our user is not readable, its mode is changed, and restored
-    after reading. The archive stores the original modes. With `skips_unreadable`, unreadable entries of other users
-    are skipped; otherwise they are an error.
+    entries that vanish during packing, and entries that our user cannot read.
 
     Raises:
-        OSError: An entry cannot be read.
+        OSError: `path` or the content of an entry cannot be read.
     """
-    closed = _unlock(path, os.stat(path))
     fd = os.open(path, _TO_READ)
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            _pack_tree(fd, path, write, closed, skips_unreadable)
+            _pack_tree(fd, path, write)
         else:
-            _pack_file(fd, os.path.basename(path), write, closed)
+            _pack_file(fd, os.path.basename(path), write)
     finally:
         os.close(fd)
     write(bytes(2 * _BLOCK))
-
-
-def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> int | None:
-    """Make an unreadable entry readable if our user owns it; return its old mode, or None if its mode is unchanged."""
-    mode, needed = stat.S_IMODE(about.st_mode), 0o500 if stat.S_ISDIR(about.st_mode) else 0o400
-    if about.st_uid != os.geteuid() or mode & needed == needed:
-        return None
-    os.chmod(name, mode | needed, dir_fd=folder)
-    return mode
 
 
 class _OpenFolders:
@@ -96,13 +85,9 @@ class _OpenFolders:
         os.close(self.fd)
 
 
-def _pack_tree(
-    top: int, path: bytes, write: Callable[[bytes], object], closed: int | None, skips_unreadable: bool
-) -> None:
-    skipped = (FileNotFoundError, PermissionError) if skips_unreadable else FileNotFoundError
+def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
     device = os.fstat(top).st_dev
     folders = _OpenFolders(top)
-    modes: dict[tuple[bytes, ...], int] = {} if closed is None else {(): closed}
     waiting: list[tuple[bytes, ...]] = [()]
     at: tuple[bytes, ...] = ()
     try:
@@ -110,59 +95,46 @@ def _pack_tree(
             at = waiting.pop()
             try:
                 folders.enter(at)
-            except skipped:
+            except (FileNotFoundError, PermissionError):
                 continue
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
-            write(_header(b"/".join(steps) or b".", _FOLDER, about, modes.get(steps)))
+            write(_header(b"/".join(steps) or b".", _FOLDER, about))
             for name in sorted([os.fsencode(entry) for entry in os.listdir(folders.fd)]):
                 at = (*steps, name)
                 try:
                     about = os.stat(name, dir_fd=folders.fd, follow_symlinks=False)
                     if stat.S_ISDIR(about.st_mode):
-                        mode = _unlock(name, about, folders.fd)
-                        if mode is not None:
-                            modes[at] = mode
                         waiting.append(at)
                     elif about.st_dev == device:
                         _pack_entry(folders.fd, at, about, write)
-                except skipped:
+                except (FileNotFoundError, PermissionError):
                     pass
     except OSError as error:
         # The error names only the last component of the path, so raise an error with the whole path.
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
-        # Restore the modes of children before their folder, whose old mode may forbid access to the children.
-        for steps, mode in reversed(list(modes.items())):
-            try:
-                folders.enter(steps)
-                os.fchmod(folders.fd, mode)
-            except OSError:  # the entry has vanished
-                pass
         folders.close()
 
 
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
     """Write a file or link."""
     if stat.S_ISLNK(about.st_mode):
-        write(_header(b"/".join(steps), _SYMBOLIC, about, target=os.readlink(steps[-1], dir_fd=folder)))
+        write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
-        closed = _unlock(steps[-1], about, folder)
         fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
         try:
-            _pack_file(fd, b"/".join(steps), write, closed)
+            _pack_file(fd, b"/".join(steps), write)
         finally:
             os.close(fd)
 
 
-def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object], closed: int | None) -> None:
-    if closed is not None:
-        os.fchmod(fd, closed)
+def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", name)
-    write(_header(name, b"0", about))
+    write(_header(name, _FILE, about))
     left = about.st_size
     while left:
         # If the file has become shorter, write zeros, because the header already states the size.
@@ -172,15 +144,14 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object], closed: i
     write(bytes(-about.st_size % _BLOCK))
 
 
-def _header(name: bytes, kind: bytes, about: os.stat_result, mode: int | None = None, *, target: bytes = b"") -> bytes:
+def _header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
     long = b""
     for kind_of_long, text in ((b"K", target), (b"L", name)):
         if len(text) > 100:
             long += _block(b"././@LongLink", kind_of_long, len(text) + 1, 0o644, 0, b"")
             long += text + bytes(_BLOCK - len(text) % _BLOCK)
-    size = about.st_size if kind == b"0" else 0
-    mode = stat.S_IMODE(about.st_mode) if mode is None else mode
-    return long + _block(name, kind, size, mode, int(about.st_mtime), target)
+    size = about.st_size if kind == _FILE else 0
+    return long + _block(name, kind, size, stat.S_IMODE(about.st_mode), int(about.st_mtime), target)
 
 
 def _block(name: bytes, kind: bytes, size: int, mode: int, time_s: int, target: bytes) -> bytes:
@@ -235,8 +206,6 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
                 os.unlink(path)
             if kind == _SYMBOLIC:
                 os.symlink(target, path)
-            elif kind == _LINK:
-                os.link(os.path.join(top, *_parts(target)), path, follow_symlinks=False)
             else:
                 _unpack_file(path, size, mode, time_s, read)
     for path, mode, is_new in reversed(modes):
@@ -278,41 +247,19 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
         if _value(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
             raise RefusedEntryError("not a tar archive")
         kind, size = block[156:157], _value(block[124:136])
-        if kind in b"LKxg":
+        if kind in b"LK":
             if size > _MAX_NAME_BYTES:
                 raise RefusedEntryError("name too long (%d bytes, limit %d)" % (size, _MAX_NAME_BYTES))
             content = _exactly(size, read)
             _exactly(-size % _BLOCK, read)
-            if kind in b"LK":
-                known[b"path" if kind == b"L" else b"linkpath"] = content.rstrip(b"\0")
-            elif kind == b"x":
-                known.update(_records(content))
+            known[kind] = content.rstrip(b"\0")
             continue
-        prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-        name = known.get(b"path", os.path.join(prefix, block[:100].partition(b"\0")[0]))
-        target = known.get(b"linkpath", block[157:257].partition(b"\0")[0])
-        size = int(known.get(b"size", size))
-        if kind in _FILES and name.endswith(b"/"):
-            kind = _FOLDER
-        if kind not in (_LINK, _SYMBOLIC, _FOLDER) and kind not in _FILES:
-            raise RefusedEntryError("%s is not a file, folder or link" % os.fsdecode(name))
-        time_s = int(float(known.get(b"mtime", _value(block[136:148]))))
+        name = known.get(b"L", block[:100].partition(b"\0")[0])
+        target = known.get(b"K", block[157:257].partition(b"\0")[0])
+        if kind not in (_FILE, _SYMBOLIC, _FOLDER):
+            raise RefusedEntryError("%s is not a file, folder or symbolic link" % os.fsdecode(name))
         known = {}
-        yield name, kind, size, _value(block[100:108]) & 0o777, time_s, target
-
-
-def _records(content: bytes) -> dict[bytes, bytes]:
-    """Parse an extended header (pax), whose records have the form ``LENGTH NAME=VALUE``."""
-    found = {}
-    while content:
-        length, _, _ = content.partition(b" ")
-        record = content[: int(length)]
-        name, _, value = record[len(length) + 1 : -1].partition(b"=")
-        found[name] = value
-        if not record:
-            break
-        content = content[len(record) :]
-    return found
+        yield name, kind, size, _value(block[100:108]) & 0o777, _value(block[136:148]), target
 
 
 def _parts(name: bytes) -> list[bytes]:

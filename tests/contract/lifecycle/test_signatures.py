@@ -10,7 +10,6 @@ from envkit.http.client.remote_sandbox import RemoteSandbox, RemoteShell
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.agent_client.shell import AgentShell
-from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.pool.lease import Lease, WatchedShell
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell
 from tests.sandbox.fake.backend import FakeSandbox, FakeShell
@@ -26,7 +25,7 @@ def arguments(written: type, call: str) -> list[tuple[str, object, object]]:
 
 
 @pytest.mark.parametrize("call", [*CALLS, "probe", "wait"])
-@pytest.mark.parametrize("written", [AgentSandbox, FakeSandbox, AgentlessSandbox, Lease, RemoteSandbox])
+@pytest.mark.parametrize("written", [AgentSandbox, FakeSandbox, Lease, RemoteSandbox])
 def test_a_call_of_a_sandbox_has_the_names_and_defaults_of_the_protocol(written: type, call: str) -> None:
     assert arguments(written, call) == arguments(Sandbox, call)
 

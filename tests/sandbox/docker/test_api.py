@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -19,35 +19,6 @@ from envkit.sandbox.docker.api import Daemon, DaemonError
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 KILLED = b'{"Action": "die", "Actor": {"Attributes": {"exitCode": "137"}}}\n'
 MEMORY = b'{"Action": "oom", "Actor": {"Attributes": {}}}\n'
-VOLUME = "4f8b03f272d80c00b6b9591a83b88f83864141279a3c6ea59be03f1f2a9f6374"
-
-
-class Ending:
-    """A daemon that makes volumes, but no longer writes down whose they are."""
-
-    def __init__(self) -> None:
-        self.volumes = {VOLUME, "somebody-elses"}
-
-    def create_container_from_config(self, options: object) -> None:
-        errors = importlib.import_module("docker.errors")
-        raise errors.APIError("500 Server Error", explanation=f"create {VOLUME}: database not open")
-
-    def remove_volume(self, name: str) -> None:
-        self.volumes.remove(name)
-
-
-def test_volumes_that_an_ending_daemon_made_without_labels_are_removed_once() -> None:
-    async def main() -> None:
-        api = Ending()
-        daemon = Daemon(api, api, "/run/none.sock", {})
-        for _ in range(2):
-            with pytest.raises(DaemonError, match="database not open"):
-                await daemon.create({}, nullcontext())
-        for _ in range(2):
-            await daemon.remove_orphans()
-        assert api.volumes == {"somebody-elses"}
-
-    clock.run(main)
 
 
 def chunk(content: bytes) -> bytes:

@@ -43,7 +43,7 @@ def meet(
             async with listener, anyio.create_task_group() as tasks:
                 tasks.start_soon(listener.serve, serve)
                 if refusal is None:
-                    stream = await attach(path, "/attach", keep_stderr_bytes=8)
+                    stream = await attach(path, "/attach")
                     await client(stream)
                     stream.close()
                 else:
@@ -67,38 +67,45 @@ def test_output_is_reassembled_from_frames_split_anywhere(size: int, tmp_path: P
         output = b""
         while piece := await stream.receive():
             output += piece
-        assert (output, stream.stderr) == (b"one " + b"two " * 20, b"nope")
-        assert stream.is_over
-        await stream.ended()
-        with pytest.raises(ConnectionError):
-            await stream.send(b"more")
+        assert (output, await stream.last_stderr()) == (b"one " + b"two " * 20, b"nope")
 
     meet(daemon, client, tmp_path)
 
 
-def test_the_end_of_standard_error_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
-    async def daemon(connection: anyio.abc.SocketStream) -> None:
-        await connection.send(GRANTED + frame(2, b"0123456789") + frame(2, b"abc"))
-
-    async def client(stream: AttachStream) -> None:
-        assert await stream.receive() == b""
-        assert (stream.stderr, stream.stderr_cut) == (b"56789abc", 5)
-
-    meet(daemon, client, tmp_path)
-
-
-def test_input_arrives_with_its_end_and_answers_come_back(tmp_path: Path) -> None:
+def test_an_empty_frame_is_not_the_end_of_the_output(tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         await connection.send(GRANTED)
-        taken = b""
-        async for piece in connection:
-            taken += piece
-        await connection.send(frame(1, b"%d" % len(taken)))
+        for content in (b"", b"more"):
+            await anyio.sleep(0.02)  # so that each frame is received alone
+            await connection.send(frame(1, content))
+
+    async def client(stream: AttachStream) -> None:
+        assert await stream.receive() == b"more"
+
+    meet(daemon, client, tmp_path)
+
+
+def test_the_last_64_kib_of_standard_error_are_kept(tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        await connection.send(GRANTED + frame(2, b"first" + b"x" * 65533) + frame(2, b"end"))
+
+    async def client(stream: AttachStream) -> None:
+        assert await stream.last_stderr() == b"x" * 65533 + b"end"
+
+    meet(daemon, client, tmp_path)
+
+
+def test_much_input_arrives_and_answers_come_back(tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        await connection.send(GRANTED)
+        taken = 0
+        while taken < 6553600:
+            taken += len(await connection.receive())
+        await connection.send(frame(1, b"%d" % taken))
 
     async def client(stream: AttachStream) -> None:
         for _ in range(100):
             await stream.send(b"x" * 65536)
-        stream.send_eof()
         assert await stream.receive() == b"6553600"
 
     meet(daemon, client, tmp_path)

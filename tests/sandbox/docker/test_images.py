@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from envkit.errors import UsageError
+from envkit.errors import SandboxRefusedError, UsageError
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker import image_build
 from envkit.sandbox.docker.backend import DockerBackend
-from envkit.types import SandboxSpec
+from envkit.types import CauseKind, SandboxSpec
 from tests.contract.kinds import run
 from tests.sandbox.containers import docker, image
 
@@ -88,5 +88,19 @@ def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(
             assert isinstance(sandbox, AgentSandbox)
             result = await sandbox.exec(["python3", "-c", "import speaker"], timeout_s=20)
             assert (result.stdout, result.stderr) == ("spoken\n", "")
+
+    run(main)
+
+
+def test_an_image_without_python_is_refused_with_what_to_add(tmp_path: Path, tag: str) -> None:
+    remove = "rm -f /usr/bin/python3* /usr/local/bin/python*"
+    Path(tmp_path, "Dockerfile").write_text(f"FROM {image()}\nRUN {remove}\n")
+    docker("build", "--quiet", "--network", "none", "--tag", tag, str(tmp_path))
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxRefusedError, match=r"no python3 on its PATH.*add Python 3.7") as refused:
+                await backend.start(SandboxSpec(image=tag))
+            assert refused.value.cause.kind is CauseKind.IMAGE_UNUSABLE
 
     run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import signal
@@ -390,30 +389,6 @@ def test_a_missing_cluster_is_reported_with_what_to_do(address: str, hint: str) 
         with pytest.raises(UsageError, match=hint):
             async with Connection(address):
                 pass
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("says", "what"), [(b"HTTP/1.1 400 Bad Request\r\n", "it sends b'HTTP/1.1 '"), (b"", "it closes the connection")]
-)
-def test_another_server_at_the_address_is_reported_with_its_answer(
-    monkeypatch: pytest.MonkeyPatch, says: bytes, what: str
-) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(says)
-        writer.close()
-        await writer.wait_closed()
-
-    async def main() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1") as server:
-            place = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
-            monkeypatch.setenv("RAY_ADDRESS", place)
-            with pytest.raises(UsageError) as error:
-                async with Connection("auto"):
-                    pass
-        found = f"the server at {place!r} (as given by $RAY_ADDRESS) does not answer as the head of a Ray cluster"
-        assert str(error.value).startswith(f"{found}: {what}; start one")
 
     run(main)
 
