@@ -5,58 +5,58 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import anyio
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
 from envkit.fleet.env_worker import (
-    EnvSandbox,
+    ConnectSandbox,
     EnvWorker,
-    WorkerClient,
     WorkerLease,
     WorkerLostError,
-    stop,
+    connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.offenders import Offenders
 from envkit.fleet.session_store import SessionRecord, SessionStore
-from envkit.fleet.worker_health import HeartbeatTimes, watch_server
+from envkit.fleet.worker_health import HeartbeatTimes
+from envkit.protocols import Sandbox, SandboxPool
 from envkit.restarts import Failures, RestartBudget
-from envkit.types import Cause, CauseKind, SandboxState, Task
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task
 
-StartSandbox: TypeAlias = Callable[[], Awaitable[EnvSandbox]]
-ConnectSandbox: TypeAlias = Callable[[EnvSandbox], AbstractAsyncContextManager[WorkerClient]]
-
-_RETRY_S = 0.02
-"""Seconds between two attempts to reach a server that does not listen yet."""
+_ENV_SANDBOX = ":envs-"
+"""Prefix of the ids of sandboxes that serve environments; ids given by callers contain no colon."""
 _ROOM_S = 1.0
 """Seconds between two attempts to start a sandbox when there is no capacity."""
+_ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
 class FleetHost:
     """Plays episodes in a fleet of workers; implements `envkit.protocols.EnvHost`.
 
-    A worker is a sandbox with an env server. Use the host with ``async with``: entering waits until each worker has
-    started or failed once, and leaving stops all workers.
+    A worker is a sandbox of a pool with an env server. Use the host with ``async with``: entering waits until each
+    worker has started or failed once, and leaving stops all workers. Sandboxes of the same kind that an earlier server
+    process left running in the pool become workers first.
 
     Args:
-        start_sandbox: Starts a sandbox with an env server in it.
+        pool: Starts, monitors and stops the sandboxes; must be open while the host is.
+        spec: Spec of the sandboxes.
         connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
             yet.
+        kind: Name of the host, part of the ids of its sandboxes.
         workers: Number of workers.
         slots_per_sandbox: Concurrent episodes per worker.
-        restarts: Restart budget of each worker, or of all workers together if `unenforced`. A start that failed because
-            there was no capacity does not count.
-        unenforced: What happens to a lost worker when the budget is spent. True: it is not restarted, so a run with
-            workers that always fail ends. False: it is restarted as soon as the budget allows it.
-        alert: Called with one line of text when a restart is delayed because the budget is spent.
+        restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
+            because there was no capacity does not count.
+        ends_when_spent: What happens to a lost worker when the budget is spent. True: it is not restarted, so a run
+            with workers that always fail ends. False: it is restarted as soon as the budget allows it.
         heartbeat: The heartbeat settings.
         start_timeout_s: Seconds after the start of a sandbox within which its server must answer.
         wait_timeout_s: Seconds that a lease waits while no worker is healthy. If there are healthy workers and all are
@@ -78,14 +78,15 @@ class FleetHost:
 
     def __init__(
         self,
-        start_sandbox: StartSandbox,
+        pool: SandboxPool,
+        spec: SandboxSpec,
         connect: ConnectSandbox,
         *,
+        kind: str = "shared",
         workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
-        unenforced: bool = False,
-        alert: Callable[[str], None] | None = None,
+        ends_when_spent: bool = False,
         heartbeat: HeartbeatTimes | None = None,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
@@ -94,18 +95,20 @@ class FleetHost:
         episodes_per_sandbox: int | None = None,
         session_store: SessionStore | None = None,
         on_demand: bool = False,
-        resumed: int = 0,
         suspects: FleetHost | None = None,
         offenders: Offenders | None = None,
     ) -> None:
         if workers < 1 or slots_per_sandbox < 1:
             raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
-        self._start_sandbox = start_sandbox
+        self._pool = pool
+        self._spec = spec
         self._connect = connect
+        self._prefix = f"{_ENV_SANDBOX}{kind}-"
+        self._left_running: list[str] = []
+        self._was_full = False
         self._slots_per_worker = slots_per_sandbox
         self._budget = restarts or RestartBudget()
-        self._is_unenforced = unenforced
-        self._alert = alert or (lambda text: None)
+        self._ends_when_spent = ends_when_spent
         self._heartbeat = heartbeat or HeartbeatTimes()
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
@@ -128,7 +131,6 @@ class FleetHost:
         self.restarts = 0
         self.episodes = EpisodeTally()
         self._is_on_demand = on_demand
-        self._resumed = resumed
         self._demand = anyio.Event()
         self._suspects = suspects
         self._offenders = offenders
@@ -224,7 +226,7 @@ class FleetHost:
                 worker.load -= 1
                 is_idle = self._is_on_demand and not self._waiting
                 if worker.load == 0 and (is_idle or self._has_served(worker)):
-                    worker.end(Cause(CauseKind.STOPPED, "served its episodes"), is_closed=True)
+                    worker.end(Cause(CauseKind.STOPPED, "served its episodes"))
                 self._assign()
 
     async def __aenter__(self) -> Self:
@@ -233,8 +235,9 @@ class FleetHost:
         Raises:
             SandboxError: All workers failed to start. This is the error of the worker that failed last.
         """
+        await self._find_left_running()
         self._kept_workers = self._worker_count
-        self._untried = set(range(min(self._resumed, self._worker_count) if self._is_on_demand else self._worker_count))
+        self._untried = set(range(len(self._left_running) if self._is_on_demand else self._worker_count))
         self._unready_since = clock.now()
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
@@ -266,7 +269,7 @@ class FleetHost:
 
     async def _keep(self, number: int) -> None:
         """Keep worker `number` running: restart it whenever it ends and the restart budget allows it."""
-        failures = self._failures if self._is_unenforced else Failures()
+        failures = self._failures if self._ends_when_spent else Failures()
         while True:
             if self._is_on_demand and number not in self._untried:
                 await self._wait_for_demand()
@@ -284,15 +287,16 @@ class FleetHost:
                 continue
             now = clock.now()
             attributed = anyio.Event()
-            if isinstance(failure, WorkerLostError) and not self._is_unenforced:
+            if isinstance(failure, WorkerLostError) and not self._ends_when_spent:
                 attributed = failure.worker.attributed
             due, is_late = failures.add(self._budget, now=now, excuse=attributed)
             if is_late:
                 spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
-                if self._is_unenforced or due == math.inf:
+                if self._ends_when_spent or due == math.inf:
                     self._failure = SandboxStartError("fleet", f"no worker left; {spent}; last: {failure}")
                     break
-                self._alert(f"environment workers: {spent}; next restart in {due - now:.0f} s; last: {failure}")
+                text = f"environment workers: {spent}; next restart in {due - now:.0f} s; last: {failure}"
+                self._pool.alert("restarts", text)
             self.waiting += is_late
             with anyio.move_on_after(due - now):
                 await attributed.wait()  # it then no longer counts
@@ -311,59 +315,66 @@ class FleetHost:
         demand, self._demand = self._demand, anyio.Event()
         demand.set()
 
+    async def _find_left_running(self) -> None:
+        """Find the sandboxes that an earlier server process left running; stop those that this host cannot use."""
+        found = [view for view in self._pool.views() if view.id.startswith(self._prefix) and view.state in _ALIVE]
+        self._left_running = [view.id for view in found if view.spec == self._spec][: self._worker_count]
+        for view in found:
+            if view.id not in self._left_running:
+                await self._pool.stop(view.id)
+
+    async def _start(self) -> Sandbox:
+        """Return a sandbox that was left running, or start one."""
+        if self._left_running:
+            return self._pool.get(self._left_running.pop())
+        id = f"{self._prefix}{uuid.uuid4().hex[:8]}"
+        try:
+            # When the host opens, do not wait for capacity: if there is too little, it opens with fewer workers.
+            await self._pool.create(id, self._spec, wait_s=math.inf if self._was_full else None)
+        except CapacityError:
+            self._was_full = True
+            raise
+        return self._pool.get(id)
+
     async def _live(self, number: int) -> EnvkitError | None:
         """Run one worker until it ends; return the error, or None if it has served all its episodes."""
         try:
-            sandbox = await self._start_sandbox()
+            sandbox = await self._start()
         except EnvkitError as error:
             self.failed_starts += not isinstance(error, CapacityError)
             return error
         worker = EnvWorker(sandbox)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(worker.watch_sandbox)
-                tasks.start_soon(worker.watch_calls)
-                tasks.start_soon(self._serve, worker, number)
-                await worker.gone.wait()
-                if worker.state is SandboxState.LOST:
-                    self.lost += 1
-                    self._leave(worker)
-                    # Stop the sandbox before we cancel its clients: they wait until their peer closes the connection,
-                    # which an unresponsive server never does.
-                    await stop(sandbox)
-                tasks.cancel_scope.cancel()
+            self._pool.watch(sandbox.id, partial(self._serve, worker, number), worker.end)
+            await worker.gone.wait()
+            self.lost += worker.is_lost
         finally:
-            worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"), is_closed=True)
+            worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"))
             self._leave(worker)
-            await stop(sandbox)
-        if worker.state is SandboxState.STOPPED and worker.served:
-            return None
-        if worker.state is SandboxState.LOST:
+            await sandbox.stop()
+        if worker.is_lost:
             return WorkerLostError(worker)
+        if worker.served:
+            return None
         self.failed_starts += 1
         return SandboxStartError(sandbox.id, worker.cause)
 
-    async def _serve(self, worker: EnvWorker, number: int) -> None:
-        """Connect to the env server of a worker, let the worker play episodes, and monitor it until it ends."""
-        problem = ""
+    async def _serve(self, worker: EnvWorker, number: int) -> Cause:
+        """Let a worker play episodes as soon as its env server answers; return why the server is lost."""
         with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
-            while worker.state is SandboxState.STARTING:
-                try:
-                    async with self._connect(worker.sandbox) as client:
-                        await client.health()
-                        starting.deadline = math.inf
-                        worker.open(client)
-                        self._ready.append(worker)
-                        self._tried(number)
-                        self._wake()
-                        worker.end(await watch_server(worker, client, self._heartbeat), is_unresponsive=True)
-                except EnvkitError as error:
-                    if not error.retry:
-                        return worker.end(Cause(CauseKind.START_FAILED, f"env server error: {error}"))
-                    problem = f" ({error})"
-                    await anyio.sleep(_RETRY_S)
-        why = f"env server did not answer within {self._start_timeout_s:g} s{problem}"
-        return worker.end(Cause(CauseKind.START_FAILED, why))
+            try:
+                async with connect_when_serving(self._connect, worker.sandbox) as client:
+                    starting.deadline = math.inf
+                    if worker.gone.is_set():
+                        return worker.cause
+                    monitor = worker.open(client, self._heartbeat)
+                    self._ready.append(worker)
+                    self._tried(number)
+                    self._wake()
+                    return await monitor.run()
+            except EnvkitError as error:
+                return Cause(CauseKind.START_FAILED, f"env server error: {error}")
+        return Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
 
     async def _take_slot(self) -> EnvWorker:
         """Wait for a slot in a healthy worker and take it."""
@@ -422,7 +433,7 @@ class FleetHost:
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
         """Return the sort key that prefers responsive workers, and among them the one with the fewest episodes."""
-        return clock.now() - worker.answered_at >= self._heartbeat.unresponsive_s, worker.load
+        return worker.monitor is not None and worker.monitor.is_unresponsive, worker.load
 
     def _leave(self, worker: EnvWorker) -> None:
         if worker in self._ready:

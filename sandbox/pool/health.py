@@ -8,7 +8,7 @@ Answers to other calls count as well. Lag of the pool's own event loop is not co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -124,9 +124,10 @@ async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> Non
 
     The stop is shielded from cancellation and takes at most 15 s.
     """
+    assert instance.sandbox is not None
     instance.interval_s = times.interval_s
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_await_exit, instance)
+        tasks.start_soon(_await_loss, instance, instance.sandbox.wait)
         tasks.start_soon(_probe, instance, times, alert)
         try:
             await instance.gone.wait()
@@ -181,10 +182,19 @@ async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> str:
         return str(_unhandled(instance, error))
 
 
-async def _await_exit(instance: Instance) -> None:
-    assert instance.sandbox is not None
+async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> None:
+    """Run the check of an owner until it finds that the sandbox is lost, or until the sandbox has been removed."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_await_loss, instance, check)
+        # Do not cancel the check earlier: its client waits until its peer in the sandbox closes the connection.
+        await instance.cleared.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) -> None:
+    """Declare the sandbox lost with the cause that `wait` returns."""
     try:
-        cause = await instance.sandbox.wait()
+        cause = await wait()
     except (EnvkitError, OSError) as error:
         cause = Cause(CauseKind.UNKNOWN, str(error))
     except Exception as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -29,7 +29,7 @@ from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState,
 
 from . import reattach
 from .events import EventLog, LedgerStore, LedgerWriter
-from .health import CLOSED, Liveness, LivenessTimes, check, declare_lost
+from .health import CLOSED, Liveness, LivenessTimes, check, declare_lost, watch
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease
 from .metrics import PoolCounts, wanted
@@ -171,6 +171,12 @@ class Pool:
             raise CapacityError(f"sandbox {id} is still starting; retry later")
         instance.used_at = clock.now()
         return _lease_of(instance)
+
+    def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
+        """Monitor what runs in a leased sandbox; see `envkit.protocols.SandboxPool.watch`."""
+        instance = self._scheduler.instances[id]
+        instance.on_end = on_end
+        self._tasks.start_soon(watch, instance, check)
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
         """Return the view of a sandbox, without counting as use; the last 1,000 ended ones are kept for 10 minutes."""

@@ -8,14 +8,13 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
-from envkit.fleet import FleetHost
+from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
-from tests.fleet.fleets import TASK, Worker, WorkerStarter, connect, play, run
-
-NO_CAPACITY = CapacityError("the pool has no nodes")
+from tests.causes import cause
+from tests.fleet.fleets import TASK, ScriptedFleet, ScriptedPool, Worker, WorkerStarter, play, run
+from tests.sandbox.pool.pools import past_events
 
 
 class FakeSessionStore:
@@ -51,10 +50,9 @@ def with_store(
     *,
     slots_per_sandbox: int = 2,
     episodes_per_sandbox: int | None = None,
-) -> FleetHost:
-    return FleetHost(
-        starter.start,
-        connect,
+) -> ScriptedFleet:
+    return ScriptedFleet(
+        ScriptedPool(starter.start),
         workers=1,
         slots_per_sandbox=slots_per_sandbox,
         episodes_per_sandbox=episodes_per_sandbox,
@@ -64,15 +62,17 @@ def with_store(
 
 def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_leaves_the_window() -> None:
     async def main() -> None:
-        starter, alerts = WorkerStarter(start_s=0), list[str]()
+        starter = WorkerStarter(start_s=0)
         budget = RestartBudget(restarts=2, window_s=100, first_delay_s=1)
-        async with starter.fleet(1, 2, budget, alert=alerts.append) as host:
+        async with starter.fleet(1, 2, budget) as host:
             for _ in range(3):
                 starter.workers[-1].die("killed by signal 9")
                 await anyio.sleep(10)
             assert (starter.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
             spent = "restart budget spent (2 in 100 s); next restart in 80 s"
-            assert alerts == [f"environment workers: {spent}; last: sandbox worker-2 lost: killed by signal 9"]
+            (alert,) = (event.text for event in await past_events(host.pool) if event.kind == "restarts")
+            assert alert.startswith(f"environment workers: {spent}; last: sandbox :envs-shared-")
+            assert alert.endswith(" lost: killed by signal 9")
             with pytest.raises(SandboxStartError, match=r"no healthy worker for 30 s; last: .* killed by signal 9"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
@@ -100,14 +100,15 @@ def test_workers_that_are_lost_at_once_are_replaced_at_once() -> None:
 
 def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
     async def main() -> None:
-        starter = WorkerStarter(Worker, *[NO_CAPACITY] * 50, Worker)
+        starter = WorkerStarter()
         async with starter.fleet(1, 1, RestartBudget(restarts=1)) as host:
-            starter.workers[0].die("the node was lost")
+            host.pool.remove_node("here", cause("the node was lost"))
             await anyio.sleep(40)
-            with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
+            with pytest.raises(SandboxStartError, match="last: .* the pool has no nodes"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
             await anyio.sleep(60)
+            host.pool.add_node(host.pool.node)
             ends: list[str] = []
             await play(host, 1, ends)
             assert (ends, host.waiting) == (["worker-1"], 0)
@@ -129,7 +130,7 @@ def test_a_worker_that_cannot_be_stopped_does_not_affect_the_others() -> None:
                 tasks.start_soon(play, host, 20, ends)
             await anyio.sleep(1)
             starter.workers[0].die("killed")
-        assert sorted(ends) == ["1.5 sandbox worker-0 lost: killed", "worker-1"]
+        assert sorted(ends) == ["1.5 killed", "worker-1"]
 
     run(main)
 
@@ -172,8 +173,9 @@ def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() 
 def test_a_single_episode_worker_that_also_resumed_an_episode_is_replaced() -> None:
     async def main() -> None:
         starter, task = WorkerStarter(), Task("Own-v0", 1)
-        store = FakeSessionStore(old=SessionRecord("worker-0", "session", task))
+        store = FakeSessionStore()
         async with with_store(starter, store, slots_per_sandbox=1, episodes_per_sandbox=1) as host:
+            store.sessions["old"] = SessionRecord(host.pool.views()[0].id, "session", task)
             async with host.lease_as("new", TASK), host.lease_as("old", task):
                 pass
             await anyio.sleep(2)

@@ -26,7 +26,8 @@ from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import JSON, ExecResult
 from envkit.wiring.sandboxes import running_servers
-from envkit.wiring.sandboxes.blocking import AnySandbox, BackendKind, kind_of, opened, running, spec_of
+from envkit.wiring.sandboxes.backends import BackendKind
+from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
 from envkit.wiring.sandboxes.running_servers import ServerNote
 
 UPLOADS_AFTER_START = (
