@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from types import TracebackType
-from typing import ParamSpec, Protocol, TypeAlias, TypeVar
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Raw
@@ -14,7 +13,7 @@ from msgspec import Raw
 from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
 from envkit.fleet.worker_health import HeartbeatTimes, MonitoredServer, ServerMonitor
 from envkit.protocols import ResumableEpisode, Sandbox, SplitStepEpisode
-from envkit.types import Cause, CauseKind, Reset, Step, Task
+from envkit.types import Cause, CauseKind, Task
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -101,7 +100,7 @@ class EnvWorker:
         self.load = 0
         self.served = 0
         self.monitor: ServerMonitor | None = None
-        self.cut_off: set[WatchedEpisode] = set()
+        self.cut_off: set[object] = set()
         self.calls_at_end = 0
         self.attributed = anyio.Event()
         self._client: WorkerClient | None = None
@@ -124,10 +123,10 @@ class EnvWorker:
         self.monitor = ServerMonitor(client, heartbeat)
         return self.monitor
 
-    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[ResumableEpisode]:
-        if self._client is None:
-            raise WorkerLostError(self)
-        return self._client.lease(task, id=id)
+    def slot(self, task: Task, id: str) -> WorkerSlot:
+        """Return a slot for an episode; the id resumes the episode if the server has it."""
+        assert self._client is not None
+        return WorkerSlot(self, self._client.lease(task, id=id))
 
     def end(self, cause: Cause) -> None:
         """Record the end of the worker and end all calls under way; later ends have no effect."""
@@ -191,58 +190,13 @@ class EnvWorker:
                 self._calls.discard(scope)
 
 
-class WorkerLease:
-    """A lease on the worker's server; entering and leaving are cancelled when the worker ends."""
+class WorkerSlot(NamedTuple):
+    """A slot in a worker for one episode.
 
-    def __init__(self, worker: EnvWorker, task: Task, id: str) -> None:
-        self._worker = worker
-        self._lease = worker.lease(task, id)
+    Attributes:
+        worker: The worker.
+        lease: Lease of the episode on the worker's server; entering it may reset the environment.
+    """
 
-    async def __aenter__(self) -> WatchedEpisode:
-        self._watched = WatchedEpisode(self._worker, await self._worker.call(self._lease.__aenter__))
-        return self._watched
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._worker.cut_off.discard(self._watched)
-        # The episode is over, so the loss of the worker no longer matters.
-        with self._worker.within_reach(), suppress(UnreachableError):
-            await self._lease.__aexit__(kind, error, trace)
-
-
-class WatchedEpisode:
-    """An episode in a worker."""
-
-    def __init__(self, worker: EnvWorker, episode: ResumableEpisode) -> None:
-        self._worker = worker
-        self._episode = episode
-        self._split_episode = episode if isinstance(episode, SplitStepEpisode) else None
-
-    @property
-    def turn(self) -> int:
-        return self._episode.turn
-
-    async def reset(self) -> Reset:
-        return await self._worker.call(self._episode.reset)
-
-    async def step(self, action: str) -> Step:
-        if self in self._worker.cut_off:
-            self._worker.cut_off.discard(self)
-            if self._worker.gone.is_set():  # the step was under way when the worker was lost
-                raise LostDuringCallError(self._worker)
-        return await self._worker.call(self._episode.step, action)
-
-    async def repeat_step(self, action: str) -> Step:
-        return await self._worker.call(self._episode.repeat_step, action)
-
-    def start_step(self, action: str) -> Future[Raw] | None:
-        return None if self._split_episode is None else self._worker.start_step(self._split_episode, action)
-
-    def finish_step(self, answer: Future[Raw]) -> Step:
-        assert self._split_episode is not None
-        try:
-            return self._split_episode.finish_step(answer)
-        except UnreachableError:
-            self._worker.cut_off.add(self)
-            raise
+    worker: EnvWorker
+    lease: AbstractAsyncContextManager[ResumableEpisode]

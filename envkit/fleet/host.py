@@ -19,8 +19,8 @@ from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStart
 from envkit.fleet.env_worker import (
     ConnectSandbox,
     EnvWorker,
-    WorkerLease,
     WorkerLostError,
+    WorkerSlot,
     connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
@@ -196,8 +196,8 @@ class FleetHost:
         )
 
     @asynccontextmanager
-    async def open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
-        """Take a slot in a worker for the block; yield its lease, which the caller enters.
+    async def open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerSlot]:
+        """Take a slot in a worker for the block.
 
         Args:
             task: The task to play.
@@ -217,7 +217,7 @@ class FleetHost:
         try:
             if self._session_store is not None and key:
                 await self._session_store.record(key, SessionRecord(worker.sandbox.id, id, task))
-            yield WorkerLease(worker, task, id)
+            yield worker.slot(task, id)
         finally:
             try:
                 if self._session_store is not None and key:

@@ -29,7 +29,7 @@ from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState,
 
 from . import reattach
 from .events import EventLog, LedgerStore, LedgerWriter
-from .health import CLOSED, Liveness, LivenessTimes, check, declare_lost, watch
+from .health import CLOSED, LivenessTimes, declare_lost, is_silent, watch
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease
 from .metrics import PoolCounts, wanted
@@ -321,10 +321,7 @@ class Pool:
             for instance in list(self._scheduler.instances.values()):
                 if instance.is_over or not instance.settled.is_set():
                     continue
-                if (
-                    check(instance, liveness_times, now=now, late_s=late_s) is Liveness.LOST
-                    and not instance.is_diagnosing
-                ):
+                if is_silent(instance, liveness_times, now=now, late_s=late_s) and not instance.is_diagnosing:
                     instance.is_diagnosing = True
                     self._tasks.start_soon(declare_lost, instance, liveness_times)
                 if instance.is_in_use:

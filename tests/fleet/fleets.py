@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,8 +12,9 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import SandboxLostError, SandboxStartError, UnreachableError
+from envkit.errors import EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
+from envkit.fleet.session_store import SessionRecord
 from envkit.protocols import ResumableEpisode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
@@ -146,6 +147,33 @@ class Worker:
         while not self.answers:  # noqa: ASYNC110 - late
             await anyio.sleep(0.01)
         await anyio.lowlevel.checkpoint()
+
+
+class FakeSessionStore:
+    """A session store in memory that cannot write while it is full."""
+
+    def __init__(self, **sessions: SessionRecord) -> None:
+        self.sessions = sessions
+        self.is_full = False
+
+    def keys(self) -> Sequence[str]:
+        return list(self.sessions)
+
+    def get(self, key: str) -> SessionRecord | None:
+        return self.sessions.get(key)
+
+    async def record(self, key: str, record: SessionRecord) -> None:
+        self._write()
+        self.sessions[key] = record
+
+    async def forget(self, *keys: str) -> None:
+        self._write()
+        for key in keys:
+            self.sessions.pop(key, None)
+
+    def _write(self) -> None:
+        if self.is_full:
+            raise EnvkitError("the disk is full")
 
 
 class WorkerStarter:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import anyio
 import pytest
 
@@ -13,35 +11,8 @@ from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.causes import cause
-from tests.fleet.fleets import TASK, ScriptedFleet, ScriptedPool, Worker, WorkerStarter, play, run
+from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, Worker, WorkerStarter, play, run
 from tests.sandbox.pool.pools import past_events
-
-
-class FakeSessionStore:
-    """A session store in memory that cannot write while it is full."""
-
-    def __init__(self, **sessions: SessionRecord) -> None:
-        self.sessions = sessions
-        self.is_full = False
-
-    def keys(self) -> Sequence[str]:
-        return list(self.sessions)
-
-    def get(self, key: str) -> SessionRecord | None:
-        return self.sessions.get(key)
-
-    async def record(self, key: str, record: SessionRecord) -> None:
-        self._write()
-        self.sessions[key] = record
-
-    async def forget(self, *keys: str) -> None:
-        self._write()
-        for key in keys:
-            self.sessions.pop(key, None)
-
-    def _write(self) -> None:
-        if self.is_full:
-            raise EnvkitError("the disk is full")
 
 
 def with_store(
@@ -104,11 +75,12 @@ def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
         async with starter.fleet(1, 1, RestartBudget(restarts=1)) as host:
             host.pool.remove_node("here", cause("the node was lost"))
             await anyio.sleep(40)
-            with pytest.raises(SandboxStartError, match="last: .* the pool has no nodes"):
+            with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
             await anyio.sleep(60)
             host.pool.add_node(host.pool.node)
+            await anyio.sleep(1)
             ends: list[str] = []
             await play(host, 1, ends)
             assert (ends, host.waiting) == (["worker-1"], 0)

@@ -14,7 +14,7 @@ from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import SandboxLostError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import Liveness, LivenessTimes, liveness
+from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
@@ -237,20 +237,6 @@ def test_counts_have_the_duration_of_the_last_probe() -> None:
             assert pool.counts().probe_s == {"a": 0.0}
 
     run(main)
-
-
-@pytest.mark.parametrize(
-    ("quiet_s", "found"),
-    [
-        (0, Liveness.WELL),
-        (1.49, Liveness.WELL),
-        (1.5, Liveness.SUSPECT),
-        (3.99, Liveness.SUSPECT),
-        (4.0, Liveness.LOST),
-    ],
-)
-def test_liveness_depends_on_the_time_since_the_last_answer(quiet_s: float, found: Liveness) -> None:
-    assert liveness(quiet_s, WATCH) is found
 
 
 def test_event_loop_lag_moves_the_last_answer_but_not_into_the_future() -> None:
