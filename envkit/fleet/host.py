@@ -227,7 +227,7 @@ class FleetHost:
                 is_idle = self._is_on_demand and not self._waiting
                 if worker.load == 0 and (is_idle or self._has_served(worker)):
                     worker.end(Cause(CauseKind.STOPPED, "served its episodes"))
-                self._assign()
+                self._wake_first()
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -377,52 +377,31 @@ class FleetHost:
         return Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
 
     async def _take_slot(self) -> EnvWorker:
-        """Wait for a slot in a healthy worker and take it."""
+        """Wait for a slot in a healthy worker, in order of arrival, and take it."""
         waiter = _Waiter()
         self._waiting.append(waiter)
         self._ask_for_worker()
         began = clock.now() if self._is_on_demand else 0.0
         try:
-            while True:
-                self._assign()
-                if waiter.worker is not None and not waiter.worker.gone.is_set():
-                    return waiter.worker
-                # The assigned worker was lost before this task resumed, so go back to the front of the queue.
-                if waiter.worker is not None:
-                    waiter.worker = None
-                    self._waiting.appendleft(waiter)
-                    continue
+            while self._waiting[0] is not waiter or (worker := self._free_worker()) is None:
                 if self._kept_workers == 0:
                     raise self._failure
-                if self._ready:
-                    await waiter.woken.wait()
-                elif clock.now() < (deadline := max(self._unready_since, began) + self._wait_timeout_s):
-                    with anyio.move_on_after(deadline - clock.now()):
-                        await waiter.woken.wait()
-                else:
+                deadline = max(self._unready_since, began) + self._wait_timeout_s if not self._ready else math.inf
+                if clock.now() >= deadline:
                     waited = f"no healthy worker for {self._wait_timeout_s:g} s"
                     raise SandboxStartError("fleet", f"{waited}; last: {self._failure}")
                 waiter.woken = anyio.Event()
-        except BaseException:
-            if waiter.worker is None:
-                self._waiting.remove(waiter)
-            else:
-                # The lease was cancelled just after it got a slot, so give the slot back.
-                waiter.worker.load -= 1
-                self._assign()
-            raise
-
-    def _assign(self) -> None:
-        """Assign free slots to waiting leases, in the order in which they arrived."""
-        while self._waiting:
-            worker = min(filter(self._is_free, self._ready), key=self._rank, default=None)
-            if worker is None:
-                return
+                with anyio.CancelScope(deadline=deadline):
+                    await waiter.woken.wait()
             worker.load += 1
             worker.served += 1
-            waiter = self._waiting.popleft()
-            waiter.worker = worker
-            waiter.woken.set()
+            return worker
+        finally:
+            self._waiting.remove(waiter)
+            self._wake_first()
+
+    def _free_worker(self) -> EnvWorker | None:
+        return min(filter(self._is_free, self._ready), key=self._rank, default=None)
 
     def _is_free(self, worker: EnvWorker) -> bool:
         return not worker.gone.is_set() and worker.load < self._slots_per_worker and not self._has_served(worker)
@@ -447,16 +426,19 @@ class FleetHost:
         if not self._untried:
             self._all_tried.set()
 
+    def _wake_first(self) -> None:
+        """Let the first waiting lease look for a free slot."""
+        if self._waiting:
+            self._waiting[0].woken.set()
+
     def _wake(self) -> None:
-        """Assign free slots, and wake all waiting leases so that they check the number of workers again."""
-        self._assign()
+        """Wake all waiting leases, because the number of workers has changed."""
         for waiter in self._waiting:
             waiter.woken.set()
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A lease that waits for a slot; `worker` is set when it is assigned one."""
+    """A lease that waits for a slot; `woken` is set when it should look for one."""
 
     woken: anyio.Event = field(default_factory=anyio.Event)
-    worker: EnvWorker | None = None
