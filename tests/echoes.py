@@ -137,7 +137,6 @@ def fleet_of(
             workers=1,
             slots_per_sandbox=1,
             restarts=settings["restarts"],
-            on_demand=True,
         )
     fleet = EchoFleet(
         ScriptedPool(start),

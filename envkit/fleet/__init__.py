@@ -5,9 +5,8 @@ or a call cannot reach it. All calls in progress then raise `SandboxLostError`, 
 restarted within a budget. The caller passes the pool and a function that connects to the server in a sandbox.
 """
 
-from envkit.fleet.env_worker import WorkerClient
 from envkit.fleet.host import FleetHost
 from envkit.fleet.routing import RoutedHosts
-from envkit.fleet.worker_health import HeartbeatTimes
+from envkit.fleet.worker_health import HeartbeatTimes, WorkerClient
 
 __all__ = ["FleetHost", "HeartbeatTimes", "RoutedHosts", "WorkerClient"]

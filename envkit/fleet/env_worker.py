@@ -5,13 +5,13 @@ from __future__ import annotations
 from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Raw
 
 from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
-from envkit.fleet.worker_health import HeartbeatTimes, MonitoredServer, ServerMonitor
+from envkit.fleet.worker_health import HeartbeatTimes, ServerMonitor, WorkerClient
 from envkit.protocols import ResumableEpisode, Sandbox, SplitStepEpisode
 from envkit.types import Cause, CauseKind, Task
 
@@ -22,14 +22,6 @@ _CAUSE_S = 1.0
 """Seconds to wait for an unreachable sandbox to report the cause itself."""
 _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
-
-
-class WorkerClient(MonitoredServer, Protocol):
-    """Client of the env server in one worker."""
-
-    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
-        """Lease an episode, or resume the one with this id and task. See `envkit.protocols.EnvHost.lease`."""
-        ...
 
 
 ConnectSandbox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[WorkerClient]]

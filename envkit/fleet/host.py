@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import anyio
 
@@ -31,6 +31,8 @@ from envkit.protocols import Sandbox, SandboxPool
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task
 
+WorkerKind: TypeAlias = Literal["shared", "own", "suspect"]
+
 _ENV_SANDBOX = ":envs-"
 """Prefix of the ids of sandboxes that serve environments; ids given by callers contain no colon."""
 _ROOM_S = 1.0
@@ -50,7 +52,9 @@ class FleetHost:
         spec: Spec of the sandboxes.
         connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
             yet.
-        kind: Name of the host, part of the ids of its sandboxes.
+        kind: Kind of the workers, part of the ids of their sandboxes. ``"shared"`` workers always run. ``"suspect"``
+            workers run on demand, while leases wait or episodes are played. ``"own"`` workers run on demand too, and
+            play one episode each.
         workers: Number of workers.
         slots_per_sandbox: Concurrent episodes per worker.
         restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
@@ -63,10 +67,8 @@ class FleetHost:
             busy, a lease waits without limit.
         replayable: Returns whether episodes of an environment id may be rebuilt after the loss of a worker; None: no
             episode is rebuilt.
-        rebuilds: Maximum number of rebuilds of one episode.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
             restart; None: nothing is recorded.
-        episodes_per_sandbox: Number of episodes after which a worker is replaced; None for no limit.
 
     Attributes:
         lost: Number of workers lost after they were healthy.
@@ -82,7 +84,7 @@ class FleetHost:
         spec: SandboxSpec,
         connect: ConnectSandbox,
         *,
-        kind: str = "shared",
+        kind: WorkerKind = "shared",
         workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
@@ -91,10 +93,7 @@ class FleetHost:
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
-        rebuilds: int = REBUILDS,
-        episodes_per_sandbox: int | None = None,
         session_store: SessionStore | None = None,
-        on_demand: bool = False,
         suspects: FleetHost | None = None,
         offenders: Offenders | None = None,
     ) -> None:
@@ -113,8 +112,7 @@ class FleetHost:
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
         self._replayable = replayable or (lambda env_id: False)
-        self._rebuilds = rebuilds
-        self._episodes_per_worker = episodes_per_sandbox
+        self._plays_once = kind == "own"
         self._session_store = session_store
         self._worker_count = workers
         self._kept_workers = 0
@@ -130,7 +128,7 @@ class FleetHost:
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
-        self._is_on_demand = on_demand
+        self._is_on_demand = kind != "shared"
         self._demand = anyio.Event()
         self._suspects = suspects
         self._offenders = offenders
@@ -178,11 +176,10 @@ class FleetHost:
         return [key for key in keys if self.resumable_task(key) is not None]
 
     def _episode(self, task: Task, key: str, tenant: str) -> FleetEpisode:
-        rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
         is_resumed = bool(key) and self.resumable_task(key) == task
         return FleetEpisode(
             partial(self.open_slot, task, key),
-            rebuilds=rebuilds,
+            rebuilds=REBUILDS if self._replayable(task.env_id) else 0,
             tally=self.episodes,
             open_alone=None if self._suspects is None else partial(self._suspects.open_slot, task, ""),
             on_attributed=None if self._offenders is None else partial(self._offenders.record, tenant, task.env_id),
@@ -225,7 +222,7 @@ class FleetHost:
             finally:
                 worker.load -= 1
                 is_idle = self._is_on_demand and not self._waiting
-                if worker.load == 0 and (is_idle or self._has_served(worker)):
+                if worker.load == 0 and (is_idle or self._plays_once):
                     worker.end(Cause(CauseKind.STOPPED, "served its episodes"))
                 self._wake_first()
 
@@ -404,11 +401,8 @@ class FleetHost:
         return min(filter(self._is_free, self._ready), key=self._rank, default=None)
 
     def _is_free(self, worker: EnvWorker) -> bool:
-        return not worker.gone.is_set() and worker.load < self._slots_per_worker and not self._has_served(worker)
-
-    def _has_served(self, worker: EnvWorker) -> bool:
-        # Compare with >=, because resumed episodes of a previous server count even if the limit was already reached.
-        return self._episodes_per_worker is not None and worker.served >= self._episodes_per_worker
+        is_used_up = self._plays_once and worker.served
+        return not worker.gone.is_set() and worker.load < self._slots_per_worker and not is_used_up
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
         """Return the sort key that prefers responsive workers, and among them the one with the fewest episodes."""

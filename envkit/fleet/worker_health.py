@@ -7,7 +7,7 @@ server's process is stopped or hangs, neither the event loop nor the thread answ
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,8 @@ import anyio
 from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import EnvkitError
-from envkit.types import Cause, CauseKind
+from envkit.protocols import ResumableEpisode
+from envkit.types import Cause, CauseKind, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,12 @@ class HeartbeatTimes:
         return self.lost_s / 2
 
 
-class MonitoredServer(Protocol):
-    """An env server that a `ServerMonitor` probes."""
+class WorkerClient(Protocol):
+    """Client of the env server in one worker."""
+
+    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
+        """Lease an episode, or resume the one with this id and task. See `envkit.protocols.EnvHost.lease`."""
+        ...
 
     async def health(self) -> object:
         """Return once the server's event loop has answered.
@@ -63,8 +68,8 @@ class MonitoredServer(Protocol):
 class ServerMonitor:
     """Probes one env server until the server is lost."""
 
-    def __init__(self, server: MonitoredServer, times: HeartbeatTimes) -> None:
-        self._server = server
+    def __init__(self, client: WorkerClient, times: HeartbeatTimes) -> None:
+        self._client = client
         self._times = times
         self._answered_at = self._process_seen_at = clock.now()
         self._is_lost = anyio.Event()
@@ -112,7 +117,7 @@ class ServerMonitor:
         while True:
             await anyio.sleep(self._times.interval_s)
             with suppress(EnvkitError):
-                await self._server.health()
+                await self._client.health()
                 self._answered_at = clock.now()
 
     async def _request_heartbeats(self) -> None:
@@ -122,6 +127,6 @@ class ServerMonitor:
                 await anyio.sleep(rest_s)
                 continue
             with suppress(EnvkitError, OSError):
-                await self._server.heartbeat()
+                await self._client.heartbeat()
                 self._process_seen_at = clock.now()
             await anyio.sleep(self._times.interval_s)

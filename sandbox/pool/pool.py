@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
@@ -96,7 +97,7 @@ class Pool:
         """Lease a sandbox, and remove it at the end of the block; see `envkit.protocols.SandboxPool.lease`."""
         instance = await self._scheduler.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
         try:
-            yield _lease_of(instance)
+            yield Lease(instance)
         finally:
             instance.end(Cause(CauseKind.STOPPED, "released"))
             with anyio.CancelScope(shield=True):
@@ -170,7 +171,7 @@ class Pool:
         if not instance.settled.is_set():
             raise CapacityError(f"sandbox {id} is still starting; retry later")
         instance.used_at = clock.now()
-        return _lease_of(instance)
+        return Lease(instance)
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
         """Monitor what runs in a leased sandbox; see `envkit.protocols.SandboxPool.watch`."""
@@ -239,15 +240,10 @@ class Pool:
     def counts(self) -> PoolCounts:
         """Return the current counts, and totals since the pool was opened."""
         alive = [instance for instance in self._scheduler.instances.values() if not instance.is_over]
-        tally = self._history.tally
         return PoolCounts(
             states=Counter(instance.state for instance in alive),
             warm=sum(instance.state is SandboxState.READY for instance in alive),
-            starts=tally.starts,
-            failed_starts=tally.failed_starts,
-            finished=tally.finished,
-            losses=dict(tally.losses),
-            restarts=tally.restarts,
+            **asdict(self._history.tally),
             waiting=self._scheduler.queue.waiting(),
             alerts={kind: count for kind, count in self._history.events.counts.items() if kind != "state"},
             probe_s={instance.id: instance.latency_s for instance in alive if instance.latency_s is not None},
@@ -396,11 +392,6 @@ class Pool:
     def _find(self, id: str) -> SandboxView | None:
         instance = self._scheduler.instances.get(id)
         return self._history.past.get(id) if instance is None else instance.view()
-
-
-def _lease_of(instance: Instance) -> Lease:
-    assert instance.sandbox is not None
-    return Lease(instance, instance.sandbox)
 
 
 def _unknown(id: str) -> SandboxNotFoundError:

@@ -243,7 +243,7 @@ def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_l
         played_in: list[object] = []
         none = RestartBudget(restarts=0)
         workers = [Worker(f"worker-{n}") for n in range(9)]
-        async with fleet_of(*workers, at_once=2, restarts=none, episodes_per_sandbox=1) as fleet:
+        async with fleet_of(*workers, at_once=2, restarts=none, kind="own") as fleet:
             async with anyio.create_task_group() as tasks:
                 for _ in range(6):
                     tasks.start_soon(play)

@@ -7,6 +7,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
+from envkit.fleet.host import WorkerKind
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
@@ -15,20 +16,9 @@ from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPo
 from tests.sandbox.pool.pools import past_events
 
 
-def with_store(
-    starter: WorkerStarter,
-    sessions: SessionStore,
-    *,
-    slots_per_sandbox: int = 2,
-    episodes_per_sandbox: int | None = None,
-) -> ScriptedFleet:
-    return ScriptedFleet(
-        ScriptedPool(starter.start),
-        workers=1,
-        slots_per_sandbox=slots_per_sandbox,
-        episodes_per_sandbox=episodes_per_sandbox,
-        session_store=sessions,
-    )
+def with_store(sessions: SessionStore, *, slots_per_sandbox: int = 2, kind: WorkerKind = "shared") -> ScriptedFleet:
+    pool = ScriptedPool(WorkerStarter().start)
+    return ScriptedFleet(pool, workers=1, slots_per_sandbox=slots_per_sandbox, kind=kind, session_store=sessions)
 
 
 def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_leaves_the_window() -> None:
@@ -110,7 +100,7 @@ def test_a_worker_that_cannot_be_stopped_does_not_affect_the_others() -> None:
 def test_a_lease_that_cannot_be_recorded_takes_no_slot() -> None:
     async def main() -> None:
         store = FakeSessionStore()
-        async with with_store(WorkerStarter(), store) as host:
+        async with with_store(store) as host:
             store.is_full = True
             for number in range(5):
                 with pytest.raises(EnvkitError, match="the disk is full"):
@@ -130,7 +120,7 @@ def test_a_lease_that_cannot_be_recorded_takes_no_slot() -> None:
 def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() -> None:
     async def main() -> None:
         store = FakeSessionStore()
-        async with with_store(WorkerStarter(), store, slots_per_sandbox=1) as host:
+        async with with_store(store, slots_per_sandbox=1) as host:
             with pytest.raises(EnvkitError, match="the disk is full"):
                 async with host.lease_as("a", TASK):
                     store.is_full = True
@@ -144,12 +134,13 @@ def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() 
 
 def test_a_single_episode_worker_that_also_resumed_an_episode_is_replaced() -> None:
     async def main() -> None:
-        starter, task = WorkerStarter(), Task("Own-v0", 1)
+        task = Task("Own-v0", 1)
         store = FakeSessionStore()
-        async with with_store(starter, store, slots_per_sandbox=1, episodes_per_sandbox=1) as host:
-            store.sessions["old"] = SessionRecord(host.pool.views()[0].id, "session", task)
-            async with host.lease_as("new", TASK), host.lease_as("old", task):
-                pass
+        async with with_store(store, slots_per_sandbox=1, kind="own") as host:
+            async with host.lease_as("new", TASK):
+                store.sessions["old"] = SessionRecord(host.pool.views()[0].id, "session", task)
+                async with host.lease_as("old", task):
+                    pass
             await anyio.sleep(2)
             ends: list[str] = []
             await play(host, 1, ends)

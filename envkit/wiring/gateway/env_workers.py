@@ -14,6 +14,7 @@ from envkit.config.serving import ServeConfig
 from envkit.errors import EnvkitError, UsageError
 from envkit.fleet import FleetHost, HeartbeatTimes
 from envkit.fleet.env_worker import connect_when_serving
+from envkit.fleet.host import WorkerKind
 from envkit.fleet.ledger import Ledger
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
@@ -85,17 +86,8 @@ async def env_hosts(
     """
     liveness, longest_s = config.liveness, config.limits.step_timeout_s
     slots = math.ceil(config.envs.capacity / count)
-    heartbeat = HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s)
-    replayable = {spec.id for spec in environments.registered() if spec.replayable}
 
-    def host(
-        kind: str,
-        workers: int,
-        slots_per_sandbox: int = 1,
-        *,
-        episodes_per_sandbox: int | None = None,
-        suspects: FleetHost | None = None,
-    ) -> FleetHost:
+    def host(kind: WorkerKind, workers: int, slots_each: int = 1, suspects: FleetHost | None = None) -> FleetHost:
         # Suspects need one slot only, but with the same spec as the shared sandboxes they can use warm ones.
         return FleetHost(
             pool,
@@ -103,22 +95,20 @@ async def env_hosts(
             partial(env_sandboxes.connect, longest_s),
             kind=kind,
             workers=workers,
-            slots_per_sandbox=slots_per_sandbox,
+            slots_per_sandbox=slots_each,
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
-            heartbeat=heartbeat,
+            heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s),
             wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
-            replayable=replayable.__contains__,
-            episodes_per_sandbox=episodes_per_sandbox,
+            replayable=environments.is_replayable,
             session_store=fleet_nodes.ledger,
-            on_demand=kind != "shared",
             suspects=suspects,
             offenders=offenders,
         )
 
     async with (
         host("suspect", _SUSPECT_SANDBOXES) as suspects,
-        host("shared", count, slots, suspects=suspects if slots > 1 else None) as shared,
-        host("own", own_count, episodes_per_sandbox=1) as own,
+        host("shared", count, slots, suspects if slots > 1 else None) as shared,
+        host("own", own_count) as own,
     ):
         yield EnvHosts(shared, own, suspects)
 

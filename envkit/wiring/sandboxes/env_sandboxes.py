@@ -14,6 +14,7 @@ from envkit import registry
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
+from envkit.fleet.host import WorkerKind
 from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, ResumableEpisode, Sandbox
 from envkit.registry import ENTRY_POINT_GROUP
@@ -82,10 +83,9 @@ async def sandbox_host(
     health, restarts = health or HealthSection(), restarts or RestartSection()
     lost_s = health.interval_s * health.misses + health.timeout_s
     times = LivenessTimes(health.interval_s, (health.interval_s + lost_s) / 2, lost_s)
-    replayable = {spec.id for spec in environments.registered() if spec.replayable}
     async with backend, Pool([Node("here", backend)], liveness_times=times) as pool, AsyncExitStack() as hosts:
 
-        async def opened(kind: str, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
+        async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
             host = FleetHost(
                 pool,
                 env_sandbox_spec(slots, in_image=isinstance(backend, DockerBackend)),
@@ -96,8 +96,7 @@ async def sandbox_host(
                 restarts=RestartBudget(restarts.budget, restarts.window_s),
                 ends_when_spent=True,
                 heartbeat=HeartbeatTimes(health.interval_s, lost_s, call_timeout_s),
-                replayable=replayable.__contains__,
-                on_demand=kind == "suspect",
+                replayable=environments.is_replayable,
                 suspects=suspects,
             )
             return await hosts.enter_async_context(host)
