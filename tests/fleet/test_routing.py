@@ -6,13 +6,13 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxStartError
 from envkit.fleet.host import WorkerKind
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.causes import cause
-from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, Worker, WorkerStarter, play, run
+from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run
 from tests.sandbox.pool.pools import past_events
 
 
@@ -74,25 +74,6 @@ def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
             ends: list[str] = []
             await play(host, 1, ends)
             assert (ends, host.waiting) == (["worker-1"], 0)
-
-    run(main)
-
-
-def test_a_worker_that_cannot_be_stopped_does_not_affect_the_others() -> None:
-    class Sticky(Worker):
-        async def stop(self) -> None:
-            self.die("stopped")
-            raise SandboxError("it could not be ended within 10 s")
-
-    async def main() -> None:
-        starter = WorkerStarter(Sticky, Worker)
-        ends: list[str] = []
-        async with starter.fleet(2, 1) as host, anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(play, host, 20, ends)
-            await anyio.sleep(1)
-            starter.workers[0].die("killed")
-        assert sorted(ends) == ["1.5 killed", "worker-1"]
 
     run(main)
 

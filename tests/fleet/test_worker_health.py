@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import anyio
-import pytest
 
 from envkit import clock
-from envkit.errors import SandboxLostError
 from envkit.fleet import HeartbeatTimes
-from envkit.types import Step, Task
-from tests import echoes
 from tests.fleet.fleets import Worker, WorkerStarter, play, run
 
 PROBING = HeartbeatTimes(interval_s=1, lost_s=4, longest_step_s=300)
@@ -101,48 +95,3 @@ def test_our_own_event_loop_lag_does_not_count_as_a_missed_heartbeat() -> None:
             assert host.lost == 0
 
     clock.run(main)
-
-
-class HangingEcho(echoes.Echo):
-    """An environment in which an action blocks its whole worker."""
-
-    async def step(self, action: str) -> Step:
-        assert isinstance(self.worker, HangingWorker)
-        self.worker.hangs |= action == "deadly"
-        return await super().step(action)
-
-
-class HangingWorker(echoes.Worker):
-    hangs = False
-
-    @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[HangingEcho]:
-        yield HangingEcho(self, task)
-
-    async def answer(self) -> None:
-        await self.health()
-        await super().answer()
-
-    async def health(self) -> None:
-        if self.hangs:
-            await anyio.sleep_forever()
-
-    heartbeat = health
-
-
-def test_an_episode_whose_steps_block_two_workers_is_void_and_the_others_continue() -> None:
-    async def main() -> None:
-        workers = [HangingWorker(name) for name in "abcd"]
-        async with echoes.fleet_of(*workers, slots_per_sandbox=2) as host:
-            task = echoes.TASK
-            async with host.lease(task) as suspect, host.lease(task) as other:
-                for episode in (suspect, other):
-                    await episode.reset()
-                    await episode.step("one")
-                with pytest.raises(SandboxLostError, match="lost: env server did not answer") as raised:
-                    await suspect.step("deadly")
-                assert type(raised.value) is SandboxLostError
-                assert (await other.step("two")).observation.text == "3 one two"
-            assert (host.all_lost, host.episodes.rebuilt, host.episodes.void) == (2, 2, 1)
-
-    run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 
 import anyio
 import pytest
@@ -17,7 +18,8 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
-from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
+from envkit.types import JSON, Cause, ExecResult, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
@@ -235,6 +237,35 @@ def test_counts_have_the_duration_of_the_last_probe() -> None:
             assert pool.counts().probe_s == {}
             await anyio.sleep(3)
             assert pool.counts().probe_s == {"a": 0.0}
+
+    run(main)
+
+
+def test_an_owner_adds_a_check_to_the_monitor_of_its_sandbox() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            ended: list[str] = []
+
+            async def find_it_hung() -> Cause:
+                await anyio.sleep(5)
+                return cause("server hung")
+
+            async def fail() -> Cause:
+                raise ZeroDivisionError
+
+            def report(id: str, cause: Cause) -> None:
+                ended.append(f"{id}: {cause}")
+
+            for id, check in (("a", find_it_hung), ("b", fail), ("c", anyio.sleep_forever)):
+                await pool.create(id, SPEC)
+                pool.watch(id, check, partial(report, id))
+            await anyio.sleep(1)
+            await pool.stop("c")
+            assert str(await pool.get("a").wait()) == "server hung"
+            assert clock.now() == 5
+            with pytest.raises(SandboxLostError, match="a lost: server hung"):
+                pool.get("a")
+            assert ended == ["b: ZeroDivisionError: ", "c: stopped", "a: server hung"]
 
     run(main)
 
