@@ -27,7 +27,7 @@ from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.offenders import Offenders
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.fleet.worker_health import HeartbeatTimes
-from envkit.protocols import Sandbox, SandboxPool
+from envkit.protocols import Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task
 
@@ -80,7 +80,7 @@ class FleetHost:
 
     def __init__(
         self,
-        pool: SandboxPool,
+        pool: ServerPool,
         spec: SandboxSpec,
         connect: ConnectSandbox,
         *,

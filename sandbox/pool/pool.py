@@ -46,7 +46,7 @@ _LAST_WRITES_S = 10.0
 
 
 class Pool:
-    """Leases sandboxes; implements `envkit.protocols.SandboxPool`. Use it with ``async with``.
+    """Leases sandboxes; implements `envkit.protocols.ServerPool`. Use it with ``async with``.
 
     Entering re-attaches to the sandboxes in the ledger and begins to fill the warm stocks. Leaving stops all sandboxes
     concurrently, with a timeout of 15 s each.
@@ -174,7 +174,7 @@ class Pool:
         return Lease(instance)
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
-        """Monitor what runs in a leased sandbox; see `envkit.protocols.SandboxPool.watch`."""
+        """Monitor what runs in a leased sandbox; see `envkit.protocols.ServerPool.watch`."""
         instance = self._scheduler.instances[id]
         instance.on_end = on_end
         self._tasks.start_soon(watch, instance, check)

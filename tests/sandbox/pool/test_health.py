@@ -253,10 +253,14 @@ def test_an_owner_adds_a_check_to_the_monitor_of_its_sandbox() -> None:
             async def fail() -> Cause:
                 raise ZeroDivisionError
 
+            async def find_nothing() -> Cause:
+                await anyio.sleep_forever()
+                return cause("never")
+
             def report(id: str, cause: Cause) -> None:
                 ended.append(f"{id}: {cause}")
 
-            for id, check in (("a", find_it_hung), ("b", fail), ("c", anyio.sleep_forever)):
+            for id, check in (("a", find_it_hung), ("b", fail), ("c", find_nothing)):
                 await pool.create(id, SPEC)
                 pool.watch(id, check, partial(report, id))
             await anyio.sleep(1)
