@@ -66,8 +66,8 @@ async def choose(
     if "ENVKIT_SOCKETS" in os.environ:  # set in every sandbox
         raise UsageError(
             "a sandbox cannot start inside another sandbox, which has neither user namespaces for bubblewrap nor a "
-            "Docker daemon; run an environment that starts one outside: sandbox.kind: none in a training file, "
-            "envkit serve --backend none"
+            "Docker daemon; if an environment starts sandboxes, do not run it in one: set sandbox.kind: none in the "
+            "training file, or serve with `envkit serve --backend none`"
         )
     whys = "; ".join(f"{name}: {why}" for name, why in reasons.items())
     remedy = "fix that, or choose another backend ('process' works everywhere, but isolates nothing)"
