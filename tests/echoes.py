@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Any, Self
 
 import anyio
 
 from envkit.errors import UnreachableError
-from envkit.fleet import FleetHost
-from envkit.fleet.offenders import Offenders
 from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Cause, Observation, Reset, Step, Task
 from tests.causes import cause
+from tests.fleet.fleets import ScriptedFleet, ScriptedPool
 
 TASK = Task("Echo-v0", 3)
 PLENTY = RestartBudget(restarts=10**6, first_delay_s=0.1, longest_delay_s=1.0)
@@ -46,8 +44,8 @@ class Worker:
     async def stop(self) -> None:
         self.die("stopped")
 
-    async def connect(self, name: str, /) -> socket.socket:
-        raise NotImplementedError
+    async def probe(self, timeout_s: float) -> float:
+        return 0.0
 
     async def health(self) -> None:
         self._check()
@@ -98,16 +96,10 @@ class Echo:
         raise NotImplementedError
 
 
-@asynccontextmanager
-async def connect(worker: object) -> AsyncIterator[Worker]:
-    assert isinstance(worker, Worker)
-    yield worker
-
-
-class EchoFleet(FleetHost):
+class EchoFleet(ScriptedFleet):
     """A fleet whose suspects are retried in workers of the same queue; they count as its own losses."""
 
-    alone: FleetHost | None = None
+    alone: ScriptedFleet | None = None
 
     @property
     def all_lost(self) -> int:
@@ -125,31 +117,31 @@ class EchoFleet(FleetHost):
 
 
 def fleet_of(
-    *workers: Worker,
-    at_once: int = 1,
-    slots_per_sandbox: int = 1,
-    is_replayable: bool = True,
-    restarts: RestartBudget = PLENTY,
-    offenders: Offenders | None = None,
+    *workers: Worker, at_once: int = 1, slots_per_sandbox: int = 1, is_replayable: bool = True, **settings: Any
 ) -> EchoFleet:
     """Return a fleet that starts `workers` one after another."""
     queue = list(workers)
+    settings.setdefault("restarts", PLENTY)
 
     async def start() -> Worker:
         return queue.pop(0)
 
     alone = None
     if slots_per_sandbox > 1:
-        alone = FleetHost(start, connect, workers=1, slots_per_sandbox=1, restarts=restarts, on_demand=True)
+        alone = ScriptedFleet(
+            ScriptedPool(start),
+            kind="suspect",
+            workers=1,
+            slots_per_sandbox=1,
+            restarts=settings["restarts"],
+        )
     fleet = EchoFleet(
-        start,
-        connect,
+        ScriptedPool(start),
         workers=at_once,
         slots_per_sandbox=slots_per_sandbox,
-        restarts=restarts,
         replayable=lambda env_id: is_replayable and env_id == TASK.env_id,
         suspects=alone,
-        offenders=offenders,
+        **settings,
     )
     fleet.alone = alone
     return fleet

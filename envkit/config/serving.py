@@ -225,7 +225,7 @@ class ServeConfig(Section):
     backend: BackendKind = "auto"
     """local: bubblewrap. docker: Docker containers. process: child processes without isolation. ray: sandboxes on
     the nodes of a Ray cluster. none: no sandboxes; environments run in the server's process. auto: local if it works,
-    otherwise process, with a warning."""
+    otherwise docker if it works and has the image, otherwise process, with a warning."""
     listen: ListenSection = ListenSection()
     node: NodeSection = NodeSection()
     ray: RaySection = RaySection()

@@ -30,7 +30,8 @@ class SandboxSection(Section):
 
     kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
     """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local if
-    it works here, otherwise process, with a message. none: in the trainer's own process."""
+    it works here, otherwise docker if it works and has the image, otherwise process, with a message. none: in the
+    trainer's own process."""
     count: Count = 1
     """Number of sandboxes; episodes are distributed over them."""
     health: HealthSection = HealthSection()

@@ -6,7 +6,6 @@ from asyncio import Future
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
@@ -14,33 +13,21 @@ from typing import Self, TypeAlias, TypeVar
 from msgspec import Raw
 from msgspec.structs import replace
 
-from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError
-from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError
+from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
+from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError, WorkerSlot
 from envkit.protocols import ResumableEpisode, SplitStepEpisode
 from envkit.types import JSON, Cause, Observation, Reset, Step
 
 T = TypeVar("T")
 
-Lease: TypeAlias = AbstractAsyncContextManager[ResumableEpisode]
-OpenSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Lease]]
-"""Waits for a slot in a healthy worker and returns a lease on an episode there; entering the lease may reset the
-environment."""
+OpenSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerSlot]]
+"""Waits for a slot in a healthy worker, and holds it for the block."""
 
 REBUILDS = 3
 """Default limit on rebuilds per episode."""
 
 _UNRESPONSIVE = 1
 """Limit on rebuilds after workers became unresponsive, unless the loss is attributed to another episode."""
-
-
-class EpisodeState(StrEnum):
-    """State of a fleet episode: playing, rebuilding after the loss of its worker, or void."""
-
-    PLAYING = "playing"
-    REBUILDING = "rebuilding"
-    """Its worker is lost, and its actions are being replayed in another one."""
-    VOID = "void"
-    """Its worker is lost, and it cannot be rebuilt."""
 
 
 @dataclass(slots=True)
@@ -75,11 +62,9 @@ class FleetEpisode:
         open_slot: Takes a slot in a worker; called at the start and again after each loss.
         rebuilds: Maximum number of rebuilds; 0 if the environment cannot be rebuilt.
         tally: Counts rebuilt and void episodes.
-        turns: Queue in which suspect calls wait for their turn; None if each worker plays only one episode.
+        open_alone: Takes a slot in a worker without other episodes, for suspect calls; None if `open_slot` does.
+        on_attributed: Called with the cause when losses are attributed to this episode.
         goes_on: Whether a previous server process started the episode and this process resumes it.
-
-    Attributes:
-        state: State of the episode.
     """
 
     def __init__(
@@ -92,7 +77,6 @@ class FleetEpisode:
         on_attributed: Callable[[Cause], None] | None = None,
         goes_on: bool = False,
     ) -> None:
-        self.state = EpisodeState.PLAYING
         self._open_slot = open_slot
         self._keeps_log = rebuilds > 0
         self._rebuilds = rebuilds
@@ -107,6 +91,7 @@ class FleetEpisode:
         """Whether the current worker plays no other episode."""
         self._goes_on = goes_on
         self._slot = AsyncExitStack()
+        self._worker: EnvWorker
         self._episode: ResumableEpisode
         self._split_episode: SplitStepEpisode | None = None
         self._pending_action = ""
@@ -116,8 +101,9 @@ class FleetEpisode:
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
+        """Why the episode is void; None while it is played or rebuilt."""
         self._final_cause: Cause | None = None
-        """Why the episode is void; None until a loss is attributed to it."""
+        """Why the episode will be void; None until a loss is attributed to it."""
         self._rebuilt_cause = ""
 
     @property
@@ -161,10 +147,10 @@ class FleetEpisode:
 
     def start_step(self, action: str) -> Future[Raw] | None:
         """Start a step without waiting for its answer; see `envkit.protocols.SplitStepEpisode`."""
-        if self._split_episode is None or self._rebuilt_cause or self.state is not EpisodeState.PLAYING:
+        if self._split_episode is None or self._rebuilt_cause or self._loss is not None:
             return None
         self._pending_action = action
-        return self._split_episode.start_step(action)
+        return self._worker.start_step(self._split_episode, action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
         """Decode the answer to the step from `start_step`; see `envkit.protocols.SplitStepEpisode`."""
@@ -174,13 +160,16 @@ class FleetEpisode:
         except WorkerLostError as loss:
             self._step_loss = loss
             raise
+        except UnreachableError:
+            self._worker.cut_off.add(self)
+            raise
         self._keep(self._pending_action, step)
         return step
 
     async def repeat_step(self, action: str) -> Step:
         """Return the answer to the last step again; see `envkit.protocols.ResumableEpisode.repeat_step`."""
         try:
-            return await self._played().repeat_step(action)
+            return await self._worker.call(self._played().repeat_step, action)
         except LostDuringCallError as loss:
             raise SandboxLostError(loss.sandbox_id, loss.cause) from None
 
@@ -199,8 +188,7 @@ class FleetEpisode:
         await self._slot.__aexit__(kind, error, trace)
 
     def _played(self) -> ResumableEpisode:
-        if self.state is EpisodeState.VOID:
-            assert self._loss is not None
+        if self._loss is not None:
             raise self._loss.with_traceback(None)
         return self._episode
 
@@ -220,7 +208,11 @@ class FleetEpisode:
                 no other episode, the loss is attributed to this episode, which is then void.
         """
         try:
-            return await call()
+            if self in self._worker.cut_off:
+                self._worker.cut_off.discard(self)
+                if self._worker.gone.is_set():  # the step was under way when the worker was lost
+                    raise LostDuringCallError(self._worker)
+            return await self._worker.call(call)
         except LostDuringCallError as loss:
             worker, before, self._suspected = loss.worker, self._suspected, loss.worker
             if before is not None and self._is_alone:
@@ -254,7 +246,6 @@ class FleetEpisode:
         Raises:
             SandboxLostError: The rebuild failed, and the episode is void.
         """
-        self.state = EpisodeState.REBUILDING
         try:
             await self._retry_rebuild(loss, is_return=is_return)
         except SandboxLostError as lost:
@@ -264,7 +255,6 @@ class FleetEpisode:
             # The episode cannot be used any more: we do not know how many actions were replayed.
             self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
             raise
-        self.state = EpisodeState.PLAYING
         self._tally.rebuilt += not is_return
 
     async def _retry_rebuild(self, loss: WorkerLostError, *, is_return: bool) -> None:
@@ -294,7 +284,7 @@ class FleetEpisode:
         return may_rebuild and self._final_cause is None
 
     def _end(self, loss: SandboxLostError) -> None:
-        self.state, self._loss = EpisodeState.VOID, loss
+        self._loss = loss
         self._log.clear()
         self._tally.void += 1
 
@@ -314,23 +304,34 @@ class FleetEpisode:
 
     async def _take_slot(self, open_slot: OpenSlot) -> None:
         async with AsyncExitStack() as stack:
-            lease = await stack.enter_async_context(open_slot())
-            if self._start is None:
-                self._episode = await self._attempt("reset", lease.__aenter__)
-            else:
-                self._episode = await lease.__aenter__()
-            stack.push_async_exit(lease)
+            self._worker, lease = await stack.enter_async_context(open_slot())
+            is_new = self._start is None
+            enter = partial(self._attempt, "reset") if is_new else self._worker.call
+            self._episode = await enter(lease.__aenter__)
+            stack.push_async_exit(partial(self._leave, lease))
             self._slot = stack.pop_all()
         self._split_episode = self._episode if isinstance(self._episode, SplitStepEpisode) else None
+
+    async def _leave(
+        self,
+        lease: AbstractAsyncContextManager[ResumableEpisode],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the lease on the worker's server. The loss of the worker does not matter any more."""
+        self._worker.cut_off.discard(self)
+        with self._worker.within_reach(), suppress(UnreachableError):
+            await lease.__aexit__(kind, error, trace)
 
     async def _replay(self) -> int | None:
         """Replay the reset and all actions. Return the first turn whose answer differs (0 for the reset), or None."""
         if self._start is None:  # nothing to replay
             return None
-        if _fingerprint((await self._episode.reset()).observation) != self._start:
+        if _fingerprint((await self._worker.call(self._episode.reset)).observation) != self._start:
             return 0
         for turn, (action, known) in enumerate(self._log, 1):
-            if _fingerprint_of_step(await self._episode.step(action)) != known:
+            if _fingerprint_of_step(await self._worker.call(self._episode.step, action)) != known:
                 return turn
         return None
 

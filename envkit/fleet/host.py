@@ -5,67 +5,69 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import anyio
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
 from envkit.fleet.env_worker import (
-    EnvSandbox,
+    ConnectSandbox,
     EnvWorker,
-    WorkerClient,
-    WorkerLease,
     WorkerLostError,
-    stop,
+    WorkerSlot,
+    connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.offenders import Offenders
 from envkit.fleet.session_store import SessionRecord, SessionStore
-from envkit.fleet.worker_health import HeartbeatTimes, watch_server
+from envkit.fleet.worker_health import HeartbeatTimes
+from envkit.protocols import Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget
-from envkit.types import Cause, CauseKind, SandboxState, Task
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task
 
-StartSandbox: TypeAlias = Callable[[], Awaitable[EnvSandbox]]
-ConnectSandbox: TypeAlias = Callable[[EnvSandbox], AbstractAsyncContextManager[WorkerClient]]
+WorkerKind: TypeAlias = Literal["shared", "own", "suspect"]
 
-_RETRY_S = 0.02
-"""Seconds between two attempts to reach a server that does not listen yet."""
+_ENV_SANDBOX = ":envs-"
+"""Prefix of the ids of sandboxes that serve environments; ids given by callers contain no colon."""
 _ROOM_S = 1.0
 """Seconds between two attempts to start a sandbox when there is no capacity."""
+_ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
 class FleetHost:
     """Plays episodes in a fleet of workers; implements `envkit.protocols.EnvHost`.
 
-    A worker is a sandbox with an env server. Use the host with ``async with``: entering waits until each worker has
-    started or failed once, and leaving stops all workers.
+    A worker is a sandbox of a pool with an env server. Use the host with ``async with``: entering waits until each
+    worker has started or failed once, and leaving stops all workers. Sandboxes of the same kind that an earlier server
+    process left running in the pool become workers first.
 
     Args:
-        start_sandbox: Starts a sandbox with an env server in it.
+        pool: Starts, monitors and stops the sandboxes; must be open while the host is.
+        spec: Spec of the sandboxes.
         connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
             yet.
+        kind: Kind of the workers, part of the ids of their sandboxes. ``"shared"`` workers always run. ``"suspect"``
+            workers run on demand, while leases wait or episodes are played. ``"own"`` workers run on demand too, and
+            play one episode each.
         workers: Number of workers.
         slots_per_sandbox: Concurrent episodes per worker.
-        restarts: Restart budget of each worker, or of all workers together if `unenforced`. A start that failed because
-            there was no capacity does not count.
-        unenforced: What happens to a lost worker when the budget is spent. True: it is not restarted, so a run with
-            workers that always fail ends. False: it is restarted as soon as the budget allows it.
-        alert: Called with one line of text when a restart is delayed because the budget is spent.
+        restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
+            because there was no capacity does not count.
+        ends_when_spent: What happens to a lost worker when the budget is spent. True: it is not restarted, so a run
+            with workers that always fail ends. False: it is restarted as soon as the budget allows it.
         heartbeat: The heartbeat settings.
         start_timeout_s: Seconds after the start of a sandbox within which its server must answer.
         wait_timeout_s: Seconds that a lease waits while no worker is healthy. If there are healthy workers and all are
             busy, a lease waits without limit.
         replayable: Returns whether episodes of an environment id may be rebuilt after the loss of a worker; None: no
             episode is rebuilt.
-        rebuilds: Maximum number of rebuilds of one episode.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
             restart; None: nothing is recorded.
-        episodes_per_sandbox: Number of episodes after which a worker is replaced; None for no limit.
 
     Attributes:
         lost: Number of workers lost after they were healthy.
@@ -77,40 +79,39 @@ class FleetHost:
 
     def __init__(
         self,
-        start_sandbox: StartSandbox,
+        pool: ServerPool,
+        spec: SandboxSpec,
         connect: ConnectSandbox,
         *,
+        kind: WorkerKind = "shared",
         workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
-        unenforced: bool = False,
-        alert: Callable[[str], None] | None = None,
+        ends_when_spent: bool = False,
         heartbeat: HeartbeatTimes | None = None,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
-        rebuilds: int = REBUILDS,
-        episodes_per_sandbox: int | None = None,
         session_store: SessionStore | None = None,
-        on_demand: bool = False,
-        resumed: int = 0,
         suspects: FleetHost | None = None,
         offenders: Offenders | None = None,
     ) -> None:
         if workers < 1 or slots_per_sandbox < 1:
             raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
-        self._start_sandbox = start_sandbox
+        self._pool = pool
+        self._spec = spec
         self._connect = connect
+        self._prefix = f"{_ENV_SANDBOX}{kind}-"
+        self._left_running: list[str] = []
+        self._was_full = False
         self._slots_per_worker = slots_per_sandbox
         self._budget = restarts or RestartBudget()
-        self._is_unenforced = unenforced
-        self._alert = alert or (lambda text: None)
+        self._ends_when_spent = ends_when_spent
         self._heartbeat = heartbeat or HeartbeatTimes()
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
         self._replayable = replayable or (lambda env_id: False)
-        self._rebuilds = rebuilds
-        self._episodes_per_worker = episodes_per_sandbox
+        self._plays_once = kind == "own"
         self._session_store = session_store
         self._worker_count = workers
         self._kept_workers = 0
@@ -126,8 +127,7 @@ class FleetHost:
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
-        self._is_on_demand = on_demand
-        self._resumed = resumed
+        self._is_on_demand = kind != "shared"
         self._demand = anyio.Event()
         self._suspects = suspects
         self._offenders = offenders
@@ -175,11 +175,10 @@ class FleetHost:
         return [key for key in keys if self.resumable_task(key) is not None]
 
     def _episode(self, task: Task, key: str, tenant: str) -> FleetEpisode:
-        rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
         is_resumed = bool(key) and self.resumable_task(key) == task
         return FleetEpisode(
             partial(self.open_slot, task, key),
-            rebuilds=rebuilds,
+            rebuilds=REBUILDS if self._replayable(task.env_id) else 0,
             tally=self.episodes,
             open_alone=None if self._suspects is None else partial(self._suspects.open_slot, task, ""),
             on_attributed=None if self._offenders is None else partial(self._offenders.record, tenant, task.env_id),
@@ -193,8 +192,8 @@ class FleetHost:
         )
 
     @asynccontextmanager
-    async def open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
-        """Take a slot in a worker for the block; yield its lease, which the caller enters.
+    async def open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerSlot]:
+        """Take a slot in a worker for the block.
 
         Args:
             task: The task to play.
@@ -214,7 +213,7 @@ class FleetHost:
         try:
             if self._session_store is not None and key:
                 await self._session_store.record(key, SessionRecord(worker.sandbox.id, id, task))
-            yield WorkerLease(worker, task, id)
+            yield worker.slot(task, id)
         finally:
             try:
                 if self._session_store is not None and key:
@@ -222,9 +221,9 @@ class FleetHost:
             finally:
                 worker.load -= 1
                 is_idle = self._is_on_demand and not self._waiting
-                if worker.load == 0 and (is_idle or self._has_served(worker)):
-                    worker.end(Cause(CauseKind.STOPPED, "served its episodes"), is_closed=True)
-                self._assign()
+                if worker.load == 0 and (is_idle or self._plays_once):
+                    worker.end(Cause(CauseKind.STOPPED, "served its episodes"))
+                self._wake_first()
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -232,8 +231,9 @@ class FleetHost:
         Raises:
             SandboxError: All workers failed to start. This is the error of the worker that failed last.
         """
+        await self._find_left_running()
         self._kept_workers = self._worker_count
-        self._untried = set(range(min(self._resumed, self._worker_count) if self._is_on_demand else self._worker_count))
+        self._untried = set(range(len(self._left_running) if self._is_on_demand else self._worker_count))
         self._unready_since = clock.now()
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
@@ -258,7 +258,7 @@ class FleetHost:
 
     async def _keep(self, number: int) -> None:
         """Keep worker `number` running: restart it whenever it ends and the restart budget allows it."""
-        failures = self._failures if self._is_unenforced else Failures()
+        failures = self._failures if self._ends_when_spent else Failures()
         while True:
             if self._is_on_demand and number not in self._untried:
                 await self._wait_for_demand()
@@ -276,15 +276,16 @@ class FleetHost:
                 continue
             now = clock.now()
             attributed = anyio.Event()
-            if isinstance(failure, WorkerLostError) and not self._is_unenforced:
+            if isinstance(failure, WorkerLostError) and not self._ends_when_spent:
                 attributed = failure.worker.attributed
             due, is_late = failures.add(self._budget, now=now, excuse=attributed)
             if is_late:
                 spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
-                if self._is_unenforced or due == math.inf:
+                if self._ends_when_spent or due == math.inf:
                     self._failure = SandboxStartError("fleet", f"no worker left; {spent}; last: {failure}")
                     break
-                self._alert(f"environment workers: {spent}; next restart in {due - now:.0f} s; last: {failure}")
+                text = f"environment workers: {spent}; next restart in {due - now:.0f} s; last: {failure}"
+                self._pool.alert("restarts", text)
             self.waiting += is_late
             with anyio.move_on_after(due - now):
                 await attributed.wait()  # it then no longer counts
@@ -303,118 +304,101 @@ class FleetHost:
         demand, self._demand = self._demand, anyio.Event()
         demand.set()
 
+    async def _find_left_running(self) -> None:
+        """Find the sandboxes that an earlier server process left running; stop those that this host cannot use."""
+        found = [view for view in self._pool.views() if view.id.startswith(self._prefix) and view.state in _ALIVE]
+        self._left_running = [view.id for view in found if view.spec == self._spec][: self._worker_count]
+        for view in found:
+            if view.id not in self._left_running:
+                await self._pool.stop(view.id)
+
+    async def _start(self) -> Sandbox:
+        """Return a sandbox that was left running, or start one."""
+        if self._left_running:
+            return self._pool.get(self._left_running.pop())
+        id = f"{self._prefix}{uuid.uuid4().hex[:8]}"
+        try:
+            # When the host opens, do not wait for capacity: if there is too little, it opens with fewer workers.
+            await self._pool.create(id, self._spec, wait_s=math.inf if self._was_full else None)
+        except CapacityError:
+            self._was_full = True
+            raise
+        return self._pool.get(id)
+
     async def _live(self, number: int) -> EnvkitError | None:
         """Run one worker until it ends; return the error, or None if it has served all its episodes."""
         try:
-            sandbox = await self._start_sandbox()
+            sandbox = await self._start()
         except EnvkitError as error:
             self.failed_starts += not isinstance(error, CapacityError)
             return error
         worker = EnvWorker(sandbox)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(worker.watch_sandbox)
-                tasks.start_soon(worker.watch_calls)
-                tasks.start_soon(self._serve, worker, number)
-                await worker.gone.wait()
-                if worker.state is SandboxState.LOST:
-                    self.lost += 1
-                    self._leave(worker)
-                    # Stop the sandbox before we cancel its clients: they wait until their peer closes the connection,
-                    # which an unresponsive server never does.
-                    await stop(sandbox)
-                tasks.cancel_scope.cancel()
+            self._pool.watch(sandbox.id, partial(self._serve, worker, number), worker.end)
+            await worker.gone.wait()
+            self.lost += worker.is_lost
         finally:
-            worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"), is_closed=True)
+            worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"))
             self._leave(worker)
-            await stop(sandbox)
-        if worker.state is SandboxState.STOPPED and worker.served:
-            return None
-        if worker.state is SandboxState.LOST:
+            await sandbox.stop()
+        if worker.is_lost:
             return WorkerLostError(worker)
+        if worker.served:
+            return None
         self.failed_starts += 1
         return SandboxStartError(sandbox.id, worker.cause)
 
-    async def _serve(self, worker: EnvWorker, number: int) -> None:
-        """Connect to the env server of a worker, let the worker play episodes, and monitor it until it ends."""
-        problem = ""
+    async def _serve(self, worker: EnvWorker, number: int) -> Cause:
+        """Let a worker play episodes as soon as its env server answers; return why the server is lost."""
         with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
-            while worker.state is SandboxState.STARTING:
-                try:
-                    async with self._connect(worker.sandbox) as client:
-                        await client.health()
-                        starting.deadline = math.inf
-                        worker.open(client)
-                        self._ready.append(worker)
-                        self._tried(number)
-                        self._wake()
-                        worker.end(await watch_server(worker, client, self._heartbeat), is_unresponsive=True)
-                except EnvkitError as error:
-                    if not error.retry:
-                        return worker.end(Cause(CauseKind.START_FAILED, f"env server error: {error}"))
-                    problem = f" ({error})"
-                    await anyio.sleep(_RETRY_S)
-        why = f"env server did not answer within {self._start_timeout_s:g} s{problem}"
-        return worker.end(Cause(CauseKind.START_FAILED, why))
+            try:
+                async with connect_when_serving(self._connect, worker.sandbox) as client:
+                    starting.deadline = math.inf
+                    if worker.gone.is_set():
+                        return worker.cause
+                    monitor = worker.open(client, self._heartbeat)
+                    self._ready.append(worker)
+                    self._tried(number)
+                    self._wake()
+                    return await monitor.run()
+            except EnvkitError as error:
+                return Cause(CauseKind.START_FAILED, f"env server error: {error}")
+        return Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
 
     async def _take_slot(self) -> EnvWorker:
-        """Wait for a slot in a healthy worker and take it."""
+        """Wait for a slot in a healthy worker, in order of arrival, and take it."""
         waiter = _Waiter()
         self._waiting.append(waiter)
         self._ask_for_worker()
         began = clock.now() if self._is_on_demand else 0.0
         try:
-            while True:
-                self._assign()
-                if waiter.worker is not None and not waiter.worker.gone.is_set():
-                    return waiter.worker
-                # The assigned worker was lost before this task resumed, so go back to the front of the queue.
-                if waiter.worker is not None:
-                    waiter.worker = None
-                    self._waiting.appendleft(waiter)
-                    continue
+            while self._waiting[0] is not waiter or (worker := self._free_worker()) is None:
                 if self._kept_workers == 0:
                     raise self._failure
-                if self._ready:
-                    await waiter.woken.wait()
-                elif clock.now() < (deadline := max(self._unready_since, began) + self._wait_timeout_s):
-                    with anyio.move_on_after(deadline - clock.now()):
-                        await waiter.woken.wait()
-                else:
+                deadline = max(self._unready_since, began) + self._wait_timeout_s if not self._ready else math.inf
+                if clock.now() >= deadline:
                     waited = f"no healthy worker for {self._wait_timeout_s:g} s"
                     raise SandboxStartError("fleet", f"{waited}; last: {self._failure}")
                 waiter.woken = anyio.Event()
-        except BaseException:
-            if waiter.worker is None:
-                self._waiting.remove(waiter)
-            else:
-                # The lease was cancelled just after it got a slot, so give the slot back.
-                waiter.worker.load -= 1
-                self._assign()
-            raise
-
-    def _assign(self) -> None:
-        """Assign free slots to waiting leases, in the order in which they arrived."""
-        while self._waiting:
-            worker = min(filter(self._is_free, self._ready), key=self._rank, default=None)
-            if worker is None:
-                return
+                with anyio.CancelScope(deadline=deadline):
+                    await waiter.woken.wait()
             worker.load += 1
             worker.served += 1
-            waiter = self._waiting.popleft()
-            waiter.worker = worker
-            waiter.woken.set()
+            return worker
+        finally:
+            self._waiting.remove(waiter)
+            self._wake_first()
+
+    def _free_worker(self) -> EnvWorker | None:
+        return min(filter(self._is_free, self._ready), key=self._rank, default=None)
 
     def _is_free(self, worker: EnvWorker) -> bool:
-        return not worker.gone.is_set() and worker.load < self._slots_per_worker and not self._has_served(worker)
-
-    def _has_served(self, worker: EnvWorker) -> bool:
-        # Compare with >=, because resumed episodes of a previous server count even if the limit was already reached.
-        return self._episodes_per_worker is not None and worker.served >= self._episodes_per_worker
+        is_used_up = self._plays_once and worker.served
+        return not worker.gone.is_set() and worker.load < self._slots_per_worker and not is_used_up
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
         """Return the sort key that prefers responsive workers, and among them the one with the fewest episodes."""
-        return clock.now() - worker.answered_at >= self._heartbeat.unresponsive_s, worker.load
+        return worker.monitor is not None and worker.monitor.is_unresponsive, worker.load
 
     def _leave(self, worker: EnvWorker) -> None:
         if worker in self._ready:
@@ -428,16 +412,19 @@ class FleetHost:
         if not self._untried:
             self._all_tried.set()
 
+    def _wake_first(self) -> None:
+        """Let the first waiting lease look for a free slot."""
+        if self._waiting:
+            self._waiting[0].woken.set()
+
     def _wake(self) -> None:
-        """Assign free slots, and wake all waiting leases so that they check the number of workers again."""
-        self._assign()
+        """Wake all waiting leases, because the number of workers has changed."""
         for waiter in self._waiting:
             waiter.woken.set()
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A lease that waits for a slot; `worker` is set when it is assigned one."""
+    """A lease that waits for a slot; `woken` is set when it should look for one."""
 
     woken: anyio.Event = field(default_factory=anyio.Event)
-    worker: EnvWorker | None = None

@@ -7,16 +7,17 @@ server's process is stopped or hangs, neither the event loop nor the thread answ
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
 from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import EnvkitError
-from envkit.fleet.env_worker import EnvWorker, WorkerClient
-from envkit.types import Cause, CauseKind
+from envkit.protocols import ResumableEpisode
+from envkit.types import Cause, CauseKind, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +26,14 @@ class HeartbeatTimes:
 
     Attributes:
         interval_s: Seconds between an answer and the next probe.
-        timeout_s: Seconds to wait for an answer after the last of `misses` intervals.
-        misses: Number of intervals without an answer or a heartbeat after which the server is lost.
+        lost_s: Seconds without an answer or a heartbeat after which the server is lost.
         longest_step_s: Seconds after which the server is lost if its event loop does not answer, even if its process
             still sends heartbeats.
     """
 
     interval_s: float = 5.0
-    timeout_s: float = 2.0
-    misses: int = 3
+    lost_s: float = 17.0
     longest_step_s: float = 300.0
-
-    @property
-    def lost_s(self) -> float:
-        """Seconds without an answer or a heartbeat after which the server is lost."""
-        return self.interval_s * self.misses + self.timeout_s
 
     @property
     def unresponsive_s(self) -> float:
@@ -47,50 +41,92 @@ class HeartbeatTimes:
         return self.lost_s / 2
 
 
-async def watch_server(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> Cause:
-    """Monitor a worker's server until it is lost; return the cause."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_poll_health, worker, client, heartbeat)
-        tasks.start_soon(_send_heartbeats, worker, client, heartbeat)
-        cause = await _await_loss(worker, heartbeat)
-        tasks.cancel_scope.cancel()
-    return cause
+class WorkerClient(Protocol):
+    """Client of the env server in one worker."""
+
+    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
+        """Lease an episode, or resume the one with this id and task. See `envkit.protocols.EnvHost.lease`."""
+        ...
+
+    async def health(self) -> object:
+        """Return once the server's event loop has answered.
+
+        Raises:
+            UnreachableError: The server does not answer.
+        """
+        ...
+
+    async def heartbeat(self) -> None:
+        """Return once the server's process has answered, even if its event loop is busy.
+
+        Raises:
+            UnreachableError: The process does not answer.
+        """
+        ...
 
 
-async def _await_loss(worker: EnvWorker, heartbeat: HeartbeatTimes) -> Cause:
-    """Wait until the server is lost, and return the cause. Delays of our own event loop do not count as silence."""
-    now = clock.now()
-    while True:
-        lost_at = max(worker.answered_at, worker.process_seen_at) + heartbeat.lost_s
-        hung_at = worker.answered_at + max(heartbeat.longest_step_s, heartbeat.lost_s)
-        if now >= lost_at:
-            return Cause(CauseKind.UNRESPONSIVE, f"env server did not answer for {heartbeat.lost_s:g} s")
-        if now >= hung_at:
-            why = f"env server computed for {heartbeat.longest_step_s:g} s, the limit for one step"
-            return Cause(CauseKind.UNRESPONSIVE, why)
-        due = min(lost_at, hung_at, now + heartbeat.interval_s / 4)
-        await anyio.sleep(max(0.0, due - now))
-        now = clock.now()
-        worker.answered_at = compensate_loop_lag(worker.answered_at, now - due, now=now)
-        worker.process_seen_at = compensate_loop_lag(worker.process_seen_at, now - due, now=now)
+class ServerMonitor:
+    """Probes one env server until the server is lost."""
 
+    def __init__(self, client: WorkerClient, times: HeartbeatTimes) -> None:
+        self._client = client
+        self._times = times
+        self._answered_at = self._process_seen_at = clock.now()
+        self._is_lost = anyio.Event()
+        self._cause = Cause(CauseKind.UNKNOWN, "not lost")
 
-async def _poll_health(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> None:
-    """Check at intervals whether the server's event loop answers. A check has no timeout."""
-    while True:
-        await anyio.sleep(heartbeat.interval_s)
-        with suppress(EnvkitError):
-            await client.health()
-            worker.answered_at = clock.now()
+    @property
+    def is_unresponsive(self) -> bool:
+        """Whether the server's event loop has not answered for so long that new episodes go to other workers."""
+        return clock.now() - self._answered_at >= self._times.unresponsive_s
 
+    async def run(self) -> Cause:
+        """Probe the server until it is lost; return the cause."""
+        async with anyio.create_task_group() as tasks:
+            for check in (self._poll_health, self._request_heartbeats, self._check_deadlines):
+                tasks.start_soon(check)
+            await self._is_lost.wait()
+            tasks.cancel_scope.cancel()
+        return self._cause
 
-async def _send_heartbeats(worker: EnvWorker, client: WorkerClient, heartbeat: HeartbeatTimes) -> None:
-    """Request heartbeats from the thread in the server's process while the server's event loop does not answer."""
-    while True:
-        if (rest_s := worker.answered_at + heartbeat.unresponsive_s - clock.now()) > 0:
-            await anyio.sleep(rest_s)
-            continue
-        with suppress(EnvkitError, OSError):
-            await client.heartbeat()
-            worker.process_seen_at = clock.now()
-        await anyio.sleep(heartbeat.interval_s)
+    def report_lost(self, cause: Cause) -> None:
+        """Report that the server is lost, which ends `run`."""
+        self._cause = cause
+        self._is_lost.set()
+
+    async def _check_deadlines(self) -> None:
+        """Report the server as lost when it is silent for too long. Delays of our own event loop do not count."""
+        times, now = self._times, clock.now()
+        while True:
+            lost_at = max(self._answered_at, self._process_seen_at) + times.lost_s
+            hung_at = self._answered_at + max(times.longest_step_s, times.lost_s)
+            if now >= lost_at:
+                why = f"env server did not answer for {times.lost_s:g} s"
+                return self.report_lost(Cause(CauseKind.UNRESPONSIVE, why))
+            if now >= hung_at:
+                why = f"env server computed for {times.longest_step_s:g} s, the limit for one step"
+                return self.report_lost(Cause(CauseKind.UNRESPONSIVE, why))
+            due = min(lost_at, hung_at, now + times.interval_s / 4)
+            await anyio.sleep(max(0.0, due - now))
+            now = clock.now()
+            self._answered_at = compensate_loop_lag(self._answered_at, now - due, now=now)
+            self._process_seen_at = compensate_loop_lag(self._process_seen_at, now - due, now=now)
+
+    async def _poll_health(self) -> None:
+        """Check at intervals whether the server's event loop answers. A check has no timeout."""
+        while True:
+            await anyio.sleep(self._times.interval_s)
+            with suppress(EnvkitError):
+                await self._client.health()
+                self._answered_at = clock.now()
+
+    async def _request_heartbeats(self) -> None:
+        """Request heartbeats from the thread in the server's process while the server's event loop does not answer."""
+        while True:
+            if (rest_s := self._answered_at + self._times.unresponsive_s - clock.now()) > 0:
+                await anyio.sleep(rest_s)
+                continue
+            with suppress(EnvkitError, OSError):
+                await self._client.heartbeat()
+                self._process_seen_at = clock.now()
+            await anyio.sleep(self._times.interval_s)

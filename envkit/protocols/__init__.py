@@ -17,6 +17,7 @@ from envkit.protocols.sandboxes import (
     Sandbox,
     SandboxBackend,
     SandboxPool,
+    ServerPool,
     Shell,
 )
 from envkit.protocols.training import Engine, Renderer, Trainer, WeightSink
@@ -37,6 +38,7 @@ __all__ = [
     "Sandbox",
     "SandboxBackend",
     "SandboxPool",
+    "ServerPool",
     "Shell",
     "SplitStepEpisode",
     "Trainer",

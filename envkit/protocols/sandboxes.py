@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -370,4 +370,23 @@ class SandboxPool(Protocol):
 
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Yield the stored events with a number above `after`, then each new event when it happens."""
+        ...
+
+
+class ServerPool(SandboxPool, Protocol):
+    """A pool of this process, in whose sandboxes its owner runs servers."""
+
+    def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
+        """Add a check to the monitor of a leased sandbox, for example of the server that runs in it.
+
+        Args:
+            id: Id of the sandbox, which has not ended.
+            check: Returns when what runs in the sandbox is lost. The sandbox is then lost with the returned cause. The
+                check is cancelled when the sandbox has been removed.
+            on_end: Called with the cause as soon as the sandbox ends for any reason.
+        """
+        ...
+
+    def alert(self, kind: str, text: str) -> None:
+        """Emit an event that is not about a single sandbox; at most one per minute and kind."""
         ...

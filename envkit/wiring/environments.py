@@ -32,6 +32,11 @@ def registered() -> Sequence[EnvSpec]:
     return list(registry.specs())
 
 
+def is_replayable(env_id: str) -> bool:
+    """Return whether the state of an environment depends only on the task and the actions; False if it is unknown."""
+    return any(spec.id == env_id and spec.replayable for spec in registered())
+
+
 def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`; see `envkit.registry.find`."""
     load_catalogue()

@@ -39,7 +39,7 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
-from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK, SandboxLimits
+from ..host.layout import AGENT_UID, CONTROL_DIR, CONTROL_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
 from . import arguments, detached, host_python, orphans, supervisor, uid_ranges

@@ -32,7 +32,7 @@ from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
-from ..host.layout import CONTROL_DIR, SOCKETS, WORK, SandboxLimits
+from ..host.layout import CONTROL_DIR, SOCKETS, WORK
 from ..snapshots import store
 from . import container, container_config, orphans, seccomp_profile
 from .api import Daemon, DaemonError

@@ -20,7 +20,7 @@ from envkit.types.sandboxes import SandboxLimits
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
 from ..host.agent_cgroup import AgentCgroup
-from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS, SandboxLimits
+from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
 from ..host.pid1 import FirstProcess
 from . import container_config
 from .api import LATE_EVENT_S, Daemon, DaemonError

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envkit.types import GRADER_HOME, JSON, Cause, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 from ..egress import allowlist
 from ..host.child_process import cause_of
@@ -27,7 +28,6 @@ from ..host.layout import (
     PATH,
     SOCKETS,
     WORK,
-    SandboxLimits,
     max_inodes,
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
@@ -17,29 +16,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 GRADER_UID = 1001
 MAX_GRADER_HOME_MIB = 64
-
-_MEMORY_MIB = 1024
-_PIDS = 256
-_DISK_MIB = 256
-_SYSTEM_DISK_MIB = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxLimits:
-    """Limits of a sandbox. Sizes are in MiB; `cpus=None` means no limit."""
-
-    memory_mib: int
-    pids: int
-    disk_mib: int
-    cpus: float | None
-
-    @classmethod
-    def of(cls, spec: SandboxSpec) -> SandboxLimits:
-        """Return the limits of `spec` with defaults, by which all tmpfs mounts together use at most half the memory."""
-        memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
-        default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
-        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
-        return cls(memory_mib, _PIDS if spec.pids is None else spec.pids, disk_mib, spec.cpus)
 
 
 def max_inodes(size_mib: int) -> int:

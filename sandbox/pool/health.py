@@ -8,9 +8,8 @@ Answers to other calls count as well. Lag of the pool's own event loop is not co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import anyio
@@ -76,21 +75,6 @@ class LivenessTimes:
         return self.interval_s / 4
 
 
-class Liveness(Enum):
-    """Liveness state of a sandbox."""
-
-    WELL = "well"
-    SUSPECT = "suspect"
-    LOST = "lost"
-
-
-def liveness(silent_s: float, times: LivenessTimes) -> Liveness:
-    """Return the liveness of a sandbox after `silent_s` seconds without an answer."""
-    if silent_s >= times.lost_s:
-        return Liveness.LOST
-    return Liveness.SUSPECT if silent_s >= times.suspect_s else Liveness.WELL
-
-
 @runtime_checkable
 class Diagnosable(Protocol):
     """A sandbox that can be diagnosed even when it does not answer."""
@@ -124,9 +108,10 @@ async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> Non
 
     The stop is shielded from cancellation and takes at most 15 s.
     """
+    assert instance.sandbox is not None
     instance.interval_s = times.interval_s
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_await_exit, instance)
+        tasks.start_soon(_await_loss, instance, instance.sandbox.wait)
         tasks.start_soon(_probe, instance, times, alert)
         try:
             await instance.gone.wait()
@@ -137,23 +122,23 @@ async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> Non
         tasks.cancel_scope.cancel()
 
 
-def check(instance: Instance, times: LivenessTimes, *, now: float, late_s: float) -> Liveness:
-    """Return the liveness of a running sandbox, and update its probe interval.
+def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: float) -> bool:
+    """Return whether a running sandbox has not answered for `lost_s`. Update its state and its probe interval.
 
     `late_s` is how many seconds the event loop lagged, which do not count as time without an answer.
     """
     instance.interval_s = times.interval_s
     instance.answered_at = compensate_loop_lag(instance.answered_at, late_s, now=now)
-    state = liveness(now - instance.answered_at, times)
-    if state is Liveness.WELL:
-        return state
+    silent_s = now - instance.answered_at
+    if silent_s < times.suspect_s:
+        return False
     sandbox: object = instance.sandbox
     if isinstance(sandbox, Backpressured) and sandbox.is_unread:
         instance.answered_at = now
-        return Liveness.WELL
+        return False
     if instance.state is not SandboxState.SUSPECT:
         instance.enter(SandboxState.SUSPECT, f"no answer for {times.suspect_s:g} s")
-    return state
+    return silent_s >= times.lost_s
 
 
 async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
@@ -181,10 +166,19 @@ async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> str:
         return str(_unhandled(instance, error))
 
 
-async def _await_exit(instance: Instance) -> None:
-    assert instance.sandbox is not None
+async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> None:
+    """Run the check of an owner until it finds that the sandbox is lost, or until the sandbox has been removed."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_await_loss, instance, check)
+        # Do not cancel the check earlier: its client waits until its peer in the sandbox closes the connection.
+        await instance.cleared.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) -> None:
+    """Declare the sandbox lost with the cause that `wait` returns."""
     try:
-        cause = await instance.sandbox.wait()
+        cause = await wait()
     except (EnvkitError, OSError) as error:
         cause = Cause(CauseKind.UNKNOWN, str(error))
     except Exception as error:

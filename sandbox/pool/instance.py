@@ -95,6 +95,7 @@ class Instance:
         used_at: Loop time of the sandbox's last use.
         latency_s: Duration of the last probe in seconds; None before the first probe.
         is_diagnosing: Whether the pool is finding out why the sandbox does not answer.
+        on_end: Called with the cause when the sandbox ends.
     """
 
     def __init__(self, id: str, spec: SandboxSpec, node: Node, notify: Callable[[Instance], None]) -> None:
@@ -122,6 +123,7 @@ class Instance:
         self.interval_s = 0.0
         self.latency_s: float | None = None
         self.is_diagnosing = False
+        self.on_end: Callable[[Cause], None] = _ignore
         self._notify = notify
         self._calls: set[anyio.CancelScope] = set()
 
@@ -267,7 +269,12 @@ class Instance:
         self.starting.cancel()
         for call in self._calls:
             call.cancel()
+        self.on_end(cause)
         self.enter(state, cause)
+
+
+def _ignore(cause: Cause) -> None:
+    pass
 
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:

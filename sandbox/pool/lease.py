@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from envkit.errors import UnsupportedError
-from envkit.protocols import Sandbox, Shell
+from envkit.protocols import Shell
 from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, ExecResult, FileUser, SandboxUser
 
 from ..agent_client.process import Program
@@ -22,13 +22,13 @@ class Lease:
     """A leased sandbox; implements `envkit.protocols.Sandbox`. Calls after its end raise `SandboxLostError`.
 
     Args:
-        instance: The pool's record of the sandbox.
-        sandbox: The backend's sandbox.
+        instance: The pool's record of a sandbox that has started.
     """
 
-    def __init__(self, instance: Instance, sandbox: Sandbox) -> None:
+    def __init__(self, instance: Instance) -> None:
+        assert instance.sandbox is not None
         self._instance = instance
-        self._sandbox = sandbox
+        self._sandbox = instance.sandbox
 
     @property
     def id(self) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Self
 
 import anyio
@@ -28,7 +29,7 @@ from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState,
 
 from . import reattach
 from .events import EventLog, LedgerStore, LedgerWriter
-from .health import CLOSED, Liveness, LivenessTimes, check, declare_lost
+from .health import CLOSED, LivenessTimes, declare_lost, is_silent, watch
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease
 from .metrics import PoolCounts, wanted
@@ -44,7 +45,7 @@ _LAST_WRITES_S = 10.0
 
 
 class Pool:
-    """Leases sandboxes; implements `envkit.protocols.SandboxPool`. Use it with ``async with``.
+    """Leases sandboxes; implements `envkit.protocols.ServerPool`. Use it with ``async with``.
 
     Entering re-attaches to the sandboxes in the ledger and begins to fill the warm stocks. Leaving stops all sandboxes
     concurrently, with a timeout of 15 s each.
@@ -95,7 +96,7 @@ class Pool:
         """Lease a sandbox, and remove it at the end of the block; see `envkit.protocols.SandboxPool.lease`."""
         instance = await self._scheduler.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
         try:
-            yield _lease_of(instance)
+            yield Lease(instance)
         finally:
             instance.end(Cause(CauseKind.STOPPED, "released"))
             with anyio.CancelScope(shield=True):
@@ -169,7 +170,13 @@ class Pool:
         if not instance.settled.is_set():
             raise CapacityError(f"sandbox {id} is still starting; retry later")
         instance.used_at = clock.now()
-        return _lease_of(instance)
+        return Lease(instance)
+
+    def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
+        """Monitor what runs in a leased sandbox; see `envkit.protocols.ServerPool.watch`."""
+        instance = self._scheduler.instances[id]
+        instance.on_end = on_end
+        self._tasks.start_soon(watch, instance, check)
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
         """Return the view of a sandbox, without counting as use; the last 1,000 ended ones are kept for 10 minutes."""
@@ -232,15 +239,10 @@ class Pool:
     def counts(self) -> PoolCounts:
         """Return the current counts, and totals since the pool was opened."""
         alive = [instance for instance in self._scheduler.instances.values() if not instance.is_over]
-        tally = self._history.tally
         return PoolCounts(
             states=Counter(instance.state for instance in alive),
             warm=sum(instance.state is SandboxState.READY for instance in alive),
-            starts=tally.starts,
-            failed_starts=tally.failed_starts,
-            finished=tally.finished,
-            losses=dict(tally.losses),
-            restarts=tally.restarts,
+            **asdict(self._history.tally),
             waiting=self._scheduler.queue.waiting(),
             alerts={kind: count for kind, count in self._history.events.counts.items() if kind != "state"},
             probe_s={instance.id: instance.latency_s for instance in alive if instance.latency_s is not None},
@@ -308,10 +310,7 @@ class Pool:
             for instance in list(self._scheduler.instances.values()):
                 if instance.is_over or not instance.settled.is_set():
                     continue
-                if (
-                    check(instance, liveness_times, now=now, late_s=late_s) is Liveness.LOST
-                    and not instance.is_diagnosing
-                ):
+                if is_silent(instance, liveness_times, now=now, late_s=late_s) and not instance.is_diagnosing:
                     instance.is_diagnosing = True
                     self._tasks.start_soon(declare_lost, instance, liveness_times)
                 if instance.is_in_use:
@@ -386,11 +385,6 @@ class Pool:
     def _find(self, id: str) -> SandboxView | None:
         instance = self._scheduler.instances.get(id)
         return self._history.past.get(id) if instance is None else instance.view()
-
-
-def _lease_of(instance: Instance) -> Lease:
-    assert instance.sandbox is not None
-    return Lease(instance, instance.sandbox)
 
 
 def _unknown(id: str) -> SandboxNotFoundError:

@@ -1,24 +1,76 @@
-"""Shared by the tests of fleets: scripted workers on virtual time, and players."""
+"""Shared by the tests of fleets: a pool of scripted workers on virtual time, and players."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, cast
 
 import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet import FleetHost, HeartbeatTimes
-from envkit.protocols import ResumableEpisode
+from envkit.errors import EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
+from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
+from envkit.fleet.session_store import SessionRecord
+from envkit.protocols import ResumableEpisode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
-from envkit.types import Cause, ExecResult, Observation, Reset, Step, Task
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Node
+from envkit.types import Cause, Observation, Reset, SandboxSpec, Step, Task
 from tests.causes import cause
 
 TASK = Task("Game-v0", 7)
+
+
+class ScriptedWorker(WorkerClient, Protocol):
+    """A sandbox, its env server, and the server's client in one."""
+
+    id: str
+
+    async def probe(self, timeout_s: float) -> float: ...
+
+    async def wait(self) -> Cause: ...
+
+    async def stop(self) -> None: ...
+
+
+class ScriptedPool(Pool):
+    """A pool of one node, on which `start` starts the workers."""
+
+    def __init__(self, start: Callable[[], Awaitable[ScriptedWorker]]) -> None:
+        self.node = Node("here", cast(SandboxBackend, self))
+        super().__init__([self.node])
+        self._start = start
+        self._workers: dict[str, ScriptedWorker] = {}
+
+    async def start(self, spec: SandboxSpec) -> ScriptedWorker:
+        worker = await self._start()
+        self._workers[worker.id] = worker
+        return worker
+
+    @asynccontextmanager
+    async def connect(self, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
+        yield self._workers[self.view(sandbox.id).backend_id]
+
+
+class ScriptedFleet(FleetHost):
+    """A fleet that opens its pool."""
+
+    def __init__(self, pool: ScriptedPool, **settings: Any) -> None:
+        super().__init__(pool, SandboxSpec(), pool.connect, **settings)
+        self.pool = pool
+
+    async def __aenter__(self) -> Self:
+        await self.pool.__aenter__()
+        return await super().__aenter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            await self.pool.__aexit__(None, error, None)
 
 
 @dataclass(eq=False)
@@ -52,11 +104,8 @@ class Worker:
         self.stopped_at = clock.now()
         self.die("stopped")
 
-    async def exec(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        raise NotImplementedError
-
-    async def connect(self, name: str) -> socket.socket:
-        raise NotImplementedError
+    async def probe(self, timeout_s: float) -> float:
+        return 0.0
 
     async def health(self) -> None:
         await self._talk()
@@ -97,10 +146,31 @@ class Worker:
         await anyio.lowlevel.checkpoint()
 
 
-@asynccontextmanager
-async def connect(worker: object) -> AsyncIterator[Worker]:
-    assert isinstance(worker, Worker)
-    yield worker
+class FakeSessionStore:
+    """A session store in memory that cannot write while it is full."""
+
+    def __init__(self, **sessions: SessionRecord) -> None:
+        self.sessions = sessions
+        self.is_full = False
+
+    def keys(self) -> Sequence[str]:
+        return list(self.sessions)
+
+    def get(self, key: str) -> SessionRecord | None:
+        return self.sessions.get(key)
+
+    async def record(self, key: str, record: SessionRecord) -> None:
+        self._write()
+        self.sessions[key] = record
+
+    async def forget(self, *keys: str) -> None:
+        self._write()
+        for key in keys:
+            self.sessions.pop(key, None)
+
+    def _write(self) -> None:
+        if self.is_full:
+            raise EnvkitError("the disk is full")
 
 
 class WorkerStarter:
@@ -128,17 +198,14 @@ class WorkerStarter:
         restarts: RestartBudget | None = None,
         heartbeat: HeartbeatTimes | None = None,
         *,
-        unenforced: bool = False,
-        alert: Callable[[str], None] | None = None,
-    ) -> FleetHost:
-        return FleetHost(
-            self.start,
-            connect,
+        ends_when_spent: bool = False,
+    ) -> ScriptedFleet:
+        return ScriptedFleet(
+            ScriptedPool(self.start),
             workers=workers,
             slots_per_sandbox=slots_per_sandbox,
             restarts=restarts or RestartBudget(),
-            unenforced=unenforced,
-            alert=alert,
+            ends_when_spent=ends_when_spent,
             heartbeat=heartbeat,
             start_timeout_s=10,
             wait_timeout_s=30,
@@ -162,6 +229,6 @@ async def play(host: FleetHost, seconds: float, ends: list[str], task: Task = TA
                 while True:
                     await episode.step("go")
     except (SandboxLostError, SandboxStartError) as error:
-        ends.append(f"{clock.now():g} {error}")
+        ends.append(f"{clock.now():g} {error.cause}")
     else:
         ends.append(start.observation.text)

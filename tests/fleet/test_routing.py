@@ -2,77 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
-from envkit.fleet import FleetHost
+from envkit.errors import EnvkitError, SandboxStartError
+from envkit.fleet.host import WorkerKind
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
-from tests.fleet.fleets import TASK, Worker, WorkerStarter, connect, play, run
-
-NO_CAPACITY = CapacityError("the pool has no nodes")
-
-
-class FakeSessionStore:
-    """A session store in memory that cannot write while it is full."""
-
-    def __init__(self, **sessions: SessionRecord) -> None:
-        self.sessions = sessions
-        self.is_full = False
-
-    def keys(self) -> Sequence[str]:
-        return list(self.sessions)
-
-    def get(self, key: str) -> SessionRecord | None:
-        return self.sessions.get(key)
-
-    async def record(self, key: str, record: SessionRecord) -> None:
-        self._write()
-        self.sessions[key] = record
-
-    async def forget(self, *keys: str) -> None:
-        self._write()
-        for key in keys:
-            self.sessions.pop(key, None)
-
-    def _write(self) -> None:
-        if self.is_full:
-            raise EnvkitError("the disk is full")
+from tests.causes import cause
+from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run
+from tests.sandbox.pool.pools import past_events
 
 
-def with_store(
-    starter: WorkerStarter,
-    sessions: SessionStore,
-    *,
-    slots_per_sandbox: int = 2,
-    episodes_per_sandbox: int | None = None,
-) -> FleetHost:
-    return FleetHost(
-        starter.start,
-        connect,
-        workers=1,
-        slots_per_sandbox=slots_per_sandbox,
-        episodes_per_sandbox=episodes_per_sandbox,
-        session_store=sessions,
-    )
+def with_store(sessions: SessionStore, *, slots_per_sandbox: int = 2, kind: WorkerKind = "shared") -> ScriptedFleet:
+    pool = ScriptedPool(WorkerStarter().start)
+    return ScriptedFleet(pool, workers=1, slots_per_sandbox=slots_per_sandbox, kind=kind, session_store=sessions)
 
 
 def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_leaves_the_window() -> None:
     async def main() -> None:
-        starter, alerts = WorkerStarter(start_s=0), list[str]()
+        starter = WorkerStarter(start_s=0)
         budget = RestartBudget(restarts=2, window_s=100, first_delay_s=1)
-        async with starter.fleet(1, 2, budget, alert=alerts.append) as host:
+        async with starter.fleet(1, 2, budget) as host:
             for _ in range(3):
                 starter.workers[-1].die("killed by signal 9")
                 await anyio.sleep(10)
             assert (starter.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
             spent = "restart budget spent (2 in 100 s); next restart in 80 s"
-            assert alerts == [f"environment workers: {spent}; last: sandbox worker-2 lost: killed by signal 9"]
+            (alert,) = (event.text for event in await past_events(host.pool) if event.kind == "restarts")
+            assert alert.startswith(f"environment workers: {spent}; last: sandbox :envs-shared-")
+            assert alert.endswith(" lost: killed by signal 9")
             with pytest.raises(SandboxStartError, match=r"no healthy worker for 30 s; last: .* killed by signal 9"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
@@ -100,14 +61,16 @@ def test_workers_that_are_lost_at_once_are_replaced_at_once() -> None:
 
 def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
     async def main() -> None:
-        starter = WorkerStarter(Worker, *[NO_CAPACITY] * 50, Worker)
+        starter = WorkerStarter()
         async with starter.fleet(1, 1, RestartBudget(restarts=1)) as host:
-            starter.workers[0].die("the node was lost")
+            host.pool.remove_node("here", cause("the node was lost"))
             await anyio.sleep(40)
             with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
             await anyio.sleep(60)
+            host.pool.add_node(host.pool.node)
+            await anyio.sleep(1)
             ends: list[str] = []
             await play(host, 1, ends)
             assert (ends, host.waiting) == (["worker-1"], 0)
@@ -115,29 +78,10 @@ def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
     run(main)
 
 
-def test_a_worker_that_cannot_be_stopped_does_not_affect_the_others() -> None:
-    class Sticky(Worker):
-        async def stop(self) -> None:
-            self.die("stopped")
-            raise SandboxError("it could not be ended within 10 s")
-
-    async def main() -> None:
-        starter = WorkerStarter(Sticky, Worker)
-        ends: list[str] = []
-        async with starter.fleet(2, 1) as host, anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(play, host, 20, ends)
-            await anyio.sleep(1)
-            starter.workers[0].die("killed")
-        assert sorted(ends) == ["1.5 sandbox worker-0 lost: killed", "worker-1"]
-
-    run(main)
-
-
 def test_a_lease_that_cannot_be_recorded_takes_no_slot() -> None:
     async def main() -> None:
         store = FakeSessionStore()
-        async with with_store(WorkerStarter(), store) as host:
+        async with with_store(store) as host:
             store.is_full = True
             for number in range(5):
                 with pytest.raises(EnvkitError, match="the disk is full"):
@@ -157,7 +101,7 @@ def test_a_lease_that_cannot_be_recorded_takes_no_slot() -> None:
 def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() -> None:
     async def main() -> None:
         store = FakeSessionStore()
-        async with with_store(WorkerStarter(), store, slots_per_sandbox=1) as host:
+        async with with_store(store, slots_per_sandbox=1) as host:
             with pytest.raises(EnvkitError, match="the disk is full"):
                 async with host.lease_as("a", TASK):
                     store.is_full = True
@@ -171,11 +115,13 @@ def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() 
 
 def test_a_single_episode_worker_that_also_resumed_an_episode_is_replaced() -> None:
     async def main() -> None:
-        starter, task = WorkerStarter(), Task("Own-v0", 1)
-        store = FakeSessionStore(old=SessionRecord("worker-0", "session", task))
-        async with with_store(starter, store, slots_per_sandbox=1, episodes_per_sandbox=1) as host:
-            async with host.lease_as("new", TASK), host.lease_as("old", task):
-                pass
+        task = Task("Own-v0", 1)
+        store = FakeSessionStore()
+        async with with_store(store, slots_per_sandbox=1, kind="own") as host:
+            async with host.lease_as("new", TASK):
+                store.sessions["old"] = SessionRecord(host.pool.views()[0].id, "session", task)
+                async with host.lease_as("old", task):
+                    pass
             await anyio.sleep(2)
             ends: list[str] = []
             await play(host, 1, ends)

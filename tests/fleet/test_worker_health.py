@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import anyio
-import pytest
 
 from envkit import clock
-from envkit.errors import SandboxLostError
 from envkit.fleet import HeartbeatTimes
-from envkit.types import Step, Task
-from tests import echoes
 from tests.fleet.fleets import Worker, WorkerStarter, play, run
 
-PROBING = HeartbeatTimes(interval_s=1, timeout_s=3, misses=1, longest_step_s=300)
+PROBING = HeartbeatTimes(interval_s=1, lost_s=4, longest_step_s=300)
 
 
 async def compute(worker: Worker, seconds: float) -> None:
@@ -51,7 +45,7 @@ def test_a_server_that_computes_longer_than_the_step_limit_is_lost_before_its_ca
             with anyio.move_on_after(600):
                 await compute(starter.workers[0], 1000)
         what = "env server computed for 300 s, the limit for one step"
-        assert ends == [f"305.5 sandbox worker-0 lost: {what}"]
+        assert ends == [f"305.5 {what}"]
 
     run(main)
 
@@ -93,7 +87,7 @@ def test_a_new_episode_goes_to_a_worker_that_answers_rather_than_one_that_comput
 
 def test_our_own_event_loop_lag_does_not_count_as_a_missed_heartbeat() -> None:
     async def main() -> None:
-        async with WorkerStarter(start_s=0).fleet(5, 1, heartbeat=HeartbeatTimes(0.1, 0.5, misses=1)) as host:
+        async with WorkerStarter(start_s=0).fleet(5, 1, heartbeat=HeartbeatTimes(0.1, 0.6)) as host:
             for _ in range(3):
                 await anyio.sleep(0.1)
                 threading.Event().wait(1)  # block the event loop
@@ -101,48 +95,3 @@ def test_our_own_event_loop_lag_does_not_count_as_a_missed_heartbeat() -> None:
             assert host.lost == 0
 
     clock.run(main)
-
-
-class HangingEcho(echoes.Echo):
-    """An environment in which an action blocks its whole worker."""
-
-    async def step(self, action: str) -> Step:
-        assert isinstance(self.worker, HangingWorker)
-        self.worker.hangs |= action == "deadly"
-        return await super().step(action)
-
-
-class HangingWorker(echoes.Worker):
-    hangs = False
-
-    @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[HangingEcho]:
-        yield HangingEcho(self, task)
-
-    async def answer(self) -> None:
-        await self.health()
-        await super().answer()
-
-    async def health(self) -> None:
-        if self.hangs:
-            await anyio.sleep_forever()
-
-    heartbeat = health
-
-
-def test_an_episode_whose_steps_block_two_workers_is_void_and_the_others_continue() -> None:
-    async def main() -> None:
-        workers = [HangingWorker(name) for name in "abcd"]
-        async with echoes.fleet_of(*workers, slots_per_sandbox=2) as host:
-            task = echoes.TASK
-            async with host.lease(task) as suspect, host.lease(task) as other:
-                for episode in (suspect, other):
-                    await episode.reset()
-                    await episode.step("one")
-                with pytest.raises(SandboxLostError, match="b lost: env server did not answer") as raised:
-                    await suspect.step("deadly")
-                assert type(raised.value) is SandboxLostError
-                assert (await other.step("two")).observation.text == "3 one two"
-            assert (host.all_lost, host.episodes.rebuilt, host.episodes.void) == (2, 2, 1)
-
-    run(main)

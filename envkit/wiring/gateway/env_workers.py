@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import anyio
-
 from envkit.config.serving import ServeConfig
-from envkit.errors import CapacityError, EnvkitError, UsageError
-from envkit.fleet import EnvSandbox, FleetHost, HeartbeatTimes
+from envkit.errors import EnvkitError, UsageError
+from envkit.fleet import FleetHost, HeartbeatTimes
+from envkit.fleet.env_worker import connect_when_serving
+from envkit.fleet.host import WorkerKind
 from envkit.fleet.ledger import Ledger
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import ResourceRequest
-from envkit.types import SandboxSpec, SandboxState, SandboxView
+from envkit.types import SandboxSpec
 from envkit.wiring import environments
 from envkit.wiring.gateway.capacity import describe, env_sandbox_count
 from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 
-_ENV_SANDBOX = ":envs-"
-"""Prefix of the names of sandboxes that serve environments; names given by callers contain no colon."""
 _SUSPECT_SANDBOXES = 2
 _NO_SANDBOX_TIMEOUT_S = 45.0
 """Seconds that episodes wait while no sandbox is running; must be below the client's timeout of 60 s."""
 _BOOT_CALL_S = 5.0
-_BOOT_RETRY_S = 0.02
 
 
 def dedicated_env_ids() -> set[str]:
@@ -65,46 +61,6 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
     return count, max(int(min(own, room - count)), 1)
 
 
-class EnvSandboxStarter:
-    """Leases sandboxes for environments from a pool. Takes over those that an earlier server process left running
-    first.
-    """
-
-    def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, max_count: int) -> None:
-        self._pool = pool
-        self._spec = spec
-        self._prefix = f"{_ENV_SANDBOX}{kind}-"
-        self._max_count = max_count
-        self._left_running: list[str] | None = None
-        self._was_full = False
-
-    def left_running(self) -> int:
-        """Return the number of sandboxes that an earlier server process left running."""
-        return sum(view.id.startswith(self._prefix) and _is_alive(view) for view in self._pool.views())
-
-    async def start(self) -> EnvSandbox:
-        if self._left_running is None:
-            found = [view.id for view in self._pool.views() if view.id.startswith(self._prefix) and _is_alive(view)]
-            self._left_running = found[: self._max_count]
-            # Stop the surplus: the previous server may have been configured with more sandboxes.
-            for name in found[self._max_count :]:
-                await self._pool.stop(name)
-        while self._left_running:
-            name = self._left_running.pop()
-            if self._pool.view(name).spec == self._spec:
-                return self._pool.get(name)
-            await self._pool.stop(name)  # this sandbox was started with other settings
-        name = f"{self._prefix}{uuid.uuid4().hex[:8]}"
-        try:
-            # When the server starts, do not wait for capacity: if the machine is too small, it starts with fewer
-            # sandboxes.
-            await self._pool.create(name, self._spec, wait_s=math.inf if self._was_full else None)
-        except CapacityError:
-            self._was_full = True
-            raise
-        return self._pool.get(name)
-
-
 class EnvHosts(NamedTuple):
     """The hosts of a gateway.
 
@@ -130,44 +86,29 @@ async def env_hosts(
     """
     liveness, longest_s = config.liveness, config.limits.step_timeout_s
     slots = math.ceil(config.envs.capacity / count)
-    heartbeat = HeartbeatTimes(
-        liveness.interval_s, liveness.lost_s - liveness.interval_s, misses=1, longest_step_s=longest_s
-    )
-    replayable = {spec.id for spec in environments.registered() if spec.replayable}
 
-    def host(
-        kind: str,
-        workers: int,
-        slots_per_sandbox: int = 1,
-        *,
-        episodes_per_sandbox: int | None = None,
-        suspects: FleetHost | None = None,
-    ) -> FleetHost:
+    def host(kind: WorkerKind, workers: int, slots_each: int = 1, suspects: FleetHost | None = None) -> FleetHost:
         # Suspects need one slot only, but with the same spec as the shared sandboxes they can use warm ones.
-        spec = env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots)
-        starter = EnvSandboxStarter(pool, spec, kind, workers)
         return FleetHost(
-            starter.start,
+            pool,
+            env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots),
             partial(env_sandboxes.connect, longest_s),
+            kind=kind,
             workers=workers,
-            slots_per_sandbox=slots_per_sandbox,
+            slots_per_sandbox=slots_each,
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
-            alert=partial(pool.alert, "restarts"),
-            heartbeat=heartbeat,
+            heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s),
             wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
-            replayable=replayable.__contains__,
-            episodes_per_sandbox=episodes_per_sandbox,
+            replayable=environments.is_replayable,
             session_store=fleet_nodes.ledger,
-            on_demand=kind != "shared",
-            resumed=starter.left_running() if kind == "own" else 0,
             suspects=suspects,
             offenders=offenders,
         )
 
     async with (
         host("suspect", _SUSPECT_SANDBOXES) as suspects,
-        host("shared", count, slots, suspects=suspects if slots > 1 else None) as shared,
-        host("own", own_count, episodes_per_sandbox=1) as own,
+        host("shared", count, slots, suspects if slots > 1 else None) as shared,
+        host("own", own_count) as own,
     ):
         yield EnvHosts(shared, own, suspects)
 
@@ -191,16 +132,5 @@ def env_sandbox_spec(config: ServeConfig, fleet_nodes: FleetNodes, capacity: int
 
 async def wait_until_serving(sandbox: Sandbox) -> None:
     """Wait until the environment server in a sandbox answers."""
-    while True:
-        try:
-            async with env_sandboxes.connect(_BOOT_CALL_S, sandbox) as client:
-                await client.health()
-                return
-        except EnvkitError as error:
-            if not error.retry:
-                raise
-        await anyio.sleep(_BOOT_RETRY_S)
-
-
-def _is_alive(view: SandboxView) -> bool:
-    return view.state in (SandboxState.LEASED, SandboxState.SUSPECT)
+    async with connect_when_serving(partial(env_sandboxes.connect, _BOOT_CALL_S), sandbox):
+        pass

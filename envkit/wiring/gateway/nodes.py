@@ -20,7 +20,8 @@ from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause
 from envkit.wiring.gateway import capacity
 from envkit.wiring.gateway.token_store import LEDGER, state_folder
-from envkit.wiring.sandboxes import env_sandboxes, running_servers
+from envkit.wiring.sandboxes import running_servers
+from envkit.wiring.sandboxes.backends import choose
 
 _HERE = "here"
 
@@ -55,12 +56,13 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
             yield FleetNodes((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
         return
     assert config.backend != "none"
-    backend, what, why = await env_sandboxes.choose(config.backend)
+    image = config.envs.image or DEFAULT_IMAGE
+    backend, what, why = await choose(config.backend, image=image, may_be_process=True)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(capacity.this_machine)
         # Ask Docker for the memory, because its daemon may run on another machine.
         if isinstance(backend, DockerBackend):
-            await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
+            await _require_image(backend, image)
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
         node = Node(_HERE, backend, capacity.with_defaults(limits, found))

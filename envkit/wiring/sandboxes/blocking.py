@@ -1,4 +1,4 @@
-"""Choice of a backend by name, and the blocking sandbox for scripts."""
+"""The blocking sandbox for scripts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,19 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 from pydantic import TypeAdapter, ValidationError
 
-from envkit import clock
 from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from envkit.sandbox.bubblewrap import backend as bubblewrap
-from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.sandbox.docker import backend as docker
-from envkit.sandbox.docker.backend import DockerBackend
-from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import EXEC_TIMEOUT_S, Cause, CauseKind, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.wiring.sandboxes.backends import Backend, BackendKind, choose
 
 if TYPE_CHECKING:
     from envkit.http.client.remote_sandbox import RemoteSandbox
@@ -36,48 +31,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
-Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 Starter: TypeAlias = "Backend | SandboxClient"
 AnySandbox: TypeAlias = "AgentSandbox | RemoteSandbox"
 
-KINDS = ("auto", "local", "docker", "process")
 _INTERNAL_FIELDS = ("ledger",)
 """Fields of a spec that only servers set."""
-
-
-async def choose(kind: BackendKind = "auto") -> Backend:
-    """Choose a backend by its kind; return it without opening it.
-
-    Args:
-        kind: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
-            isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
-
-    Raises:
-        UsageError: There is no such kind, or it does not work on this machine; the message names the remedy.
-    """
-    if kind not in KINDS:
-        raise UsageError(f"backend: must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
-    if kind == "process":
-        return ProcessBackend()
-    reasons = []
-    if kind in ("auto", "local"):
-        why = await clock.to_thread(bubblewrap.why_unavailable)
-        if why is None:
-            return LocalBackend()
-        reasons.append(f"local: {why}")
-    if kind in ("auto", "docker"):
-        why = await docker.why_unavailable()
-        if why is None:
-            return DockerBackend()
-        reasons.append(f"docker: {why}")
-    if "ENVKIT_SOCKETS" in os.environ:  # set in every sandbox
-        raise UsageError(
-            "a sandbox cannot start inside another sandbox, which has neither user namespaces for bubblewrap nor a "
-            "Docker daemon; if an environment starts sandboxes, do not run it in one: set sandbox.kind: none in the "
-            "training file, or serve with `envkit serve --backend none`"
-        )
-    raise UsageError(f"no sandbox: {'; '.join(reasons)}; backend 'process' works everywhere, but isolates nothing")
 
 
 def kind_of(sandbox_id: str) -> BackendKind:
@@ -117,7 +75,7 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
 @asynccontextmanager
 async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
     """Open a backend for the duration of the block. Raises the same errors as `choose`."""
-    async with await choose(kind) as backend:
+    async with (await choose(kind)).backend as backend:
         yield backend
 
 
@@ -143,7 +101,7 @@ def open_sandbox(
 
     Args:
         backend: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
-            isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
+            isolates nothing; ``"auto"`` is bubblewrap if it works here, otherwise Docker if it works here.
         url: Address of an `envkit serve`, which starts the sandbox instead of this machine.
         token: Token for that server; None uses the variable ``ENVKIT_TOKEN``.
         ca: PEM file with the CA certificates for an ``https://`` server; None uses the system's.

@@ -28,7 +28,7 @@ from envkit.sandbox.docker.api import Daemon, DaemonError
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
-from envkit.wiring.sandboxes.blocking import Backend
+from envkit.wiring.sandboxes.backends import Backend
 
 CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 _PROBE_S = 20.0

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Literal, TypeAlias
 
 import anyio
 
-from envkit import clock, registry
+from envkit import registry
 from envkit.config import HealthSection, RestartSection
-from envkit.errors import UnknownEnvError, UnreachableError, UsageError
-from envkit.fleet import EnvSandbox, FleetHost, HeartbeatTimes, WorkerClient
+from envkit.errors import UnknownEnvError, UnreachableError
+from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
+from envkit.fleet.host import WorkerKind
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, ResumableEpisode
+from envkit.protocols import EnvHost, ResumableEpisode, Sandbox
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
-from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
-from envkit.sandbox.docker import backend as docker
-from envkit.sandbox.docker.backend import DockerBackend
-from envkit.sandbox.process.backend import ProcessBackend
+from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import LivenessTimes
+from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import environments
+from envkit.wiring.sandboxes.backends import choose
 
 SandboxKind: TypeAlias = Literal["auto", "local", "docker", "process", "none"]
-Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
@@ -58,7 +59,8 @@ async def sandbox_host(
 
     Args:
         kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
-            process; ``"auto"`` is bubblewrap if it works, otherwise a plain child process.
+            process; ``"auto"`` is bubblewrap if it works here, otherwise Docker if it works here and has the image,
+            otherwise a plain child process.
         sandboxes: Number of sandboxes.
         slots_per_sandbox: Concurrent episodes in each sandbox.
         health: When a sandbox counts as lost.
@@ -76,52 +78,31 @@ async def sandbox_host(
         async with environments.slots(sandboxes * slots_per_sandbox) as host:
             yield host
         return
-    backend, what, why = await choose(kind)
+    backend, what, why = await choose(kind, image=DEFAULT_IMAGE, may_be_process=True)
     announce(f"sandbox: {what}, {sandboxes} {'sandbox' if sandboxes == 1 else 'sandboxes'}{why}")
     health, restarts = health or HealthSection(), restarts or RestartSection()
-    replayable = {spec.id for spec in environments.registered() if spec.replayable}
+    lost_s = health.interval_s * health.misses + health.timeout_s
+    times = LivenessTimes(health.interval_s, (health.interval_s + lost_s) / 2, lost_s)
+    async with backend, Pool([Node("here", backend)], liveness_times=times) as pool, AsyncExitStack() as hosts:
 
-    def host_of(workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
-        return FleetHost(
-            partial(backend.start, env_sandbox_spec(slots, in_image=isinstance(backend, DockerBackend))),
-            partial(connect, call_timeout_s),
-            workers=workers,
-            slots_per_sandbox=slots,
-            restarts=RestartBudget(restarts.budget, restarts.window_s),
-            unenforced=True,
-            heartbeat=HeartbeatTimes(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
-            replayable=replayable.__contains__,
-            on_demand=suspects is None and slots_per_sandbox > 1,
-            suspects=suspects,
-        )
+        async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
+            host = FleetHost(
+                pool,
+                env_sandbox_spec(slots, in_image=isinstance(backend, DockerBackend)),
+                partial(connect, call_timeout_s),
+                kind=kind,
+                workers=workers,
+                slots_per_sandbox=slots,
+                restarts=RestartBudget(restarts.budget, restarts.window_s),
+                ends_when_spent=True,
+                heartbeat=HeartbeatTimes(health.interval_s, lost_s, call_timeout_s),
+                replayable=environments.is_replayable,
+                suspects=suspects,
+            )
+            return await hosts.enter_async_context(host)
 
-    async with backend:
-        if slots_per_sandbox == 1:
-            async with host_of(sandboxes, 1) as fleet:
-                yield fleet
-        else:
-            async with host_of(1, 1) as alone, host_of(sandboxes, slots_per_sandbox, alone) as fleet:
-                yield fleet
-
-
-async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
-    """Choose a backend, and return it unopened with its name and, if it is a fallback, the reason (else empty).
-
-    Raises:
-        UsageError: This kind does not work on this machine; names the remedy.
-    """
-    if kind == "process":
-        return ProcessBackend(), "plain child processes", ""
-    if kind == "docker":
-        if (why := await docker.why_unavailable()) is not None:
-            raise UsageError(f"no docker sandboxes: {why}; fix that, or choose local or process")
-        return DockerBackend(), "docker", ""
-    why = await clock.to_thread(why_unavailable)
-    if why is None:
-        return LocalBackend(), "bubblewrap", ""
-    if kind == "local":
-        raise UsageError(f"no local sandboxes: {why}; fix that, or choose docker or process")
-    return ProcessBackend(), "plain child processes", f", because {why}"
+        suspects = await opened("suspect", 1, 1) if slots_per_sandbox > 1 else None
+        yield await opened("shared", sandboxes, slots_per_sandbox, suspects)
 
 
 def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:
@@ -144,7 +125,7 @@ def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None)
 
 
 @asynccontextmanager
-async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[WorkerClient]:
+async def connect(call_timeout_s: float, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
     """Open a client of the env server in a sandbox.
 
     Args:
@@ -159,7 +140,7 @@ async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[W
 class _SandboxedEnvClient:
     """Client of an env server. Adds a remedy to the error if only this process has registered the environment."""
 
-    def __init__(self, client: EnvClient, sandbox: EnvSandbox) -> None:
+    def __init__(self, client: EnvClient, sandbox: Sandbox) -> None:
         self._client = client
         self._sandbox = sandbox
 

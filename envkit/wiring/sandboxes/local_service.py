@@ -14,7 +14,8 @@ from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import JSON, SandboxSpec
 from envkit.wiring.sandboxes import running_servers
-from envkit.wiring.sandboxes.blocking import AnySandbox, BackendKind, kind_of, opened, running
+from envkit.wiring.sandboxes.backends import BackendKind
+from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running
 from envkit.wiring.sandboxes.running_servers import ServerNote
 from envkit.wiring.sandboxes.service import SandboxService
 

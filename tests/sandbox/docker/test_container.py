@@ -8,8 +8,8 @@ import pytest
 
 from envkit.sandbox.docker import container_config
 from envkit.sandbox.docker.container_config import Image
-from envkit.sandbox.host.layout import SandboxLimits
 from envkit.types import JSON, Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import SandboxLimits
 
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 

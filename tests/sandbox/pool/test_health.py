@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 
 import anyio
 import pytest
@@ -14,10 +15,11 @@ from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import SandboxLostError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import Liveness, LivenessTimes, liveness
+from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
-from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
+from envkit.types import JSON, Cause, ExecResult, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
@@ -239,18 +241,37 @@ def test_counts_have_the_duration_of_the_last_probe() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("quiet_s", "found"),
-    [
-        (0, Liveness.WELL),
-        (1.49, Liveness.WELL),
-        (1.5, Liveness.SUSPECT),
-        (3.99, Liveness.SUSPECT),
-        (4.0, Liveness.LOST),
-    ],
-)
-def test_liveness_depends_on_the_time_since_the_last_answer(quiet_s: float, found: Liveness) -> None:
-    assert liveness(quiet_s, WATCH) is found
+def test_an_owner_adds_a_check_to_the_monitor_of_its_sandbox() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            ended: list[str] = []
+
+            async def find_it_hung() -> Cause:
+                await anyio.sleep(5)
+                return cause("server hung")
+
+            async def fail() -> Cause:
+                raise ZeroDivisionError
+
+            async def find_nothing() -> Cause:
+                await anyio.sleep_forever()
+                return cause("never")
+
+            def report(id: str, cause: Cause) -> None:
+                ended.append(f"{id}: {cause}")
+
+            for id, check in (("a", find_it_hung), ("b", fail), ("c", find_nothing)):
+                await pool.create(id, SPEC)
+                pool.watch(id, check, partial(report, id))
+            await anyio.sleep(1)
+            await pool.stop("c")
+            assert str(await pool.get("a").wait()) == "server hung"
+            assert clock.now() == 5
+            with pytest.raises(SandboxLostError, match="a lost: server hung"):
+                pool.get("a")
+            assert ended == ["b: ZeroDivisionError: ", "c: stopped", "a: server hung"]
+
+    run(main)
 
 
 def test_event_loop_lag_moves_the_last_answer_but_not_into_the_future() -> None:

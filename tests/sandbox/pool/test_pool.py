@@ -9,7 +9,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError, SandboxStartError
-from envkit.protocols import SandboxPool
+from envkit.protocols import ServerPool
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
@@ -21,7 +21,7 @@ STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 
 
 def test_a_pool_satisfies_the_protocol() -> None:
-    pool: SandboxPool = Pool()
+    pool: ServerPool = Pool()
     assert pool.views() == []
 
 
