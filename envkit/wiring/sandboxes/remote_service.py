@@ -14,7 +14,7 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.http.client.remote_sandbox import RemoteSandbox
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol.sandbox_messages import KeptReply
-from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
+from envkit.http.sandboxes.access import MAX_TIMEOUT_S
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxView
 from envkit.wiring.sandboxes.blocking import spec_of

@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
+from envkit.http.api.calls import Calls
 from envkit.http.api.operations import Operations
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import Caller
@@ -210,7 +211,8 @@ def test_a_paused_socket_notices_when_it_is_closed() -> None:
 
         began = clock.now()
         async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks:
-            sockets = Sockets(Operations(sessions, tuple), tasks, 1 << 20)
+            calls = Calls(Operations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
+            sockets = Sockets(calls, tasks, 1 << 20)
             await sockets.serve(Caller("acme", bucket=bucket), receive, send)
         return clock.now() - began
 
@@ -236,7 +238,8 @@ def test_a_paused_socket_loses_no_message() -> None:
                 sender.send_nowait({"type": "websocket.disconnect", "code": 1000})
 
         async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks, sender, receiver:
-            sockets = Sockets(Operations(sessions, tuple), tasks, 1 << 20)
+            calls = Calls(Operations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
+            sockets = Sockets(calls, tasks, 1 << 20)
             began = clock.now()
             await sockets.serve(Caller("acme", bucket=bucket), receiver.receive, send)
         return clock.now() - began, answered
