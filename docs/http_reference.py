@@ -94,8 +94,8 @@ def page() -> str:
     text = HEAD
     for title, prefix in (("Environments", ("/v1/sessions", "/v1/envs")), ("Sandboxes", ("/v1/sandboxes", "/v1/snap"))):
         text += f"\n## {title}\n" + "".join(_operations(document, types, prefix))
-    others = tuple(path for path in document["paths"] if not path.startswith(("/v1/s", "/v1/envs")))
-    text += "\n## The server\n" + "".join(_operations(document, types, others))
+    others = {path: item for path, item in document["paths"].items() if not path.startswith(("/v1/s", "/v1/envs"))}
+    text += "\n## The server\n" + "".join(_operations({"paths": others}, types, ("",)))
     return text + SOCKET + "".join(_methods()) + STREAMS + "\n## Types\n" + "".join(_types(types))
 
 

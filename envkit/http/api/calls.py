@@ -23,10 +23,12 @@ from envkit.http.protocol.asgi import (
     Receive,
     Scope,
     Send,
+    parameters,
+    read_body,
     respond_outcome,
     until_disconnect,
 )
-from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of, parameters
+from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
 from envkit.http.protocol.messages import CreateSessionBody, ReadyReply, read, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
@@ -107,12 +109,12 @@ class Calls:
     ) -> CallOutcome | None:
         handler = self._require_handler(operation)
         given = parameters(operation, values, call.scope)
-        if operation.http_only:
+        if operation.is_raw:
             found: CallOutcome | None = await handler(operation.request(**given), call)
             return found
         if operation.json_body is not None:
             limit = MAX_EXEC_BYTES if operation.runs_program else self._max_request_bytes
-            body = read(await call.body(limit), operation.body_decoder)
+            body = read(await read_body(call.scope, call.receive, limit), operation.body_decoder)
             given |= {name: getattr(body, name) for name in body.__struct_fields__}
         request = operation.request(**given)
         if operation.runs_program:

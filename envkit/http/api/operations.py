@@ -149,10 +149,10 @@ class Operations:
         text = exposition(self.sessions, self._metrics)
         await respond(call.send, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    @handles_http(table.INDEX)
-    async def index(self, body: NoBody, call: HttpCall) -> CallOutcome:
+    @handles(table.INDEX)
+    async def index(self, body: NoBody, caller: Caller) -> IndexReply:
         """List the entry points of the API."""
-        return CallOutcome(write(IndexReply(__version__, PROTOCOL, LINKS)))
+        return IndexReply(__version__, PROTOCOL, LINKS)
 
     @handles_http(table.PAGE)
     async def page(self, body: NoBody, call: HttpCall) -> None:

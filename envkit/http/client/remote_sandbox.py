@@ -191,23 +191,11 @@ class RemoteSandbox:
             key=uuid.uuid4().hex,
         )
         size = len(stdin) + sum(map(len, argv)) + sum(len(name) + len(value) for name, value in frame.env.items())
-        return await self._run(table.EXEC, frame, size, timeout_s + SLACK_S)
+        return await self.run(table.EXEC, frame, size, timeout_s + SLACK_S)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> RemoteShell:
         """Return the persistent shell `name`. The shell process starts with its first command."""
         return RemoteShell(self, name, user)
-
-    async def run_in_shell(
-        self, name: str, user: SandboxUser, command: str, timeout_s: float, max_output_bytes: int
-    ) -> ExecResult:
-        """Run a command in a persistent shell; see `envkit.protocols.Shell.run`."""
-        key = uuid.uuid4().hex
-        frame = wire.ShellFrame(command, timeout_s, user, max_output_bytes, sandbox_id=self._id, name=name, key=key)
-        return await self._run(table.SHELL, frame, len(command), max(_SHELL_S, timeout_s + SLACK_S))
-
-    async def close_shell(self, name: str, user: SandboxUser) -> None:
-        """Close a shell; see `envkit.protocols.Shell.close`."""
-        await self._call(table.CLOSE_SHELL, wire.CloseShellFrame(self._id, name, user))
 
     @property
     def grader_home(self) -> str:
@@ -219,7 +207,7 @@ class RemoteSandbox:
         if _is_text(path):
             limit = min(max_bytes, files.MAX_FRAME_FILE_BYTES)
             try:
-                return (await self._call(table.READ, files.ReadFrame(self._id, path, limit, user))).content
+                return (await self.call(table.READ, files.ReadFrame(self._id, path, limit, user))).content
             except TooLargeError:
                 if limit == max_bytes:
                     raise
@@ -298,7 +286,7 @@ class RemoteSandbox:
         """Probe the sandbox, and return the seconds until it answered, including the network time to the server."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
-            await self._call(table.PROBE, wire.ProbeFrame(self._id, timeout_s))
+            await self.call(table.PROBE, wire.ProbeFrame(self._id, timeout_s))
             return clock.precise() - began
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
@@ -317,7 +305,7 @@ class RemoteSandbox:
         Raises:
             UnsupportedError: The server's sandbox backend does not store standard error.
         """
-        return (await self._call(table.LOG, wire.SandboxFrame(self._id))).log
+        return (await self.call(table.LOG, wire.SandboxFrame(self._id))).log
 
     async def stats(self) -> Mapping[str, object]:
         """Return the resource usage of the sandbox.
@@ -325,13 +313,13 @@ class RemoteSandbox:
         Raises:
             UnsupportedError: The server's sandbox backend does not report resource usage.
         """
-        return (await self._call(table.STATS, wire.SandboxFrame(self._id))).stats
+        return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:
         """Wait until the sandbox has ended; return the cause."""
         while True:
             try:
-                cause = (await self._call(table.WAIT, wire.SandboxFrame(self._id))).cause
+                cause = (await self.call(table.WAIT, wire.SandboxFrame(self._id))).cause
             except SandboxLostError as error:
                 return error.cause
             if cause is not None:
@@ -341,13 +329,12 @@ class RemoteSandbox:
         """Stop the sandbox and all processes in it. The call is safe to repeat."""
         await self._transport.stop(self._id)
 
-    async def _call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
+    async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
+        """Make a call. Raises the error that the server answers, or `SandboxLostError` if the sandbox is unknown."""
         with self._unknown_is_lost():
             return await self._transport.call(operation, request, timeout_s)
 
-    async def _run(
-        self, operation: Operation[P, wire.ExecReply], request: P, size: int, timeout_s: float
-    ) -> ExecResult:
+    async def run(self, operation: Operation[P, wire.ExecReply], request: P, size: int, timeout_s: float) -> ExecResult:
         """Run a program or command. If the request or the result may be large, use HTTP instead of the WebSocket."""
         if size <= _FRAME_BYTES and request.max_output_bytes <= _FRAME_OUTPUT_BYTES:
             return (await self._keyed(operation, request, timeout_s)).result()
@@ -396,11 +383,15 @@ class RemoteShell:
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
         """Run `command`; see `envkit.protocols.Shell.run`."""
-        return await self._sandbox.run_in_shell(self._name, self._user, command, timeout_s, max_output_bytes)
+        key = uuid.uuid4().hex
+        frame = wire.ShellFrame(
+            command, timeout_s, self._user, max_output_bytes, sandbox_id=self._sandbox.id, name=self._name, key=key
+        )
+        return await self._sandbox.run(table.SHELL, frame, len(command), max(_SHELL_S, timeout_s + SLACK_S))
 
     async def close(self) -> None:
         """Close the shell and kill all processes that it started. The call is safe to repeat."""
-        await self._sandbox.close_shell(self._name, self._user)
+        await self._sandbox.call(table.CLOSE_SHELL, wire.CloseShellFrame(self._sandbox.id, self._name, self._user))
 
 
 def _is_text(text: str) -> bool:

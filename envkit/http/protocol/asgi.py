@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qs
 
 import anyio
+import msgspec
 
-from envkit.errors import RequestError, TooLargeError
+from envkit.errors import RequestError, TooLargeError, did_you_mean
 from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, reservation_of
-from envkit.http.protocol.messages import Problem, write
+from envkit.http.protocol.decode_errors import explained
+from envkit.http.protocol.messages import UNREADABLE, Problem, write
+from envkit.http.protocol.operations import Operation
+from envkit.http.protocol.sandbox_messages import Key
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -112,6 +116,34 @@ async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> No
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
+
+
+def parameters(operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope) -> dict[str, Any]:
+    """Return the fields of a request that are in the path, the query or a header.
+
+    Raises:
+        RequestError: A parameter is missing, unknown or not valid.
+    """
+    given: dict[str, Any] = dict(values)
+    if scope.get("query_string"):
+        for name, value in query_of(scope).items():
+            if name not in operation.queries:
+                hint = did_you_mean(name, operation.queries)
+                raise RequestError(f"unknown query parameter {name[:100]!r}{hint}")
+            given[name] = value
+    checked = _converted(given, operation.parameters, strict=False)
+    given = {name: getattr(checked, name) for name in checked.__struct_fields__}
+    if operation.has_key:
+        found = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
+        given["key"] = None if found is None else _converted(found.decode("latin-1"), Key, strict=True)
+    return given
+
+
+def _converted(value: object, kind: Any, *, strict: bool) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except UNREADABLE as error:
+        raise RequestError(explained(error, b"?", kind)) from None
 
 
 class CallOutcome(NamedTuple):

@@ -49,11 +49,9 @@ class Operation(Generic[Q, R]):
         request: Type of the request.
         reply: Type of the reply.
         scope: Token scope that a caller needs; "" if any token is enough, None if no token is needed.
-        verb: HTTP method; "" if the operation has no HTTP route.
-        path: Path of the HTTP route, with the names of request fields in braces.
+        route: Verb and path of its HTTP route, with the names of request fields in braces; "" if it has none.
         replies: Types of replies with other statuses than 200. If 202 is among them, the server answers a slow call
             with that reply, and the client repeats the call.
-        http_only: Whether the operation is not a method of frames. Its handler gets the HTTP request.
         runs_program: Whether the operation runs a program, whose input and output may be large. Without a `key`, the
             program is killed if the caller disconnects.
         body: Type of the JSON body, if it is not the base class of the request's class.
@@ -66,15 +64,26 @@ class Operation(Generic[Q, R]):
     request: type[Q]
     reply: type[R]
     scope: str | None
-    verb: str = ""
-    path: str = ""
+    route: str = ""
     replies: Mapping[int, Any] = field(default_factory=dict)
-    http_only: bool = False
     runs_program: bool = False
     body: Any = None
     takes: str = JSON
     gives: str = JSON
     title: str = ""
+
+    @cached_property
+    def verb(self) -> str:
+        return self.route.partition(" ")[0]
+
+    @cached_property
+    def path(self) -> str:
+        return self.route.partition(" ")[2]
+
+    @cached_property
+    def is_raw(self) -> bool:
+        """Whether the body or the reply is not one JSON object. The handler then gets the whole HTTP request."""
+        return self.body is not None or (self.takes, self.gives) != (JSON, JSON)
 
     @cached_property
     def json_body(self) -> Any:
@@ -125,125 +134,81 @@ class Operation(Generic[Q, R]):
         return messages.write(self.json_body(**fields))
 
 
-STEP = Operation("step", messages.SessionStepBody, messages.StepReply, PLAY, "POST", f"{_SESSION}/step")
 CREATE = Operation(
     "create",
     messages.CreateSessionBody,
     messages.ResetReply,
     PLAY,
-    "PUT",
-    _SESSION,
+    f"PUT {_SESSION}",
     replies={202: messages.OpeningReply},
 )
-DELETE = Operation("delete", messages.SessionBody, messages.DoneReply, PLAY, "DELETE", _SESSION)
-SESSION = Operation("session", messages.SessionBody, messages.SessionReply, PLAY, "GET", _SESSION)
-SESSIONS = Operation("sessions", messages.NoBody, messages.SessionsReply, PLAY, "GET", _SESSIONS)
+STEP = Operation("step", messages.SessionStepBody, messages.StepReply, PLAY, f"POST {_SESSION}/step")
+DELETE = Operation("delete", messages.SessionBody, messages.DoneReply, PLAY, f"DELETE {_SESSION}")
+SESSION = Operation("session", messages.SessionBody, messages.SessionReply, PLAY, f"GET {_SESSION}")
+SESSIONS = Operation("sessions", messages.NoBody, messages.SessionsReply, PLAY, f"GET {_SESSIONS}")
 STEPS = Operation(
     "steps",
     messages.NoBody,
     list[messages.Outcome],
     PLAY,
-    "POST",
-    f"{_SESSIONS}:step",
-    http_only=True,
+    f"POST {_SESSIONS}:step",
     body=list[messages.SessionStepBody],
 )
-ENVS = Operation("envs", messages.NoBody, messages.EnvsReply, PLAY, "GET", f"{_V1}/envs")
-HEALTH = Operation("health", messages.NoBody, messages.HealthReply, None, "GET", f"{_V1}/health")
+ENVS = Operation("envs", messages.NoBody, messages.EnvsReply, PLAY, f"GET {_V1}/envs")
+HEALTH = Operation("health", messages.NoBody, messages.HealthReply, None, f"GET {_V1}/health")
 READY = Operation(
-    "ready",
-    messages.NoBody,
-    messages.ReadyReply,
-    None,
-    "GET",
-    f"{_V1}/ready",
-    replies={503: messages.ReadyReply},
+    "ready", messages.NoBody, messages.ReadyReply, None, f"GET {_V1}/ready", replies={503: messages.ReadyReply}
 )
-METRICS_TEXT = Operation("metrics", messages.NoBody, str, METRICS, "GET", "/metrics", http_only=True, gives=TEXT)
-INDEX = Operation("index", messages.NoBody, messages.IndexReply, "", "GET", _V1, http_only=True)
-PAGE = Operation("page", messages.NoBody, str, "", "GET", "/", http_only=True, gives=HTML)
+METRICS_TEXT = Operation("metrics", messages.NoBody, str, METRICS, "GET /metrics", gives=TEXT)
+INDEX = Operation("index", messages.NoBody, messages.IndexReply, "", f"GET {_V1}")
+PAGE = Operation("page", messages.NoBody, str, "", "GET /", gives=HTML)
 
 CREATE_SANDBOX = Operation(
-    "sandbox.create",
-    wire.CreateFrame,
-    wire.SandboxReply,
-    SANDBOX,
-    "PUT",
-    _ONE,
-    replies={202: wire.StartingReply},
+    "sandbox.create", wire.CreateFrame, wire.SandboxReply, SANDBOX, f"PUT {_ONE}", replies={202: wire.StartingReply}
 )
-VIEW = Operation("sandbox.view", wire.SandboxFrame, wire.SandboxReply, SANDBOX, "GET", _ONE)
-VIEWS = Operation("sandbox.list", messages.NoBody, wire.SandboxesReply, SANDBOX, "GET", _SANDBOXES, title="views")
-EXEC = Operation("sandbox.exec", wire.ExecFrame, wire.ExecReply, SANDBOX, "POST", f"{_ONE}/exec", runs_program=True)
+VIEW = Operation("sandbox.view", wire.SandboxFrame, wire.SandboxReply, SANDBOX, f"GET {_ONE}")
+VIEWS = Operation("sandbox.list", messages.NoBody, wire.SandboxesReply, SANDBOX, f"GET {_SANDBOXES}", title="views")
+EXEC = Operation("sandbox.exec", wire.ExecFrame, wire.ExecReply, SANDBOX, f"POST {_ONE}/exec", runs_program=True)
 EXECS = Operation(
     "sandbox.execs",
     messages.NoBody,
     list[wire.ExecOutcome],
     SANDBOX,
-    "POST",
-    f"{_SANDBOXES}:exec",
-    http_only=True,
+    f"POST {_SANDBOXES}:exec",
     body=list[wire.ExecFrame],
 )
 SHELL = Operation(
-    "sandbox.shell", wire.ShellFrame, wire.ExecReply, SANDBOX, "POST", f"{_ONE}/shells/{{name}}", runs_program=True
+    "sandbox.shell", wire.ShellFrame, wire.ExecReply, SANDBOX, f"POST {_ONE}/shells/{{name}}", runs_program=True
 )
 CLOSE_SHELL = Operation(
-    "sandbox.close_shell", wire.CloseShellFrame, messages.DoneReply, SANDBOX, "DELETE", f"{_ONE}/shells/{{name}}"
+    "sandbox.close_shell", wire.CloseShellFrame, messages.DoneReply, SANDBOX, f"DELETE {_ONE}/shells/{{name}}"
 )
 READ = Operation("sandbox.read", files.ReadFrame, files.FileReply, SANDBOX)
 WRITE = Operation("sandbox.write", files.WriteFrame, messages.DoneReply, SANDBOX)
 READ_FILE = Operation(
-    "sandbox.read_file",
-    files.ReadFile,
-    bytes,
-    SANDBOX,
-    "GET",
-    f"{_ONE}/files",
-    http_only=True,
-    gives=BINARY,
-    title="read",
+    "sandbox.read_file", files.ReadFile, bytes, SANDBOX, f"GET {_ONE}/files", gives=BINARY, title="read"
 )
 WRITE_FILE = Operation(
-    "sandbox.write_file",
-    files.WriteFile,
-    messages.DoneReply,
-    SANDBOX,
-    "PUT",
-    f"{_ONE}/files",
-    http_only=True,
-    takes=BINARY,
-    title="write",
+    "sandbox.write_file", files.WriteFile, messages.DoneReply, SANDBOX, f"PUT {_ONE}/files", takes=BINARY, title="write"
 )
-DOWNLOAD_TREE = Operation(
-    "sandbox.download_tree", files.DownloadTree, bytes, SANDBOX, "GET", f"{_ONE}/tree", http_only=True, gives=TAR
-)
+DOWNLOAD_TREE = Operation("sandbox.download_tree", files.DownloadTree, bytes, SANDBOX, f"GET {_ONE}/tree", gives=TAR)
 UPLOAD_TREE = Operation(
-    "sandbox.upload_tree",
-    files.UploadTree,
-    messages.DoneReply,
-    SANDBOX,
-    "PUT",
-    f"{_ONE}/tree",
-    http_only=True,
-    takes=TAR,
+    "sandbox.upload_tree", files.UploadTree, messages.DoneReply, SANDBOX, f"PUT {_ONE}/tree", takes=TAR
 )
-SNAPSHOT = Operation("sandbox.snapshot", wire.SnapshotFrame, wire.SnapshotReply, SANDBOX, "POST", f"{_ONE}/snapshot")
-LIST_SNAPSHOTS = Operation("sandbox.snapshots", messages.NoBody, wire.SnapshotsReply, SANDBOX, "GET", _SNAPSHOTS)
+SNAPSHOT = Operation("sandbox.snapshot", wire.SnapshotFrame, wire.SnapshotReply, SANDBOX, f"POST {_ONE}/snapshot")
+LIST_SNAPSHOTS = Operation("sandbox.snapshots", messages.NoBody, wire.SnapshotsReply, SANDBOX, f"GET {_SNAPSHOTS}")
 REMOVE_SNAPSHOT = Operation(
-    "sandbox.remove_snapshot", wire.KeptFrame, messages.DoneReply, SANDBOX, "DELETE", f"{_SNAPSHOTS}/{{snapshot}}"
+    "sandbox.remove_snapshot", wire.KeptFrame, messages.DoneReply, SANDBOX, f"DELETE {_SNAPSHOTS}/{{snapshot}}"
 )
 PROBE = Operation("sandbox.probe", wire.ProbeFrame, wire.ProbeReply, SANDBOX)
 WAIT = Operation("sandbox.wait", wire.SandboxFrame, wire.WaitReply, SANDBOX)
-LOG = Operation("sandbox.log", wire.SandboxFrame, wire.LogReply, SANDBOX, "GET", f"{_ONE}/logs")
-STATS = Operation("sandbox.stats", wire.SandboxFrame, wire.StatsReply, SANDBOX, "GET", f"{_ONE}/stats")
-STOP = Operation("sandbox.stop", wire.SandboxFrame, messages.DoneReply, SANDBOX, "DELETE", _ONE)
+LOG = Operation("sandbox.log", wire.SandboxFrame, wire.LogReply, SANDBOX, f"GET {_ONE}/logs")
+STATS = Operation("sandbox.stats", wire.SandboxFrame, wire.StatsReply, SANDBOX, f"GET {_ONE}/stats")
+STOP = Operation("sandbox.stop", wire.SandboxFrame, messages.DoneReply, SANDBOX, f"DELETE {_ONE}")
 CANCEL = Operation("sandbox.cancel", wire.CancelFrame, messages.DoneReply, SANDBOX)
-POOL_EVENTS = Operation(
-    "sandbox.events", wire.EventsQuery, wire.EventReply, ADMIN, "GET", f"{_V1}/events", http_only=True, gives=EVENTS
-)
-PROGRAM = Operation("sandbox.program", wire.ProgramQuery, wire.StreamEnd, SANDBOX, "WEBSOCKET", f"{_ONE}/program")
-CONNECT = Operation("sandbox.connect", wire.ConnectQuery, wire.StreamEnd, SANDBOX, "WEBSOCKET", f"{_ONE}/connect")
+POOL_EVENTS = Operation("sandbox.events", wire.EventsQuery, wire.EventReply, ADMIN, f"GET {_V1}/events", gives=EVENTS)
+PROGRAM = Operation("sandbox.program", wire.ProgramQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
+CONNECT = Operation("sandbox.connect", wire.ConnectQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/connect")
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Operation)
@@ -251,6 +216,6 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = tuple(
 """All operations."""
 
 METHODS: Mapping[str, Operation[Any, Any]] = {
-    one.name: one for one in OPERATIONS if not one.http_only and one.verb != "WEBSOCKET"
+    one.name: one for one in OPERATIONS if not one.is_raw and one.verb != "WEBSOCKET" and one is not INDEX
 }
 """The operations that frames can call, by method."""
