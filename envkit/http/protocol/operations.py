@@ -124,7 +124,7 @@ class Operation(Generic[Q, R]):
     def target(self, request: Q) -> str:
         """Return path and query of the HTTP request. Bytes that are not UTF-8 are percent-encoded."""
         values = {name: getattr(request, name) for name in self.parameters.__struct_fields__}
-        path = self.path.format(**{name: quote(str(values[name])) for name in values.keys() - set(self.queries)})
+        path = self.path.format(**{name: quote(values[name], safe="") for name in values.keys() - set(self.queries)})
         query = {name: values[name] for name in self.queries if values[name] != ""}
         return f"{path}?{urlencode(query, quote_via=quote, errors='surrogateescape')}" if query else path
 
