@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
-from envkit.http.api.app import App, create_app
+from envkit.http.api.app import create_app
+from envkit.http.protocol.operations import METHODS
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.sandbox.transfer import tar_stream
 
@@ -93,9 +94,9 @@ def page() -> str:
     text = HEAD
     for title, prefix in (("Environments", ("/v1/sessions", "/v1/envs")), ("Sandboxes", ("/v1/sandboxes", "/v1/snap"))):
         text += f"\n## {title}\n" + "".join(_operations(document, types, prefix))
-    others = tuple(path for path in document["paths"] if not path.startswith(("/v1/s", "/v1/envs")))
-    text += "\n## The server\n" + "".join(_operations(document, types, others))
-    return text + SOCKET + "".join(_methods(app)) + STREAMS + "\n## Types\n" + "".join(_types(types))
+    others = {path: item for path, item in document["paths"].items() if not path.startswith(("/v1/s", "/v1/envs"))}
+    text += "\n## The server\n" + "".join(_operations({"paths": others}, types, ("",)))
+    return text + SOCKET + "".join(_methods()) + STREAMS + "\n## Types\n" + "".join(_types(types))
 
 
 def _operations(document: Mapping[str, Any], types: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[str]:
@@ -149,9 +150,9 @@ def _example(schema: Mapping[str, Any], types: Mapping[str, Any]) -> Any:
     return {name: EXAMPLES[name] for name in schema.get("required", ())}
 
 
-def _methods(app: App) -> Iterator[str]:
-    for name, request in app.methods().items():
-        yield f"| `{name}` | {', '.join(_fields(request)) or 'none'} |\n"
+def _methods() -> Iterator[str]:
+    for name, operation in METHODS.items():
+        yield f"| `{name}` | {', '.join(_fields(operation.request)) or 'none'} |\n"
 
 
 def _fields(request: type) -> Iterator[str]:

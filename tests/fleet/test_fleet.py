@@ -13,6 +13,7 @@ from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import HeartbeatTimes, RoutedHosts
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.operations import Operations
+from envkit.http.auth.caller import EVERYBODY
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
@@ -159,7 +160,7 @@ def test_a_server_is_ready_only_while_a_shared_worker_is_healthy() -> None:
             calls = Operations(table, tuple)
 
             async def ready() -> tuple[bool, str]:
-                answer = await calls.ready(NoBody())
+                answer = await calls.ready(NoBody(), EVERYBODY)
                 return answer.ready, answer.why
 
             assert await ready() == (True, "")

@@ -28,12 +28,9 @@ from envkit.config import RunConfig, ServeConfig
 from envkit.environments.catalog import CATALOG
 from envkit.errors import EnvkitError
 from envkit.formats import FORMAT_FILE
-from envkit.http.api.openapi import describe
-from envkit.http.api.operations import Operations
+from envkit.http.api.app import create_app
 from envkit.http.protocol import messages as wire
-from envkit.http.sandboxes.http import SandboxPaths
-from envkit.http.sandboxes.operations import PREFIX, SandboxOperations
-from envkit.http.sessions.table import SessionTable
+from envkit.http.protocol.operations import METHODS
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.trainer_bridge.run_folder import record
 
@@ -172,9 +169,7 @@ class _Server:
     """The described API, over a host and a pool that are never called."""
 
     def __init__(self) -> None:
-        self._calls = Operations(SessionTable(cast(EnvHost, None)), tuple)
-        self._sandboxes = SandboxOperations(cast(SandboxPool, None), self._calls.problem)
-        self._api = describe(self._calls, 1.0, SandboxPaths(self._sandboxes, None))
+        self._api = create_app(cast(EnvHost, None), pool=cast(SandboxPool, object())).api()
 
     def routes(self) -> Names:
         """Return verb and path of each route, with its queries and headers."""
@@ -182,15 +177,13 @@ class _Server:
         for route in self._api.routes:
             for verb in getattr(route, "methods", None) or ():
                 more = (getattr(route, "openapi_extra", None) or {}).get("parameters", ())
-                found[f"{verb} {getattr(route, 'path', '')}"] = sorted(f"{one['in']} {one['name']}" for one in more)
+                names = [f"{one['in']} {one['name']}" for one in more if one["in"] != "path"]
+                found[f"{verb} {getattr(route, 'path', '')}"] = sorted(names)
         return found
 
     def methods(self) -> Names:
         """Return the methods of frames, with the parameters of each."""
-        bodies = {name: decoder.type for name, (decoder, _) in self._calls._METHODS.items()}
-        bodies["step"] = wire.SessionStepBody
-        bodies |= {f"{PREFIX}{name}": decoder.type for name, (decoder, _) in self._sandboxes._methods.items()}
-        return {name: sorted(body.__struct_fields__) for name, body in bodies.items()}
+        return {name: sorted(one.request.__struct_encode_fields__) for name, one in METHODS.items()}
 
     def messages(self) -> Names:
         """Return the fields of each message of the OpenAPI document, and of the frames of a socket."""

@@ -10,29 +10,34 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 
-from envkit.errors import EnvkitError, UnreachableError
-from envkit.http.api.operations import Operations, no_sandboxes
+from envkit.errors import UnreachableError
+from envkit.http.api.calls import Calls
+from envkit.http.api.operations import Operations
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import caller_of
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import messages
-from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
-from envkit.http.sandboxes.http import SandboxPaths
-from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
+from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, read_body, respond_outcome
+from envkit.http.protocol.operations import CONNECT, EXEC, POOL_EVENTS, PROGRAM, STEP, STEPS
+from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SandboxAccess
+from envkit.http.sandboxes.http_only import HttpOnlyOperations
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
-from envkit.http.sandboxes.streams import STREAM_PATHS, SandboxStreams
+from envkit.http.sandboxes.streams import SandboxStreams
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
 from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 SLOW_RESET_S = 5.0
 """Seconds after which a running reset, or start of a sandbox, is answered with 202."""
@@ -41,12 +46,8 @@ _CANCEL_S = 2.0
 """Seconds that shutdown waits for cancelled calls to end."""
 
 _STEP = msgspec.json.Decoder(messages.StepBody)
-_BEFORE_ID = f"/v{messages.PROTOCOL}/sessions/"
-_AFTER_ID = "/step"
-_STEPS = f"/v{messages.PROTOCOL}/sessions:step"
-_SANDBOXES = f"/v{messages.PROTOCOL}/sandboxes"
-_SNAPSHOTS = f"/v{messages.PROTOCOL}/snapshots"
-_EVENTS = f"/v{messages.PROTOCOL}/events"
+_SESSION, _AFTER_ID = STEP.path.split("{session_id}")
+_SANDBOX, _AFTER_SANDBOX = EXEC.path.split("{sandbox_id}")
 
 
 def create_app(
@@ -94,40 +95,37 @@ def create_app(
             sandbox sets this.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
-    operations = Operations(sessions, envs, metrics=metrics)
-    operations.sends_traces = sends_traces
+    operations = Operations(
+        sessions, envs, metrics=metrics, max_request_bytes=max_request_bytes, sends_traces=sends_traces
+    )
+    calls = Calls(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
+    sandboxes = None
     if pool is not None:
-        operations.sandboxes = SandboxOperations(
-            pool,
-            operations.problem,
-            max_timeout_s=max_timeout_s,
-            ttl_s=sandbox_ttl_s,
-            policy=policy,
-            snapshots=snapshots,
-        )
-    folders = None if folder_transport is None else FolderTransfers(folder_transport)
-    return App(operations, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
+        folders = None if folder_transport is None else FolderTransfers(folder_transport)
+        operations.sandboxes = access = SandboxAccess(pool, max_timeout_s=max_timeout_s)
+        sandboxes = SandboxOperations(access, calls.keyed, ttl_s=sandbox_ttl_s, policy=policy, snapshots=snapshots)
+        for owner in (
+            access,
+            sandboxes,
+            HttpOnlyOperations(access, calls.outcome, operations.failure, folders),
+        ):
+            calls.bind(owner)
+    return App(calls, sandboxes, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
 class App:
     """The ASGI application that `create_app` returns. It serves sessions for the duration of the ASGI lifespan."""
 
     def __init__(
-        self,
-        operations: Operations,
-        folders: FolderTransfers | None,
-        *,
-        slow_reset_s: float,
-        max_request_bytes: int,
-        lazy: bool,
+        self, calls: Calls, sandboxes: SandboxOperations | None, *, max_request_bytes: int, lazy: bool
     ) -> None:
-        self._operations = operations
-        self._sandboxes = None if operations.sandboxes is None else SandboxPaths(operations.sandboxes, folders)
-        self._streams = None if operations.sandboxes is None else SandboxStreams(operations.sandboxes.access)
-        self._slow_reset_s = slow_reset_s
+        self._calls = calls
+        self._operations = calls.operations
+        self._sandboxes = sandboxes
+        self._streams = None if sandboxes is None else SandboxStreams(sandboxes.access, self._operations.failure)
         self._max_request_bytes = max_request_bytes
         self._lazy = lazy
-        self._api: ASGIApp | None = None
+        self._api: FastAPI | None = None
         self._sockets: Sockets | None = None
         self._requests: set[asyncio.Task[object]] = set()
         """Running requests, except event streams, which end by themselves."""
@@ -136,22 +134,14 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path == _EVENTS:
-                await self._sandbox(scope, receive, send)
+            if path == POOL_EVENTS.path:
+                await self.api()(scope, receive, send)
                 return
             task = asyncio.current_task()
             assert task is not None
             self._requests.add(task)
             try:
-                is_plain = scope["method"] == "POST" and not scope.get("query_string")
-                if is_plain and path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID):
-                    await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
-                elif is_plain and path == _STEPS:
-                    await self._steps(scope, receive, send)
-                elif path.startswith((_SANDBOXES, _SNAPSHOTS)):
-                    await self._sandbox(scope, receive, send)
-                else:
-                    await self._other(scope, receive, send)
+                await self._respond(path, scope, receive, send)
             except asyncio.CancelledError:
                 if not self._is_cancelling:
                     raise
@@ -171,13 +161,15 @@ class App:
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
-        api: Any = self._openapi()
-        document: dict[str, Any] = api.openapi()
-        return document
+        return self.api().openapi()
 
-    def methods(self) -> dict[str, type]:
-        """Return the methods of the WebSocket with the types of their parameters."""
-        return self._operations.methods()
+    def api(self) -> FastAPI:
+        """Return the routes of all operations, which are made on first use."""
+        if self._api is None:
+            from envkit.http.api.openapi import describe
+
+            self._api = describe(self._calls)
+        return self._api
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new calls, and wait up to `timeout_s` seconds until all running calls have ended.
@@ -186,8 +178,8 @@ class App:
         already begun.
         """
         self._operations.sessions.is_closing = True
-        if self._operations.sandboxes is not None:
-            self._operations.sandboxes.access.closing.set()
+        if self._sandboxes is not None:
+            self._sandboxes.access.closing.set()
         with anyio.move_on_after(timeout_s):
             if self._sockets is not None:
                 await self._sockets.answered()
@@ -203,68 +195,56 @@ class App:
         error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
         # Sending fails if the response has already started or the client has disconnected.
         with suppress(OSError, RuntimeError):
-            await respond_problem(send, self._operations.problem(error))
+            await respond_outcome(send, self._operations.failure(error))
+
+    async def _respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Find the most frequent operations here, and the others in the routes of FastAPI."""
+        if scope["method"] == "POST":
+            if path.startswith(_SESSION) and path.endswith(_AFTER_ID) and not scope.get("query_string"):
+                await self._step(path[len(_SESSION) : -len(_AFTER_ID)], scope, receive, send)
+                return
+            if path == STEPS.path:
+                await self._calls.respond(STEPS, {}, scope, receive, send)
+                return
+            if path.startswith(_SANDBOX) and path.endswith(_AFTER_SANDBOX):
+                values = {"sandbox_id": path[len(_SANDBOX) : -len(_AFTER_SANDBOX)]}
+                await self._calls.respond(EXEC, values, scope, receive, send)
+                return
+        await self.api()(scope, receive, send)
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        operations = self._operations.by(caller_of(scope))
+        caller = caller_of(scope)
         try:
             step = messages.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
-            answer = operations.encode(await operations.step(id, step), id)
+            body = messages.SessionStepBody(step.turn, step.action, session_id=id)
+            outcome = CallOutcome(self._operations.encode(await self._operations.step(body, caller), caller, id))
         except Exception as error:
-            await respond_problem(send, operations.problem(error, id))
-        else:
-            await respond(send, answer)
-
-    async def _steps(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operations = self._operations.by(caller_of(scope))
-        try:
-            answer = await operations.steps(
-                await read_body(scope, receive, self._max_request_bytes), step_metrics_of(scope)
-            )
-        except Exception as error:
-            await respond_problem(send, operations.problem(error))
-        else:
-            await respond(send, answer)
-
-    async def _sandbox(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._sandboxes is None:
-            await respond_problem(send, self._operations.problem(no_sandboxes()))
-        elif not await self._sandboxes.answer_hot(scope, receive, send):
-            await self._openapi()(scope, receive, send)
-
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await read_body(scope, receive, self._max_request_bytes)
-        except EnvkitError as error:
-            await respond_problem(send, self._operations.problem(error))
-        else:
-            await self._openapi()(scope, replay(body, receive), send)
+            outcome = self._operations.failure(error, caller, id)
+        await respond_outcome(send, outcome)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._streams is not None and STREAM_PATHS.fullmatch(scope["path"]):
-            await self._streams.serve(scope, receive, send)
-        elif self._sockets is None or scope["path"] != messages.SOCKET_PATH:
-            await receive()
-            await send({"type": "websocket.close"})
-        else:
+        path: str = scope["path"]
+        if self._sockets is not None and path == messages.SOCKET_PATH:
             await self._sockets.serve(caller_of(scope), receive, send, step_metrics_of(scope))
+            return
+        id, _, _ = path.removeprefix(_SANDBOX).partition("/")
+        for operation in (PROGRAM, CONNECT):
+            if self._streams is not None and path == operation.path.replace("{sandbox_id}", id):
+                await self._streams.serve(operation, id, scope, receive, send)
+                return
+        await receive()
+        await send({"type": "websocket.close"})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if not self._lazy:
-            self._openapi()
+            self.api()
         async with self._operations.sessions, anyio.create_task_group() as tasks:
-            self._sockets = Sockets(self._operations, tasks, self._max_request_bytes)
-            if self._operations.sandboxes is not None:
-                self._operations.sandboxes.run_in(tasks)
+            self._sockets = Sockets(self._calls, tasks, self._max_request_bytes, self._sandboxes)
+            self._calls.keyed.tasks = tasks
+            if self._sandboxes is not None:
+                self._sandboxes.run_in(tasks)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()
         await send({"type": "lifespan.shutdown.complete"})
-
-    def _openapi(self) -> ASGIApp:
-        if self._api is None:
-            from envkit.http.api.openapi import describe
-
-            self._api = describe(self._operations, self._slow_reset_s, self._sandboxes)
-        return self._api

@@ -1,35 +1,30 @@
-"""The operations of the server, which HTTP and WebSocket share, and the conversion of errors into problem objects."""
+"""The operations on sessions, and the conversion of errors into problem objects."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from copy import copy
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable
 
 import anyio
 import msgspec
 
 from envkit import __version__
-from envkit.errors import (
-    EnvError,
-    EnvkitError,
-    RequestError,
-    SandboxNotFoundError,
-    UnreachableError,
-    did_you_mean,
-    to_problem,
-)
-from envkit.http.api.status_page import Overview
+from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, to_problem
+from envkit.http.api.status_page import HEADERS, LINKS, Overview, page
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
+from envkit.http.protocol import operations as table
+from envkit.http.protocol.asgi import CallOutcome, respond
+from envkit.http.protocol.handlers import HttpCall, handles, handles_http
 from envkit.http.protocol.messages import (
+    MAX_REQUEST_BYTES,
+    PROTOCOL,
     CreateSessionBody,
     DoneReply,
     EnvReply,
     EnvsReply,
-    Frame,
     HealthReply,
+    IndexReply,
     NoBody,
     Outcome,
     Problem,
@@ -40,16 +35,13 @@ from envkit.http.protocol.messages import (
     SessionsReply,
     SessionStepBody,
     StepAnswer,
-    StepBody,
     StepFrame,
     StepReply,
-    read,
     read_each,
     write,
 )
-from envkit.http.sandboxes.lookup import seen_by
-from envkit.http.sandboxes.operations import SandboxOperations
-from envkit.http.sessions.counters import StepMetrics
+from envkit.http.sandboxes.access import SandboxAccess, seen_by
+from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
@@ -57,8 +49,6 @@ from envkit.protocols import ReadinessHost
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
@@ -71,10 +61,11 @@ class Operations:
         sessions: All sessions of the server.
         envs: Returns the available environments.
         metrics: Returns metrics that are shown in addition to those of sessions.
+        max_request_bytes: Maximum size of a list of steps, in bytes.
+        sends_traces: Whether errors of environments contain the traceback and full file names.
 
     Attributes:
-        sandboxes: Operations on sandboxes; None if the server lends none.
-        sends_traces: Whether errors of environments contain the traceback and full file names.
+        sandboxes: Finds the sandboxes that the server lends; None if it lends none.
     """
 
     def __init__(
@@ -82,58 +73,66 @@ class Operations:
         sessions: SessionTable,
         envs: Callable[[], Iterable[EnvSpec]],
         metrics: Collect | None = None,
+        *,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        sends_traces: bool = False,
     ) -> None:
         self.sessions = sessions
-        self.sandboxes: SandboxOperations | None = None
-        self.sends_traces = False
+        self.sandboxes: SandboxAccess | None = None
+        self._sends_traces = sends_traces
         self._metrics = metrics
         self._envs = envs
-        self._caller = EVERYBODY
+        self._max_request_bytes = max_request_bytes
 
-    def methods(self) -> dict[str, type]:
-        """Return the methods of the WebSocket with the types of their parameters."""
-        more = {} if self.sandboxes is None else self.sandboxes.methods()
-        return {"step": SessionStepBody, **{name: one.type for name, (one, _) in self._METHODS.items()}, **more}
+    @handles(table.CREATE)
+    async def create(self, body: CreateSessionBody, caller: Caller) -> ResetReply:
+        """Create a session for a task and return the first observation. The call is safe to repeat.
 
-    def by(self, caller: Caller) -> Operations:
-        """Return a copy of the operations that acts for `caller`: session ids then mean sessions of this caller."""
-        if caller is self._caller:
-            return self
-        operations = copy(self)
-        operations._caller = caller
-        return operations
-
-    async def create(self, body: CreateSessionBody) -> ResetReply:
+        Status 202 means that the environment's reset is still running. Repeat the call until it returns the
+        observation.
+        """
         self._refuse_when_closing()
-        turn, start = await self.sessions.create(self._caller.key(body.session_id), body.task())
+        turn, start = await self.sessions.create(caller.key(body.session_id), body.task())
         return ResetReply.of(turn, start)
 
-    async def step(self, id: str, body: StepBody) -> StepReply:
-        """Play a step of the caller's session `id`."""
+    @handles(table.STEP)
+    async def step(self, body: SessionStepBody, caller: Caller) -> StepReply:
+        """Play one step. The call is safe to repeat with the same `turn` and `action`."""
         self._refuse_when_closing()
-        return StepReply.of(body.turn + 1, await self.sessions.step(self._caller.key(id), body.turn, body.action))
+        step = await self.sessions.step(caller.key(body.session_id), body.turn, body.action)
+        return StepReply.of(body.turn + 1, step)
 
-    async def delete(self, body: SessionBody) -> DoneReply:
-        await self.sessions.delete(self._caller.key(body.session_id))
+    @handles(table.DELETE)
+    async def delete(self, body: SessionBody, caller: Caller) -> DoneReply:
+        """Delete a session. The call is safe to repeat, and succeeds if the session does not exist."""
+        await self.sessions.delete(caller.key(body.session_id))
         return DoneReply()
 
-    async def session(self, body: SessionBody) -> SessionReply:
-        return self._session_reply(self.sessions.get(self._caller.key(body.session_id)))
+    @handles(table.SESSION)
+    async def session(self, body: SessionBody, caller: Caller) -> SessionReply:
+        """Return the status of a session. The call does not delay the session's expiry."""
+        return _session_reply(self.sessions.get(caller.key(body.session_id)), caller)
 
-    async def list_sessions(self, body: NoBody) -> SessionsReply:
-        return SessionsReply(
-            [self._session_reply(view) for view in self.sessions.views() if self._caller.sees(view.id)]
-        )
+    @handles(table.SESSIONS)
+    async def list_sessions(self, body: NoBody, caller: Caller) -> SessionsReply:
+        """List all sessions."""
+        return SessionsReply([_session_reply(view, caller) for view in self._views(caller)])
 
-    async def list_envs(self, body: NoBody) -> EnvsReply:
+    @handles(table.ENVS)
+    async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
+        """List the available environments."""
         return EnvsReply(
             [EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self._envs()]
         )
 
-    async def health(self, body: NoBody) -> HealthReply:
+    @handles(table.HEALTH)
+    async def health(self, body: NoBody, caller: Caller) -> HealthReply:
+        """Report that the server is alive."""
         return HealthReply(__version__)
 
-    async def ready(self, body: NoBody) -> ReadyReply:
+    @handles(table.READY)
+    async def ready(self, body: NoBody, caller: Caller) -> ReadyReply:
+        """Report whether a session can be created now; the status is 503 if not."""
         capacity, leased = self.sessions.capacity, self.sessions.leased
         host, why = self.sessions.host, ""
         if self.sessions.is_closing:
@@ -144,70 +143,81 @@ class Operations:
             why = f"all {capacity} episode slots are in use"
         return ReadyReply(not why, capacity, leased, why)
 
-    async def overview(self) -> Overview | None:
-        """Return what the status page shows to the caller; None if the request needs a token and has none."""
-        caller, sandboxes = self._caller, None
-        if caller is NOBODY:
-            return None
+    @handles_http(table.METRICS_TEXT)
+    async def metrics(self, body: NoBody, call: HttpCall) -> None:
+        """Return metrics in Prometheus text format."""
+        text = exposition(self.sessions, self._metrics)
+        await respond(call.send, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+    @handles(table.INDEX)
+    async def index(self, body: NoBody, caller: Caller) -> IndexReply:
+        """List the entry points of the API."""
+        return IndexReply(__version__, PROTOCOL, LINKS)
+
+    @handles_http(table.PAGE)
+    async def page(self, body: NoBody, call: HttpCall) -> None:
+        """Return the status page."""
+        overview = None if call.caller is NOBODY else await self._overview(call.caller)
+        await respond(call.send, page(overview), content_type=b"text/html; charset=utf-8", headers=HEADERS)
+
+    async def _overview(self, caller: Caller) -> Overview:
+        """Return what the status page shows to the caller."""
+        sandboxes = None
         if self.sandboxes is not None and caller.may(SANDBOX):
-            sandboxes = self.sandboxes.access.pool.views(tenant=seen_by(caller))
+            sandboxes = self.sandboxes.pool.views(tenant=seen_by(caller))
         may_play = caller.may(PLAY)
         return Overview(
-            await self.ready(NoBody()),
+            await self.ready(NoBody(), caller),
             list(self._envs()) if may_play else None,
-            [view for view in self.sessions.views() if caller.sees(view.id)] if may_play else None,
+            self._views(caller) if may_play else None,
             sandboxes,
             caller.name,
         )
 
-    def exposition(self) -> bytes:
-        """Return the metrics in Prometheus text format."""
-        return exposition(self.sessions, self._metrics)
-
-    async def steps(self, data: bytes, metrics: StepMetrics) -> bytes:
-        """Play a JSON list of steps. Sessions are played in parallel, the steps of one session in order.
-
-        Returns:
-            A JSON list with ``{"result": ...}`` or ``{"error": ...}`` for each step, in the same order.
-
-        Raises:
-            RequestError: `data` is not a JSON list.
-            RateLimitError: The steps exceed the caller's rate limit, and none of them was played.
-        """
-        bodies = read_each(data, _STEPS, _STEP)
-        metrics.steps += len(bodies)
+    @handles_http(table.STEPS)
+    async def steps(self, body: NoBody, call: HttpCall) -> CallOutcome:
+        """Play steps of many sessions. Return a list with the result or error of each step, in the same order."""
+        # Sessions are played in parallel, the steps of one session in order.
+        caller = call.caller
+        bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
+        step_metrics_of(call.scope).steps += len(bodies)
         # Each step counts as one call. Subtract 1, because the request was already counted as one call.
-        self._caller.take(max(0, len(bodies) - 1))
+        caller.take(max(0, len(bodies) - 1))
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
-        for index, body in enumerate(bodies):
-            if isinstance(body, RequestError):
-                outcomes[index] = self.failure(body)
+        for index, step in enumerate(bodies):
+            if isinstance(step, RequestError):
+                outcomes[index] = self.failure(step).framed
                 continue
-            id = body.session_id
+            id = step.session_id
             try:
                 self._refuse_when_closing()
-                key = self._caller.key(id)
-                step = None if id in waiting else self.sessions.step_now(key, body.turn, body.action, now)
-                if step is None:
-                    waiting[id].append((index, body))
+                answer = None if id in waiting else self.sessions.step_now(caller.key(id), step.turn, step.action, now)
+                if answer is None:
+                    waiting[id].append((index, step))
                 else:
-                    outcomes[index] = self.encode(Outcome(StepReply.of(body.turn + 1, step)), id)
+                    outcomes[index] = self.encode(Outcome(StepReply.of(step.turn + 1, answer)), caller, id)
             except Exception as error:
-                outcomes[index] = self.failure(error, id)
+                outcomes[index] = self.failure(error, caller, id).framed
 
         async def play(queue: list[tuple[int, SessionStepBody]]) -> None:
-            for index, body in queue:
-                outcomes[index] = await self._outcome(self.step(body.session_id, body), body.session_id)
+            for index, step in queue:
+                try:
+                    reply = Outcome(await self.step(step, caller))
+                    outcomes[index] = self.encode(reply, caller, step.session_id)
+                except Exception as error:
+                    outcomes[index] = self.failure(error, caller, step.session_id).framed
 
         if waiting:
             async with anyio.create_task_group() as tasks:
                 for queue in waiting.values():
                     tasks.start_soon(play, queue)
-        return b"[%b]" % b",".join(outcomes)
+        return CallOutcome(b"[%b]" % b",".join(outcomes))
 
-    def answers_now(self, frames: Iterable[StepFrame], used: set[str]) -> tuple[list[bytes], list[StepFrame]]:
+    def answers_now(
+        self, frames: Iterable[StepFrame], caller: Caller, used: set[str]
+    ) -> tuple[list[bytes], list[StepFrame]]:
         """Answer the steps that can be answered without waiting. Add the sessions of all frames to `used`.
 
         Returns:
@@ -220,7 +230,7 @@ class Operations:
         for frame in frames:
             body = frame.params
             id = body.session_id
-            key = self._caller.key(id)
+            key = caller.key(id)
             used.add(key)
             try:
                 if sessions.is_closing:
@@ -229,94 +239,64 @@ class Operations:
                 if step is None:
                     others.append(frame)
                 else:
-                    answers.append(self.encode(StepAnswer(frame.id, StepReply.of(body.turn + 1, step)), id))
+                    answers.append(self.encode(StepAnswer(frame.id, StepReply.of(body.turn + 1, step)), caller, id))
             except Exception as error:
-                answers.append(_addressed(frame.id, self.failure(error, id)))
+                answers.append(self.failure(error, caller, id).answer(frame.id))
         return answers, others
 
-    def start_step(self, frame: StepFrame, send: Callable[[bytes], None]) -> bool:
+    def start_step(self, frame: StepFrame, caller: Caller, send: Callable[[bytes], None]) -> bool:
         """Start a step that `answers_now` could not answer. `send` is called with the answer when it arrives.
 
         Returns:
-            False if the step was not started, because it needs a task of its own; then call `answer` in a task.
+            False if the step was not started, because it needs a task of its own.
         """
         body = frame.params
 
         def finish(move: Move) -> None:
             try:
                 reply = StepReply.of(move.turn + 1, move.result())
-                answer = self.encode(StepAnswer(frame.id, reply), body.session_id)
+                answer = self.encode(StepAnswer(frame.id, reply), caller, body.session_id)
             except Exception as error:
-                answer = _addressed(frame.id, self.failure(error, body.session_id))
+                answer = self.failure(error, caller, body.session_id).answer(frame.id)
             send(answer)
 
-        return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, finish)
+        return self.sessions.start_step(caller.key(body.session_id), body.turn, body.action, finish)
 
-    async def answer(self, frame: Frame | StepFrame, used: set[str], metrics: StepMetrics) -> bytes:
-        """Make the call of a frame, and return its result or error as the answer.
+    def failure(
+        self,
+        error: Exception,
+        caller: Caller = EVERYBODY,
+        session_id: str | None = None,
+        sandbox_id: str | None = None,
+    ) -> CallOutcome:
+        """Convert `error` to the problem that the caller receives, and count the error.
 
-        If the call creates a session, add the session to `used` and count it in `metrics`.
+        Args:
+            error: The error that a call raised.
+            caller: The caller of the call.
+            session_id: The session of the call, if any, as the caller names it.
+            sandbox_id: The sandbox of the call, if any, as the caller names it.
         """
-        if isinstance(frame, StepFrame):
-            session_id = frame.params.session_id
-            return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
-        try:
-            decoder, method = self._METHODS[frame.method]
-            body = read(frame.params, decoder)
-        except KeyError:
-            hint = did_you_mean(frame.method, [*self._METHODS, "step"])
-            return self.refusal(frame.id, RequestError(f"unknown method {frame.method[:100]!r}{hint}"))
-        except RequestError as error:
-            return self.refusal(frame.id, error)
-        id: str | None = getattr(body, "session_id", None)
-        if isinstance(body, CreateSessionBody):
-            key = self._caller.key(body.session_id)
-            used.add(key)
-            outcome = await self._outcome(method(self, body), id)
-            if self.sessions.turn(key) is not None:  # The session was created.
-                metrics.envs[body.env_id] += 1
-            return _addressed(frame.id, outcome)
-        return _addressed(frame.id, await self._outcome(method(self, body), id))
-
-    async def answer_sandbox(self, frame: Frame, used: set[str]) -> bytes:
-        """Answer a frame about a sandbox; add the sandbox to `used`."""
-        if self.sandboxes is None:
-            return _addressed(frame.id, self.failure(no_sandboxes()))
-        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used)).framed)
-
-    def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
-        """Return the answer that rejects a frame; `frame_id` is None if the id of the frame could not be read."""
-        return _addressed(frame_id, self.failure(error))
-
-    async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
-        """Wait for a call; return its result or error as JSON."""
-        try:
-            return b'{"result":%b}' % self.encode(await call, session_id)
-        except Exception as error:
-            return self.failure(error, session_id)
-
-    def failure(self, error: Exception, session_id: str | None = None) -> bytes:
-        """Return the JSON outcome of a call that raised `error`."""
-        return b'{"error":%b}' % write(self.problem(error, session_id))
-
-    def problem(self, error: Exception, session_id: str | None = None) -> Problem:
-        """Convert `error` to the problem that the caller receives, and count the error."""
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)
             error = EnvkitError("internal server error; see the server log")
-        if isinstance(error, EnvError) and not self.sends_traces:
+        if isinstance(error, EnvError) and not self._sends_traces:
             error = error.for_callers()
-        if session_id is not None and (key := self._caller.key(session_id)) != session_id:
-            error = renamed(error, {key: session_id})
+        turn = None
+        if session_id is not None:
+            key = caller.key(session_id)
+            turn = self.sessions.turn(key)
+            if key != session_id:
+                error = renamed(error, {key: session_id})
+        if sandbox_id is not None and self.sandboxes is not None:
+            error = self.sandboxes.in_caller_terms(error, sandbox_id, caller)
         self.sessions.counters.errors[error.code] += 1
-        turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
-        problem = to_problem(error)
         fields = {name: _as_utf8(getattr(error, name)) for name in error.fields}
-        detail = _as_utf8(problem["detail"])
-        return msgspec.convert({**problem, "detail": detail, "fields": fields, "turn": turn}, Problem)
+        problem = {**to_problem(error), "detail": _as_utf8(str(error)), "fields": fields, "turn": turn}
+        return CallOutcome.failed(msgspec.convert(problem, Problem))
 
-    def encode(self, reply: object, session_id: str | None = None) -> bytes:
-        """Encode an answer.
+    def encode(self, reply: object, caller: Caller, session_id: str) -> bytes:
+        """Encode the answer to a call about a session.
 
         Raises:
             EnvError: The environment returned a value that JSON cannot encode.
@@ -324,39 +304,23 @@ class Operations:
         try:
             return write(reply)
         except RequestError as error:
-            env_id = "the environment"
-            if session_id is not None:
-                env_id = self.sessions.get(self._caller.key(session_id)).task.env_id
+            env_id = self.sessions.get(caller.key(session_id)).task.env_id
             raise EnvError(env_id, f"an answer that {error}") from None
 
     def _refuse_when_closing(self) -> None:
         if self.sessions.is_closing:
             raise UnreachableError("the server is shutting down")
 
-    def _session_reply(self, view: SessionView) -> SessionReply:
-        task, id = view.task, self._caller.name(view.id)
-        return SessionReply(
-            id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
-        )
-
-    _METHODS: ClassVar[Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Any], Awaitable[object]]]]] = {
-        "create": (msgspec.json.Decoder(CreateSessionBody), create),
-        "delete": (msgspec.json.Decoder(SessionBody), delete),
-        "session": (msgspec.json.Decoder(SessionBody), session),
-        "sessions": (msgspec.json.Decoder(NoBody), list_sessions),
-        "envs": (msgspec.json.Decoder(NoBody), list_envs),
-        "health": (msgspec.json.Decoder(NoBody), health),
-        "ready": (msgspec.json.Decoder(NoBody), ready),
-    }
+    def _views(self, caller: Caller) -> list[SessionView]:
+        """Return the state of the sessions that the caller may see."""
+        return [view for view in self.sessions.views() if caller.sees(view.id)]
 
 
-def no_sandboxes() -> SandboxNotFoundError:
-    """Return the error for a sandbox request to a server that lends no sandboxes."""
-    return SandboxNotFoundError("this server lends no sandboxes")
-
-
-def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
-    return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
+def _session_reply(view: SessionView, caller: Caller) -> SessionReply:
+    task, id = view.task, caller.name(view.id)
+    return SessionReply(
+        id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
+    )
 
 
 def _as_utf8(value: object) -> object:

@@ -9,25 +9,25 @@ The memory that each socket uses is limited; see `envkit.http.limits.memory_budg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit.errors import EnvkitError, RequestError, TooLargeError
-from envkit.http.api.operations import Operations
+from envkit.errors import EnvkitError, RequestError, TooLargeError, did_you_mean
+from envkit.http.api.calls import Calls
 from envkit.http.auth.caller import PLAY, SANDBOX, Caller
 from envkit.http.limits.websocket_queues import Inbox, Outbox
-from envkit.http.protocol.asgi import Receive, Send
-from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read, read_each
-from envkit.http.sandboxes.operations import PREFIX, SandboxOperations
+from envkit.http.protocol.asgi import CallOutcome, Receive, Send
+from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, read, read_each
+from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
+from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sessions.counters import StepMetrics
-
-_FREE = frozenset({"health", "ready"})
-"""Methods that need no scope."""
 
 _FRAME_BYTES = 4096
 """Memory of a frame that is answered by a task, in addition to its parameters."""
@@ -42,72 +42,66 @@ _RENEW_S = 1.0
 """Seconds between renewals of sandbox leases."""
 
 _STEPS = msgspec.json.Decoder(list[StepFrame] | StepFrame)
-_STEP_BODY = msgspec.json.Decoder(SessionStepBody)
 _FRAME = msgspec.json.Decoder(Frame)
 _FRAMES = msgspec.json.Decoder(list[Frame])
+
+
+@dataclass(slots=True, eq=False)
+class _Socket:
+    """One open WebSocket: its caller, the sessions and sandboxes that were used over it, and its unsent answers."""
+
+    caller: Caller
+    tasks: TaskGroup
+    """Runs the calls that are cancelled when the socket closes."""
+    outbox: Outbox
+    metrics: StepMetrics
+    sessions: set[str] = field(default_factory=set)
+    sandboxes: set[str] = field(default_factory=set)
 
 
 class Sockets:
     """All open WebSockets of a server.
 
     Args:
-        operations: The operations that the frames call.
+        calls: Makes the calls of the frames.
         tasks: Task group in which calls run, so that they continue after their socket closes.
         max_frame_bytes: Maximum size of a frame's parameters, in bytes.
+        sandboxes: Renews the leases of the sandboxes that are used; None if the server lends none.
     """
 
-    def __init__(self, operations: Operations, tasks: TaskGroup, max_frame_bytes: int) -> None:
-        self._operations = operations
+    def __init__(
+        self, calls: Calls, tasks: TaskGroup, max_frame_bytes: int, sandboxes: SandboxOperations | None = None
+    ) -> None:
+        self._calls = calls
+        self._operations = calls.operations
         self._tasks = tasks
         self._max_frame_bytes = max_frame_bytes
+        self._sandboxes = sandboxes
         self._open: set[Outbox] = set()
 
-    async def serve(
-        self,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        metrics: StepMetrics | None = None,
-    ) -> None:
+    async def serve(self, caller: Caller, receive: Receive, send: Send, metrics: StepMetrics | None = None) -> None:
         """Serve one socket until it closes. Stop reading from it while its caller sends too much.
 
         Args:
             caller: The caller that opened the socket.
             receive: The `receive` function of ASGI.
             send: The `send` function of ASGI.
-            budget: Limits the memory that the socket uses; None for no limit.
-            flow: Flow control of the connection; None if the server offers none.
             metrics: Counts the sessions and steps of this socket.
         """
-        operations = self._operations.by(caller)
         inbox, outbox = Inbox(receive), Outbox()
-        used: set[str] = set()
-        metrics = metrics or StepMetrics()
-        sandboxes: set[str] = set()
         await receive()
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
         try:
-            with self._operations.sessions.keep_alive(used):
-                async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as tasks:
+                socket = _Socket(caller, tasks, outbox, metrics or StepMetrics())
+                with self._operations.sessions.keep_alive(socket.sessions):
                     tasks.start_soon(outbox.run, send)
-                    if self._operations.sandboxes is not None:
-                        tasks.start_soon(_renew, self._operations.sandboxes, sandboxes, caller)
-
-                    async def answer_sandbox(frame: Frame, size: int) -> None:
-                        try:
-                            if outbox.is_full:
-                                await outbox.wait_for_reader()
-                            outbox.put(await operations.answer_sandbox(frame, sandboxes))
-                        finally:
-                            outbox.forget(size)
-
-                    def begin_sandbox(frame: Frame, size: int) -> None:
-                        tasks.start_soon(answer_sandbox, frame, size)
-
+                    if self._sandboxes is not None:
+                        tasks.start_soon(_renew, self._sandboxes, socket)
                     while (message := await inbox.take())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        count = await self._dispatch(operations, caller, data, outbox, used, metrics, begin_sandbox)
+                        count = await self._dispatch(socket, data)
                         if outbox.is_behind:
                             await inbox.pause_until(outbox.wait_for_room)
                         if wait_s := caller.charge(max(1, count)):
@@ -121,65 +115,47 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_until_answered()
 
-    async def _dispatch(
-        self,
-        operations: Operations,
-        caller: Caller,
-        data: bytes,
-        outbox: Outbox,
-        used: set[str],
-        metrics: StepMetrics,
-        begin_sandbox: Callable[[Frame, int], None],
-    ) -> int:
+    async def _dispatch(self, socket: _Socket, data: bytes) -> int:
         """Start the call of each frame in a message, and return the number of frames."""
-        steps, others = self._read(operations, caller, data)
+        steps, others = self._read(socket.caller, data)
+        outbox = socket.outbox
         count = len(steps) + len(others)
         outbox.owed += count
-        metrics.steps += len(steps)
+        socket.metrics.steps += len(steps)
         pending_bytes = len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
         for first in range(0, len(steps), _BATCH_STEPS):
             if first:
                 await outbox.wait_for_reader()
             batch = steps[first : first + _BATCH_STEPS] if len(steps) > _BATCH_STEPS else steps
-            self._step(operations, batch, outbox, used, metrics, pending_bytes)
+            self._step(socket, batch, pending_bytes)
         for frame in others:
             if isinstance(frame, bytes):
                 outbox.put(frame)
                 continue
             size = _FRAME_BYTES + len(memoryview(frame.params))
             outbox.remember(size)
-            if frame.method.startswith(PREFIX):
-                begin_sandbox(frame, size)
-            else:
-                self._tasks.start_soon(self._answer, operations, frame, outbox, used, metrics, size)
+            # Calls about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
+            tasks = socket.tasks if METHODS[frame.method].scope == SANDBOX else self._tasks
+            tasks.start_soon(self._answer, socket, frame, size)
         return count
 
-    def _step(
-        self,
-        operations: Operations,
-        steps: Sequence[StepFrame],
-        outbox: Outbox,
-        used: set[str],
-        metrics: StepMetrics,
-        pending_bytes: int,
-    ) -> None:
+    def _step(self, socket: _Socket, steps: Sequence[StepFrame], pending_bytes: int) -> None:
         """Answer the steps that can be answered immediately, and start the others.
 
         Each started step counts as `pending_bytes` of memory until it is answered.
         """
-        answers, waiting = operations.answers_now(steps, used)
+        outbox = socket.outbox
+        answers, waiting = self._operations.answers_now(steps, socket.caller, socket.sessions)
         for step in waiting:
             send = outbox.put
             if pending_bytes:
                 outbox.remember(pending_bytes)
                 send = partial(outbox.put_and_forget, pending_bytes)
-            if not operations.start_step(step, send):
-                self._tasks.start_soon(self._answer, operations, step, outbox, used, metrics, pending_bytes)
+            if not self._operations.start_step(step, socket.caller, send):
+                self._tasks.start_soon(self._answer, socket, step, pending_bytes)
         outbox.put(*answers)
 
-    def _read(
-        self, operations: Operations, caller: Caller, data: bytes
-    ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
+    def _read(self, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Split a message into steps and other frames. In place of an invalid frame, return the answer that rejects
         it.
         """
@@ -201,45 +177,63 @@ class Sockets:
         steps: list[StepFrame] = []
         others: list[Frame | bytes] = []
         for frame in frames:
-            checked = self._check(operations, caller, frame)
+            checked = self._check(caller, frame)
             if isinstance(checked, StepFrame):
                 steps.append(checked)
             else:
                 others.append(checked)
         return steps, others
 
-    def _check(self, operations: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
+    def _check(self, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
         """Return the frame if it is valid and the caller may make its call; otherwise the answer that rejects it."""
         if isinstance(frame, RequestError):
-            return operations.refusal(None, frame)
+            return self._operations.failure(frame).answer(None)
         try:
             if len(memoryview(frame.params)) > self._max_frame_bytes:
                 raise TooLargeError(f"the parameters of the frame are too large (limit {self._max_frame_bytes} bytes)")
-            if frame.method not in _FREE:
-                caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
-            return StepFrame(frame.id, read(frame.params, _STEP_BODY)) if frame.method == "step" else frame
+            operation = METHODS.get(frame.method)
+            if operation is None:
+                raise RequestError(f"unknown method {frame.method[:100]!r}{did_you_mean(frame.method, METHODS)}")
+            if operation.scope is not None:
+                caller.require(operation.scope)
+            return StepFrame(frame.id, read(frame.params, STEP.request_decoder)) if operation is STEP else frame
         except EnvkitError as error:
-            return operations.refusal(frame.id, error)
+            return self._operations.failure(error).answer(frame.id)
 
-    async def _answer(
-        self,
-        operations: Operations,
-        frame: Frame | StepFrame,
-        outbox: Outbox,
-        used: set[str],
-        metrics: StepMetrics,
-        size: int,
-    ) -> None:
+    async def _answer(self, socket: _Socket, frame: Frame | StepFrame, size: int) -> None:
+        outbox = socket.outbox
         try:
-            if outbox.is_full and isinstance(frame, Frame):
-                await outbox.wait_for_reader()
-            outbox.put(await operations.answer(frame, used, metrics))
+            if isinstance(frame, StepFrame):
+                outcome = await self._calls.outcome(STEP, frame.params, socket.caller)
+            else:
+                if outbox.is_full:
+                    await outbox.wait_for_reader()
+                outcome = await self._call(socket, frame)
+            outbox.put(outcome.answer(frame.id))
         finally:
             outbox.forget(size)
 
+    async def _call(self, socket: _Socket, frame: Frame) -> CallOutcome:
+        """Make the call of a frame, and record the session or sandbox that the call uses."""
+        operation, caller = METHODS[frame.method], socket.caller
+        try:
+            body: Any = read(frame.params, operation.request_decoder)
+        except RequestError as error:
+            return self._operations.failure(error)
+        if operation is CREATE:
+            socket.sessions.add(caller.key(body.session_id))
+        elif operation is STOP:
+            socket.sandboxes.discard(body.sandbox_id)
+        elif operation is not VIEW and hasattr(body, "sandbox_id"):
+            socket.sandboxes.add(body.sandbox_id)
+        outcome = await self._calls.outcome(operation, body, caller)
+        if operation is CREATE and not outcome.is_error:
+            socket.metrics.envs[body.env_id] += 1
+        return outcome
 
-async def _renew(operations: SandboxOperations, used: set[str], caller: Caller) -> None:
+
+async def _renew(operations: SandboxOperations, socket: _Socket) -> None:
     while True:
         await anyio.sleep(_RENEW_S)
-        if used:
-            operations.keep(used, caller)
+        if socket.sandboxes:
+            operations.keep(socket.sandboxes, socket.caller)

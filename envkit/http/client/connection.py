@@ -25,12 +25,14 @@ from envkit.errors import (
     DeadlineError,
     EnvkitError,
     ForbiddenError,
+    RequestError,
     UnauthorizedError,
     UnreachableError,
     from_problem,
 )
 from envkit.http.client.connect import Connector, certificate_advice
 from envkit.http.protocol.messages import Answer, batches, write
+from envkit.http.protocol.operations import Operation, Q, R
 
 RETRY_DELAYS_S = (0.05, 0.5)
 """Backoff: seconds before each attempt to reconnect."""
@@ -81,29 +83,40 @@ class SharedWebSocket:
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
 
-    async def call(self, method: str, params: msgspec.Struct, timeout_s: float) -> msgspec.Raw:
-        """Make a call, wait for its answer, and return the result as JSON.
+    async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float) -> R:
+        """Make a call, wait for its answer, and return the reply.
 
         Raises:
             DeadlineError: The server did not answer within `timeout_s` seconds.
             UnreachableError: The server is unreachable.
-            RequestError: `params` cannot be encoded as JSON.
+            RequestError: `request` cannot be encoded as JSON, or the answer is not valid.
             EnvkitError: The server answered with this error.
         """
-        return await self.start_call(method, params, timeout_s)
+        return self.decode(operation, await self.start_call(operation, request, timeout_s))
 
-    def start_call(self, method: str, params: msgspec.Struct, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
-        """Start a call and return a future of its result; see `call`. The caller may cancel the future.
+    def decode(self, operation: Operation[Any, R], answer: bytes | msgspec.Raw) -> R:
+        """Decode the answer to a call.
+
+        Raises:
+            RequestError: The answer is not a valid reply.
+        """
+        try:
+            return operation.reply_decoder.decode(answer)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{self._address} sent an invalid answer to {operation.name!r}: {error}") from None
+
+    def start_call(self, operation: Operation[Q, R], request: Q, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
+        """Start a call and return a future of its answer; see `call`. The caller may cancel the future.
 
         Raises:
             UnreachableError: The connection is closed.
-            RequestError: `params` cannot be encoded as JSON.
+            RequestError: `request` cannot be encoded as JSON.
         """
         if self._is_closed:
             raise self._closed()
         self._number = number = self._number + 1
-        frame = b'{"id":%d,"method":"%b","params":%b}' % (number, method.encode(), write(params))
-        self._calls[number] = call = _PendingCall(method, frame, timeout_s)
+        frame = b'{"id":%d,"method":"%b","params":%b}' % (number, operation.name.encode(), write(request))
+        self._calls[number] = call = _PendingCall(operation.name, frame, timeout_s)
         self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)
         self._has_unsent.set()

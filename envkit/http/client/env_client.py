@@ -6,10 +6,10 @@ import os
 import random
 import uuid
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Self, TypeAlias, TypeVar
+from typing import Self
 
 import anyio
 import msgspec
@@ -22,7 +22,6 @@ from envkit.errors import (
     EnvError,
     EnvkitError,
     OptionError,
-    RequestError,
     SandboxError,
     StepOrderError,
     UnreachableError,
@@ -31,6 +30,8 @@ from envkit.errors import (
 from envkit.http.client.connect import OpenSocket, socket_connector, url_connector
 from envkit.http.client.connection import SharedWebSocket
 from envkit.http.protocol import messages
+from envkit.http.protocol import operations as table
+from envkit.http.protocol.operations import Operation, Q, R
 from envkit.protocols import ResumableEpisode
 from envkit.types import Reset, Step, Task
 
@@ -43,12 +44,6 @@ TOKEN_VARIABLE = "ENVKIT_TOKEN"
 _DELETE_TIMEOUT_S = 5.0
 _POLL_DELAYS_S = (0.01, 1.0)
 """Seconds between checks whether a full server has a free slot: initial and maximum."""
-
-_STEP = msgspec.json.Decoder(messages.StepReply)
-
-T = TypeVar("T")
-StartStep: TypeAlias = Callable[[messages.SessionStepBody], Future[msgspec.Raw]]
-DecodeStep: TypeAlias = Callable[[msgspec.Raw], messages.StepReply]
 
 
 class EnvClient:
@@ -141,17 +136,17 @@ class EnvClient:
 
     async def health(self) -> messages.HealthReply:
         """Check that the server answers."""
-        return await self._call("health", messages.NoBody(), messages.HealthReply)
+        return await self._call(table.HEALTH, messages.NoBody())
 
     async def ready(self) -> messages.ReadyReply:
         """Return whether the server could start an episode now."""
-        ready = await self._call("ready", messages.NoBody(), messages.ReadyReply)
+        ready = await self._call(table.READY, messages.NoBody())
         self._capacity = ready.capacity
         return ready
 
     async def envs(self) -> list[messages.EnvReply]:
         """List the environments of the server."""
-        return (await self._call("envs", messages.NoBody(), messages.EnvsReply)).envs
+        return (await self._call(table.ENVS, messages.NoBody())).envs
 
     async def __aenter__(self) -> Self:
         socket = await self._connection.open()
@@ -189,20 +184,20 @@ class EnvClient:
             has_slots = await self._wait_for_slot()
         while True:
             try:
-                reply = await self._call("create", body, messages.ResetReply)
+                reply = await self._call(table.CREATE, body)
             except CapacityError:
                 if not has_slots:
                     raise
                 has_slots = await self._wait_for_slot()
             except (OptionError, EnvError, SandboxError) as error:
-                return _RemoteEpisode(id, error, 0, self._start_step, self._decode_step)
+                return _RemoteEpisode(id, error, 0, self._connection, self._timeout_s)
             else:
-                return _RemoteEpisode(id, reply.reset(), reply.turn, self._start_step, self._decode_step)
+                return _RemoteEpisode(id, reply.reset(), reply.turn, self._connection, self._timeout_s)
 
     async def _delete(self, id: str) -> None:
         """Delete a session, which frees its slot. If that fails, the session expires later."""
         with anyio.CancelScope(shield=True), suppress(EnvkitError):
-            await self._call("delete", messages.SessionBody(id), messages.DoneReply, timeout_s=_DELETE_TIMEOUT_S)
+            await self._connection.call(table.DELETE, messages.SessionBody(id), _DELETE_TIMEOUT_S)
 
     async def _wait_for_slot(self) -> bool:
         """Wait until the server has a free slot. Return False immediately if the server has no slots at all.
@@ -220,32 +215,21 @@ class EnvClient:
                 delay_s = min(2 * delay_s, max_s)
         return True
 
-    async def _call(self, method: str, body: msgspec.Struct, reply: type[T], *, timeout_s: float | None = None) -> T:
-        result = await self._connection.call(method, body, self._timeout_s if timeout_s is None else timeout_s)
-        return self._decode(method, result, msgspec.json.Decoder(reply))
-
-    def _start_step(self, body: messages.SessionStepBody) -> Future[msgspec.Raw]:
-        return self._connection.start_call("step", body, self._timeout_s)
-
-    def _decode_step(self, result: msgspec.Raw) -> messages.StepReply:
-        return self._decode("step", result, _STEP)
-
-    def _decode(self, method: str, result: msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-        try:
-            return decoder.decode(result)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{self._address} sent an invalid answer to {method!r}: {error}") from None
+    async def _call(self, operation: Operation[Q, R], request: Q) -> R:
+        return await self._connection.call(operation, request, self._timeout_s)
 
 
 class _RemoteEpisode:
     """An episode on a server."""
 
-    def __init__(self, id: str, start: Reset | EnvkitError, turn: int, send: StartStep, decode: DecodeStep) -> None:
+    def __init__(
+        self, id: str, start: Reset | EnvkitError, turn: int, connection: SharedWebSocket, timeout_s: float
+    ) -> None:
         self.turn = turn
         self._id = id
         self._start = start
-        self._send = send
-        self._decode = decode
+        self._connection = connection
+        self._timeout_s = timeout_s
         self._is_reset = False
 
     async def reset(self) -> Reset:
@@ -271,10 +255,11 @@ class _RemoteEpisode:
     def _request(self, turn: int, action: str) -> Future[msgspec.Raw]:
         # Replace lone surrogates, which JSON in UTF-8 cannot encode.
         encodable = action.encode(errors="replace").decode()
-        return self._send(messages.SessionStepBody(turn, encodable, session_id=self._id))
+        body = messages.SessionStepBody(turn, encodable, session_id=self._id)
+        return self._connection.start_call(table.STEP, body, self._timeout_s)
 
     def _decode_step(self, result: msgspec.Raw) -> Step:
-        reply = self._decode(result)
+        reply = self._connection.decode(table.STEP, result)
         step = reply.step()
         self.turn = reply.turn
         return step

@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import quote, urlencode
+from typing import Any, TypeVar
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -24,7 +22,6 @@ from envkit.errors import (
     DeadlineError,
     EnvkitError,
     RateLimitError,
-    RequestError,
     SandboxLostError,
     SandboxNotFoundError,
     TooLargeError,
@@ -35,9 +32,12 @@ from envkit.http.client.connect import url_connector
 from envkit.http.client.connection import SharedWebSocket, connect_once
 from envkit.http.client.streams import RemoteProgram, relay
 from envkit.http.client.transfers import HttpTransfers
+from envkit.http.protocol import file_messages as files
+from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.bytes_encoding import encode_argument
-from envkit.http.protocol.messages import DoneReply, write
+from envkit.http.protocol.messages import write
+from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
 from envkit.http.sandboxes.transfers import FolderTransport
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
@@ -64,6 +64,8 @@ _FRAME_OUTPUT_BYTES = 4 << 20
 """Limit on an answer sent over the WebSocket."""
 
 T = TypeVar("T")
+P = TypeVar("P", wire.ExecFrame, wire.ShellFrame)
+K = TypeVar("K", wire.ExecFrame, wire.ShellFrame, files.WriteFrame, wire.SnapshotFrame)
 
 
 class SandboxTransport:
@@ -100,12 +102,33 @@ class SandboxTransport:
             raise UnsupportedError("this client cannot copy folders: it was created without a folder transport")
         return self._folder_transport
 
-    async def call(self, method: str, body: msgspec.Struct, reply: type[T], timeout_s: float = CALL_S) -> T:
-        """Call a sandbox method over the WebSocket. Raises the error that the server answers."""
-        return self.decode(method, await self.websocket.call(f"sandbox.{method}", body, timeout_s), reply)
+    async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
+        """Make a call over the WebSocket. Raises the error that the server answers."""
+        return await self.websocket.call(operation, request, timeout_s)
 
-    async def open_stream(self, path: str) -> ClientConnection:
-        """Open the byte stream at `path`; see `envkit.http.sandboxes.streams`. The caller closes it."""
+    async def call_http(
+        self, operation: Operation[Q, Any], request: Q, timeout_s: float, content: bytes | None = None
+    ) -> bytes:
+        """Make a call over HTTP, and return the body of the answer.
+
+        Args:
+            operation: The operation.
+            request: Its request.
+            timeout_s: Timeout of the call, in seconds.
+            content: The body of the HTTP request; None: the JSON body that `request` contains.
+        """
+        key = getattr(request, "key", None)
+        return await self.http.request(
+            operation.verb,
+            operation.target(request),
+            operation.content(request) if content is None else content,
+            timeout_s=timeout_s,
+            headers={"Content-Type": operation.takes, **({} if key is None else {KEY_HEADER: key})},
+        )
+
+    async def open_stream(self, operation: Operation[Q, Any], request: Q) -> ClientConnection:
+        """Open the byte stream of an operation; see `envkit.http.sandboxes.streams`. The caller closes it."""
+        path = operation.target(request)
         connector = url_connector(self.address, CALL_S, token=self._token, ca=self._ca, path=path)
         return await connect_once(connector, self.address)
 
@@ -130,18 +153,7 @@ class SandboxTransport:
         A cancellation of the calling task does not interrupt the call.
         """
         with anyio.CancelScope(shield=True):
-            await self.call("stop", wire.SandboxFrame(id), DoneReply, _STOP_S)
-
-    def decode(self, method: str, content: bytes | msgspec.Raw, reply: type[T]) -> T:
-        """Decode the answer to a call.
-
-        Raises:
-            RequestError: The answer is not a valid `reply`.
-        """
-        try:
-            return msgspec.json.decode(content, type=reply)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{self.address} sent an invalid answer to {method!r}: {error}") from None
+            await self.call(table.STOP, wire.SandboxFrame(id), _STOP_S)
 
 
 class RemoteSandbox:
@@ -150,7 +162,6 @@ class RemoteSandbox:
     def __init__(self, id: str, transport: SandboxTransport) -> None:
         self._id = id
         self._transport = transport
-        self._url = f"{wire.BEFORE_ID}{id}"
 
     @property
     def id(self) -> str:
@@ -168,45 +179,23 @@ class RemoteSandbox:
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
-        settings = dict(env or {})
-        fields = {
-            "argv": tuple(map(encode_argument, argv)),
-            "timeout_s": timeout_s,
-            "env": settings,
-            "cwd": cwd,
-            "stdin": stdin,
-            "user": user,
-            "max_output_bytes": max_output_bytes,
-        }
-        size = len(stdin) + sum(map(len, argv)) + sum(len(name) + len(value) for name, value in settings.items())
-        key = uuid.uuid4().hex
-        if size > _FRAME_BYTES or max_output_bytes > _FRAME_OUTPUT_BYTES:
-            body = wire.ExecBody(**fields)  # type: ignore[arg-type]
-            return await self._run_by_http("exec", key, body, timeout_s + SLACK_S)
-        frame = wire.ExecFrame(**fields, sandbox_id=self._id, key=key)  # type: ignore[arg-type]
-        return (await self._keyed("exec", key, frame, wire.ExecReply, timeout_s + SLACK_S)).result()
+        frame = wire.ExecFrame(
+            tuple(map(encode_argument, argv)),
+            timeout_s,
+            dict(env or {}),
+            cwd,
+            stdin,
+            user,
+            max_output_bytes,
+            sandbox_id=self._id,
+            key=uuid.uuid4().hex,
+        )
+        size = len(stdin) + sum(map(len, argv)) + sum(len(name) + len(value) for name, value in frame.env.items())
+        return await self.run(table.EXEC, frame, size, timeout_s + SLACK_S)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> RemoteShell:
         """Return the persistent shell `name`. The shell process starts with its first command."""
         return RemoteShell(self, name, user)
-
-    async def run_in_shell(
-        self, name: str, user: SandboxUser, command: str, timeout_s: float, max_output_bytes: int
-    ) -> ExecResult:
-        """Run a command in a persistent shell; see `envkit.protocols.Shell.run`."""
-        key = uuid.uuid4().hex
-        bound_s = max(_SHELL_S, timeout_s + SLACK_S)
-        if len(command) > _FRAME_BYTES or max_output_bytes > _FRAME_OUTPUT_BYTES:
-            body = wire.ShellBody(command, timeout_s, user, max_output_bytes)
-            return await self._run_by_http(f"shells/{wire.read_sandbox_id(name)}", key, body, bound_s)
-        frame = wire.ShellFrame(
-            command, timeout_s, user, max_output_bytes, sandbox_id=self._id, shell=wire.read_sandbox_id(name), key=key
-        )
-        return (await self._keyed("shell", key, frame, wire.ExecReply, bound_s)).result()
-
-    async def close_shell(self, name: str, user: SandboxUser) -> None:
-        """Close a shell; see `envkit.protocols.Shell.close`."""
-        await self._call("close_shell", wire.CloseShellFrame(self._id, wire.read_sandbox_id(name), user), DoneReply)
 
     @property
     def grader_home(self) -> str:
@@ -216,31 +205,25 @@ class RemoteSandbox:
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
         if _is_text(path):
-            limit = min(max_bytes, wire.MAX_FRAME_FILE_BYTES)
+            limit = min(max_bytes, files.MAX_FRAME_FILE_BYTES)
             try:
-                return (await self._call("read", wire.ReadFrame(self._id, path, limit, user), wire.FileReply)).content
+                return (await self.call(table.READ, files.ReadFrame(self._id, path, limit, user))).content
             except TooLargeError:
                 if limit == max_bytes:
                     raise
-        target = f"{self._url}/files?{_query(path=path, max_bytes=str(max_bytes), user=user)}"
+        query = files.ReadFile(self._id, path, max_bytes, user)
         with self._unknown_is_lost():
-            read = partial(self._transport.http.request, "GET", target, b"", timeout_s=_FILE_S)
+            read = partial(self._transport.call_http, table.READ_FILE, query, _FILE_S, b"")
             return await self._transport.with_retries(read)
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file atomically: if writing fails, the file is unchanged. See `envkit.protocols.Sandbox.write`."""
         key = uuid.uuid4().hex
         if len(content) <= _FRAME_BYTES and _is_text(path):
-            frame = wire.WriteFrame(self._id, path, content, mode, key, user)
-            await self._keyed("write", key, frame, DoneReply, _FILE_S)
+            await self._keyed(table.WRITE, files.WriteFrame(self._id, path, content, mode, key, user), _FILE_S)
             return
-        query = {} if mode is None else {"mode": f"{mode:o}"}
-        target = f"{self._url}/files?{_query(path=path, user=user, **query)}"
-        headers = {"Idempotency-Key": key}
-        with self._unknown_is_lost():
-            async with self._cancelled_with_us(key):
-                send = partial(self._transport.http.request, "PUT", target, content, timeout_s=_FILE_S, headers=headers)
-                await self._transport.with_retries(send)
+        query = files.WriteFile(self._id, path, "" if mode is None else f"{mode:o}", user, key)
+        await self._with_key(key, partial(self._transport.call_http, table.WRITE_FILE, query, _FILE_S, content))
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder into the sandbox; see `envkit.protocols.Sandbox.upload`.
@@ -252,7 +235,7 @@ class RemoteSandbox:
             raise UsageError(f"{target!r} is not a path of a file or folder")
         with self._unknown_is_lost():
             async with aclosing(self._transport.folder_transport.packed(source, "tree")) as pieces:
-                url = f"{self._url}/tree?{_query(path=target, user=user)}"
+                url = table.UPLOAD_TREE.target(files.UploadTree(self._id, target, user))
                 await self._transport.http.send("PUT", url, pieces, timeout_s=_TREE_S)
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
@@ -263,18 +246,17 @@ class RemoteSandbox:
             UnsupportedError: The client was created without `folder_transport`.
         """
         folder_transport = self._transport.folder_transport
-        url = f"{self._url}/tree?{_query(path=source, max_bytes=str(max_bytes), user=user)}"
+        url = table.DOWNLOAD_TREE.target(files.DownloadTree(self._id, source, max_bytes, user))
         with self._unknown_is_lost():
             async with aclosing(self._transport.http.pieces(url, timeout_s=_TREE_S)) as pieces:
                 await folder_transport.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket.socket:
-        """Raise `UnsupportedError`, because a client cannot connect to sockets inside a remote sandbox.
+        """Connect to a socket or a port in the sandbox; see `envkit.protocols.Sandbox.connect`.
 
         If the connection in the sandbox fails, the returned socket is at its end.
         """
-        path = f"{self._url}/connect?{_query(to=str(address))}"
-        connection = await self._transport.open_stream(path)
+        connection = await self._transport.open_stream(table.CONNECT, wire.ConnectQuery(self._id, str(address)))
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         assert self._transport.tasks is not None
@@ -295,7 +277,7 @@ class RemoteSandbox:
         """Run a program with streamed input and output; see `envkit.protocols.InteractiveSandbox.program`."""
         arguments = tuple(map(encode_argument, argv))
         body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
-        async with await self._transport.open_stream(f"{self._url}/program") as connection:
+        async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
             with suppress(ConnectionClosed):  # the server has refused the program; `receive` raises the reason
                 await connection.send(write(body).decode())
             yield RemoteProgram(connection, self._transport.address)
@@ -304,7 +286,7 @@ class RemoteSandbox:
         """Probe the sandbox, and return the seconds until it answered, including the network time to the server."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
-            await self._call("probe", wire.ProbeFrame(self._id, timeout_s), wire.ProbeReply)
+            await self.call(table.PROBE, wire.ProbeFrame(self._id, timeout_s))
             return clock.precise() - began
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
@@ -314,9 +296,8 @@ class RemoteSandbox:
         Raises:
             UnsupportedError: The server's sandbox backend does not support snapshots.
         """
-        key = uuid.uuid4().hex
-        frame = wire.SnapshotFrame(self._id, key)
-        return (await self._keyed("snapshot", key, frame, wire.SnapshotReply, _SHELL_S)).snapshot
+        frame = wire.SnapshotFrame(self._id, uuid.uuid4().hex)
+        return (await self._keyed(table.SNAPSHOT, frame, _SHELL_S)).snapshot
 
     async def log(self) -> str:
         """Return the last 64 KiB of the standard error of the sandbox's command.
@@ -324,7 +305,7 @@ class RemoteSandbox:
         Raises:
             UnsupportedError: The server's sandbox backend does not store standard error.
         """
-        return (await self._call("log", wire.SandboxFrame(self._id), wire.LogReply)).log
+        return (await self.call(table.LOG, wire.SandboxFrame(self._id))).log
 
     async def stats(self) -> Mapping[str, object]:
         """Return the resource usage of the sandbox.
@@ -332,13 +313,13 @@ class RemoteSandbox:
         Raises:
             UnsupportedError: The server's sandbox backend does not report resource usage.
         """
-        return (await self._call("stats", wire.SandboxFrame(self._id), wire.StatsReply)).stats
+        return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:
         """Wait until the sandbox has ended; return the cause."""
         while True:
             try:
-                cause = (await self._call("wait", wire.SandboxFrame(self._id), wire.WaitReply)).cause
+                cause = (await self.call(table.WAIT, wire.SandboxFrame(self._id))).cause
             except SandboxLostError as error:
                 return error.cause
             if cause is not None:
@@ -348,22 +329,28 @@ class RemoteSandbox:
         """Stop the sandbox and all processes in it. The call is safe to repeat."""
         await self._transport.stop(self._id)
 
-    async def _call(self, method: str, body: msgspec.Struct, reply: type[T], timeout_s: float = CALL_S) -> T:
+    async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
+        """Make a call. Raises the error that the server answers, or `SandboxLostError` if the sandbox is unknown."""
         with self._unknown_is_lost():
-            return await self._transport.call(method, body, reply, timeout_s)
+            return await self._transport.call(operation, request, timeout_s)
 
-    async def _keyed(self, method: str, key: str, body: msgspec.Struct, reply: type[T], timeout_s: float) -> T:
-        async with self._cancelled_with_us(key):
-            return await self._transport.with_retries(partial(self._call, method, body, reply, timeout_s))
+    async def run(self, operation: Operation[P, wire.ExecReply], request: P, size: int, timeout_s: float) -> ExecResult:
+        """Run a program or command. If the request or the result may be large, use HTTP instead of the WebSocket."""
+        if size <= _FRAME_BYTES and request.max_output_bytes <= _FRAME_OUTPUT_BYTES:
+            return (await self._keyed(operation, request, timeout_s)).result()
+        assert request.key is not None
+        call = partial(self._transport.call_http, operation, request, timeout_s)
+        return self._transport.websocket.decode(operation, await self._with_key(request.key, call)).result()
 
-    async def _run_by_http(self, path: str, key: str, body: msgspec.Struct, timeout_s: float) -> ExecResult:
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    async def _keyed(self, operation: Operation[K, R], request: K, timeout_s: float) -> R:
+        assert request.key is not None
+        return await self._with_key(request.key, partial(self._transport.call, operation, request, timeout_s))
+
+    async def _with_key(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call with an idempotency key: retry it, and if it is cancelled, cancel it on the server as well."""
         with self._unknown_is_lost():
             async with self._cancelled_with_us(key):
-                url = f"{self._url}/{path}"
-                send = partial(self._transport.http.request, "POST", url, write(body), headers=headers)
-                answer = await self._transport.with_retries(partial(send, timeout_s=timeout_s))
-        return self._transport.decode(path, answer, wire.ExecReply).result()
+                return await self._transport.with_retries(call)
 
     @asynccontextmanager
     async def _cancelled_with_us(self, key: str) -> AsyncIterator[None]:
@@ -372,7 +359,7 @@ class RemoteSandbox:
             yield
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True), suppress(EnvkitError):
-                await self._transport.call("cancel", wire.CancelFrame(self._id, key), DoneReply, _CANCEL_S)
+                await self._transport.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
             raise
 
     @contextmanager
@@ -396,11 +383,15 @@ class RemoteShell:
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
         """Run `command`; see `envkit.protocols.Shell.run`."""
-        return await self._sandbox.run_in_shell(self._name, self._user, command, timeout_s, max_output_bytes)
+        key = uuid.uuid4().hex
+        frame = wire.ShellFrame(
+            command, timeout_s, self._user, max_output_bytes, sandbox_id=self._sandbox.id, name=self._name, key=key
+        )
+        return await self._sandbox.run(table.SHELL, frame, len(command), max(_SHELL_S, timeout_s + SLACK_S))
 
     async def close(self) -> None:
         """Close the shell and kill all processes that it started. The call is safe to repeat."""
-        await self._sandbox.close_shell(self._name, self._user)
+        await self._sandbox.call(table.CLOSE_SHELL, wire.CloseShellFrame(self._sandbox.id, self._name, self._user))
 
 
 def _is_text(text: str) -> bool:
@@ -409,7 +400,3 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _query(**values: str) -> str:
-    return urlencode(values, quote_via=quote, errors="surrogateescape")

@@ -26,9 +26,10 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.env_client import TOKEN_VARIABLE
-from envkit.http.client.remote_sandbox import CALL_S, SLACK_S, RemoteSandbox, SandboxTransport
+from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox, SandboxTransport
+from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.messages import DoneReply, HealthReply, NoBody
+from envkit.http.protocol.messages import NoBody
 from envkit.http.sandboxes.transfers import FolderTransport
 from envkit.types import SandboxSpec, SandboxView
 
@@ -126,14 +127,14 @@ class SandboxClient:
             lease_s=ttl_s,
             snapshot=snapshot,
             wait_s=wait_s,
-            sandbox_id=wire.read_sandbox_id(id),
+            sandbox_id=id,
         )
         within_s = wait_s + spec.start_timeout_s + SLACK_S
-        return (await self._transport.call("create", body, wire.SandboxReply, within_s)).view()
+        return (await self._transport.call(table.CREATE_SANDBOX, body, within_s)).view()
 
     def get(self, id: str) -> RemoteSandbox:
         """Return the sandbox with this id, without checking that the sandbox exists."""
-        return RemoteSandbox(wire.read_any_sandbox_id(id), self._transport)
+        return RemoteSandbox(id, self._transport)
 
     async def view(self, id: str) -> SandboxView:
         """Return the state of a sandbox. The call does not count as use, so it does not renew the lease.
@@ -141,28 +142,26 @@ class SandboxClient:
         Raises:
             SandboxNotFoundError: No sandbox has this id.
         """
-        return (
-            await self._transport.call("view", wire.SandboxFrame(wire.read_any_sandbox_id(id)), wire.SandboxReply)
-        ).view()
+        return (await self._transport.call(table.VIEW, wire.SandboxFrame(id))).view()
 
     async def views(self) -> list[SandboxView]:
         """List all sandboxes that this client may see, oldest first."""
-        return [one.view() for one in (await self._transport.call("list", NoBody(), wire.SandboxesReply)).sandboxes]
+        return [one.view() for one in (await self._transport.call(table.VIEWS, NoBody())).sandboxes]
 
     async def snapshots(self) -> list[wire.KeptReply]:
         """List all snapshots that this client may see, oldest first."""
-        return (await self._transport.call("snapshots", NoBody(), wire.SnapshotsReply)).snapshots
+        return (await self._transport.call(table.LIST_SNAPSHOTS, NoBody())).snapshots
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot. The call is safe to repeat."""
-        await self._transport.call("remove_snapshot", wire.KeptFrame(snapshot), DoneReply)
+        await self._transport.call(table.REMOVE_SNAPSHOT, wire.KeptFrame(snapshot))
 
     async def stop(self, id: str) -> None:
         """Stop a sandbox and wait until it is removed, 75 s at most. The call is safe to repeat.
 
         A cancellation of the calling task does not interrupt the call.
         """
-        await self._transport.stop(wire.read_any_sandbox_id(id))
+        await self._transport.stop(id)
 
     async def __aenter__(self) -> Self:
         opened = await self._transport.websocket.open()
@@ -173,8 +172,7 @@ class SandboxClient:
         self._tasks.start_soon(self._run_connection, opened)
         self._transport.tasks = self._tasks
         try:
-            health = await self._transport.websocket.call("health", NoBody(), CALL_S)
-            self._transport.decode("health", health, HealthReply)
+            await self._transport.call(table.HEALTH, NoBody())
         except BaseException:
             await self._disconnect()
             raise

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qs
 
 import anyio
+import msgspec
 
-from envkit.errors import RequestError, TooLargeError
+from envkit.errors import RequestError, TooLargeError, did_you_mean
 from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, reservation_of
-from envkit.http.protocol.messages import Problem, write
+from envkit.http.protocol.decode_errors import explained
+from envkit.http.protocol.messages import UNREADABLE, Problem, write
+from envkit.http.protocol.operations import Operation
+from envkit.http.protocol.sandbox_messages import Key
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -21,6 +28,8 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 RETRY_AFTER_S = 1
 """Default of the ``Retry-After`` header, seconds."""
+
+_WATCH_DELAY_S = 0.05
 
 STALLED_S = 25.0
 """Seconds without data after which a body is rejected; clients wait longer than that for an answer."""
@@ -73,23 +82,6 @@ def _too_large(limit: int) -> TooLargeError:
     return TooLargeError(f"the request is too large (limit {limit} bytes)")
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
-    """Return an ASGI `receive` function that returns `body` first, and then what the given `receive` returns.
-
-    With it, an application can read a body that was already received.
-    """
-    is_replayed = False
-
-    async def replayed() -> Message:
-        nonlocal is_replayed
-        if is_replayed:
-            return await receive()
-        is_replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
-
-
 async def respond(
     send: Send, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Iterable[Header] = ()
 ) -> None:
@@ -105,13 +97,131 @@ async def respond(
     await send({"type": "http.response.body", "body": body})
 
 
-async def respond_problem(send: Send, problem: Problem, headers: Iterable[Header] = ()) -> None:
-    """Send an error as a complete response in the format ``application/problem+json``."""
-    retry_after = [(b"retry-after", str(retry_after_s(problem)).encode())] if problem.retry else []
-    await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=[*headers, *retry_after])
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the query parameters of a request. If a name is repeated, its last value is returned.
+
+    Raises:
+        RequestError: The query cannot be parsed.
+    """
+    query: bytes = scope.get("query_string", b"")
+    try:
+        found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)
+    except ValueError as error:
+        raise RequestError(f"the query cannot be parsed: {error}") from None
+    return {name: values[-1] for name, values in found.items()}
 
 
-def retry_after_s(problem: Problem) -> int:
-    """Return the value of the ``Retry-After`` header for an error: seconds, at least `RETRY_AFTER_S`."""
-    wait_s: float = problem.fields.get("wait_s", RETRY_AFTER_S)
-    return max(RETRY_AFTER_S, math.ceil(wait_s))
+async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel `scope` when the caller disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+def parameters(operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope) -> dict[str, Any]:
+    """Return the fields of a request that are in the path, the query or a header.
+
+    Raises:
+        RequestError: A parameter is missing, unknown or not valid.
+    """
+    given: dict[str, Any] = dict(values)
+    if scope.get("query_string"):
+        for name, value in query_of(scope).items():
+            if name not in operation.queries:
+                hint = did_you_mean(name, operation.queries)
+                raise RequestError(f"unknown query parameter {name[:100]!r}{hint}")
+            given[name] = value
+    checked = _converted(given, operation.parameters, strict=False)
+    given = {name: getattr(checked, name) for name in checked.__struct_fields__}
+    if operation.has_key:
+        found = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
+        given["key"] = None if found is None else _converted(found.decode("latin-1"), Key, strict=True)
+    return given
+
+
+def _converted(value: object, kind: Any, *, strict: bool) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except UNREADABLE as error:
+        raise RequestError(explained(error, b"?", kind)) from None
+
+
+class CallOutcome(NamedTuple):
+    """The outcome of a call: its reply or its error, encoded as JSON.
+
+    Attributes:
+        body: The reply or the error.
+        status: HTTP status.
+        retry_after_s: Seconds until the call should be repeated; None if a repetition does not help.
+        is_error: Whether `body` is an error, a `Problem`.
+    """
+
+    body: bytes
+    status: int = 200
+    retry_after_s: int | None = None
+    is_error: bool = False
+
+    @classmethod
+    def failed(cls, problem: Problem) -> CallOutcome:
+        """Return the outcome of a call that failed."""
+        wait_s: float = problem.fields.get("wait_s", RETRY_AFTER_S)
+        retry_after_s = max(RETRY_AFTER_S, math.ceil(wait_s)) if problem.retry else None
+        return cls(write(problem), problem.status, retry_after_s, is_error=True)
+
+    @property
+    def framed(self) -> bytes:
+        """The outcome as a JSON object with the field `result` or `error`, for lists."""
+        return (b'{"error":%b}' if self.is_error else b'{"result":%b}') % self.body
+
+    def answer(self, frame_id: int | str | None) -> bytes:
+        """Return the answer to a frame; `frame_id` is None if the id of the frame could not be read."""
+        return b'{"id":%b,%b' % (write(frame_id), self.framed[1:])
+
+
+async def respond_outcome(send: Send, outcome: CallOutcome, headers: Iterable[Header] = ()) -> None:
+    """Send an outcome as a complete response; an error in the format ``application/problem+json``."""
+    after_s = outcome.retry_after_s
+    if after_s is not None:
+        headers = [*headers, (b"retry-after", b"%d" % after_s)]
+    content_type = PROBLEM if outcome.is_error else JSON
+    await respond(send, outcome.body, status=outcome.status, content_type=content_type, headers=headers)
+
+
+_DISCONNECTED = CallOutcome(b"{}", 499)
+"""The outcome of a call whose caller disconnected."""
+
+
+async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[CallOutcome]]) -> CallOutcome:
+    """Run `work` and return its result. If the caller disconnects, cancel `work`."""
+    with _CancelOnDisconnect(receive):
+        return await work()
+    return _DISCONNECTED
+
+
+class _CancelOnDisconnect:
+    """A context manager that cancels its block when the caller disconnects.
+
+    It starts to watch the connection after `_WATCH_DELAY_S` seconds. Most calls have ended by then, and the task that
+    watches the connection costs as much time as a call.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._scope = anyio.CancelScope()
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._timer = self._loop.call_later(_WATCH_DELAY_S, self._start_watching)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        return self._scope.__exit__(kind, error, trace)
+
+    def _start_watching(self) -> None:
+        self._task = self._loop.create_task(cancel_on_disconnect(self._receive, self._scope))

@@ -13,6 +13,7 @@ from envkit.errors import did_you_mean
 _MAX_CHARS = 100
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_PATTERN = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL)
 _MALFORMED = "JSON is malformed: "
 _TYPES = {
     "int": "an integer",
@@ -26,8 +27,9 @@ _TYPES = {
 
 
 def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
-    """Return one line that says why `data` is not a message of type `kind`; `error` is the decoding error of
-    msgspec.
+    """Return one line that says why `data` is not a message of type `kind`.
+
+    `error` is the decoding error of msgspec.
     """
     if isinstance(error, RecursionError):
         return "the message is nested too deeply"
@@ -47,6 +49,8 @@ def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
         )
     elif found := _MISSING.fullmatch(text):  # library's message: msgspec
         reason = f"the field {found[1]!r} is missing"
+    elif found := _PATTERN.fullmatch(text):  # library's message: msgspec
+        reason = f"invalid value; must be: {dict(_patterns(inspect.type_info(kind))).get(found[1], found[1])}"
     else:
         reason = re.sub(r"`([a-z |]+)`", lambda words: _type(words[1]), text)  # library's message: msgspec
         reason = reason[:1].lower() + reason[1:]
@@ -67,6 +71,18 @@ def _wanted(kind: object) -> str:
         return "JSON"
     names = [field.encode_name for field in found.fields if field.required]
     return f"a JSON object with {', '.join(names)}" if names else "a JSON object, such as {}"
+
+
+def _patterns(kind: inspect.Type) -> Iterator[tuple[str, str]]:
+    """Yield the pattern of each text field of a message type, as `repr` shows it, with the field's description."""
+    if isinstance(kind, inspect.StructType):
+        for field in kind.fields:
+            yield from _patterns(field.type)
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from _patterns(member)
+    elif isinstance(kind, inspect.Metadata) and isinstance(kind.type, inspect.StrType):
+        yield repr(kind.type.pattern)[1:-1], (kind.extra_json_schema or {}).get("description", "")
 
 
 def _fields(kind: inspect.Type) -> Iterator[str]:

@@ -123,8 +123,8 @@ class ResetReply(msgspec.Struct, frozen=True):
 class OpeningReply(msgspec.Struct, frozen=True):
     """The reset of the environment is still running; repeat the call."""
 
-    turn: int
-    state: str
+    turn: int = 0
+    state: str = "opening"
 
 
 class StepReply(msgspec.Struct, frozen=True):
@@ -283,18 +283,6 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
         return decoder.decode(data)
     except UNREADABLE as error:
         raise RequestError(explained(error, data, decoder.type)) from None
-
-
-def read_id(text: str) -> str:
-    """Return `text` if it is a valid session id.
-
-    Raises:
-        RequestError: `text` is not a valid session id.
-    """
-    try:
-        return msgspec.convert(text, SessionId)
-    except msgspec.ValidationError:
-        raise RequestError(f"invalid session id {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
 
 
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:

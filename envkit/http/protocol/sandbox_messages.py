@@ -7,27 +7,19 @@ encoded as `envkit.http.protocol.bytes_encoding` describes.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from envkit.errors import RequestError
 from envkit.http.protocol.bytes_encoding import Bytes, decode_bytes, encode_bytes
-from envkit.http.protocol.messages import PROTOCOL, Problem
-from envkit.types import Cause, ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
-
-BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
-"""Prefix of the paths of one sandbox."""
+from envkit.http.protocol.messages import Problem
+from envkit.types import Cause, ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
 LEASE_S = 3600.0
 """Default idle time, in seconds, after which a sandbox is stopped."""
 
 MAX_OUTPUT_BYTES = 64 << 20
 """Maximum of `max_output_bytes`, which limits standard output and standard error separately."""
-
-MAX_FRAME_FILE_BYTES = 1 << 20
-"""Maximum size of a file read over a socket; HTTP allows larger ones."""
 
 MAX_START_S = 600.0
 
@@ -40,14 +32,12 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
 TerminalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 OptionalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
-Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
-# In Python, $ also matches before a final newline. The lookahead rejects an id that ends with a newline.
-_SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")
 
 SandboxId: TypeAlias = Annotated[
     str,
     msgspec.Meta(
-        pattern=_SANDBOX_ID.pattern,
+        # In Python, $ also matches before a final newline. The lookahead rejects an id that ends with a newline.
+        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",
         description="1 to 128 letters, digits, dots, dashes, underscores, tildes.",
     ),
 ]
@@ -151,6 +141,19 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     terminal: tuple[TerminalSize, TerminalSize] | None = None
 
 
+class ProgramQuery(msgspec.Struct, frozen=True):
+    """The sandbox in which to run a program. The first message is a `ProgramBody`."""
+
+    sandbox_id: AnySandboxId
+
+
+class ConnectQuery(msgspec.Struct, frozen=True):
+    """The sandbox to connect to, and the name of a socket or the number of a port in it."""
+
+    sandbox_id: AnySandboxId
+    to: Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class ProgramInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The end of a program's input, or a new size of its terminal (0: unchanged)."""
 
@@ -175,40 +178,20 @@ class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_output_bytes: OutputBytes = 1 << 20
 
 
-class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A command to run in a shell of a sandbox."""
+class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"name": "shell"}):
+    """A command to run in a shell of a sandbox. `name` is the name of the shell."""
 
     sandbox_id: AnySandboxId
-    shell: ShellName = "main"
+    name: ShellName = "main"
     key: Key | None = None
 
 
-class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shell to close, and its sandbox."""
+class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"name": "shell"}):
+    """The shell to close, and its sandbox. `name` is the name of the shell."""
 
     sandbox_id: AnySandboxId
-    shell: ShellName = "main"
-    user: SandboxUser = "agent"
-
-
-class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file to read, and its sandbox."""
-
-    sandbox_id: AnySandboxId
-    path: str
-    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_FILE_BYTES)] = MAX_FRAME_FILE_BYTES
-    user: FileUser = "agent"
-
-
-class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file to write: its sandbox, its path and its content."""
-
-    sandbox_id: AnySandboxId
-    path: str
-    content: bytes
-    mode: Mode | None = None
-    key: Key | None = None
-    user: FileUser = "agent"
+    name: ShellName = "main"
+    user: Annotated[SandboxUser, msgspec.Meta(description="User of the shell.")] = "agent"
 
 
 class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,7 +218,7 @@ class CancelFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The idempotency key of a call to cancel."""
 
     sandbox_id: AnySandboxId
-    key: Key
+    cancelled: Key = msgspec.field(name="key")
 
 
 class ExecReply(msgspec.Struct, frozen=True):
@@ -274,6 +257,13 @@ class ExecReply(msgspec.Struct, frozen=True):
             self.is_shell_lost,
             self.is_out_of_memory,
         )
+
+
+class ExecOutcome(msgspec.Struct, frozen=True):
+    """The outcome of one program in a list: either `result` or `error`; the other field is omitted."""
+
+    result: ExecReply | None = None
+    error: Problem | None = None
 
 
 class PhaseReply(msgspec.Struct, frozen=True):
@@ -337,12 +327,6 @@ class StatsReply(msgspec.Struct, frozen=True):
     stats: dict[str, Any]
 
 
-class FileReply(msgspec.Struct, frozen=True):
-    """The content of a file."""
-
-    content: bytes
-
-
 class SnapshotReply(msgspec.Struct, frozen=True):
     """The name of a new snapshot."""
 
@@ -377,6 +361,12 @@ class WaitReply(msgspec.Struct, frozen=True):
     cause: Cause | None
 
 
+class EventsQuery(msgspec.Struct, frozen=True):
+    """The number of the last event that the caller has received."""
+
+    after: Annotated[int, msgspec.Meta(ge=0, description="Number of the last event received.")] = 0
+
+
 class EventReply(msgspec.Struct, frozen=True):
     """An event in the life of a sandbox; see `envkit.types.PoolEvent`."""
 
@@ -388,38 +378,3 @@ class EventReply(msgspec.Struct, frozen=True):
     text: str
     state: SandboxState | None
     cause: Cause | None = None
-
-
-def read_sandbox_id(text: str) -> str:
-    """Return `text` if it is a valid id for a new sandbox or a valid name of a shell.
-
-    Raises:
-        RequestError: `text` is not valid.
-    """
-    if _SANDBOX_ID.search(text) is None:
-        raise RequestError(f"invalid name {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -")
-    return text
-
-
-def read_any_sandbox_id(text: str) -> str:
-    """Return `text` if it is a valid id of an existing sandbox; administrators may use ids with a tenant.
-
-    Raises:
-        RequestError: `text` is not valid.
-    """
-    try:
-        return msgspec.convert(text, AnySandboxId)
-    except msgspec.ValidationError:
-        return read_sandbox_id(text)
-
-
-def read_key(text: str) -> str:
-    """Return `text` if it is a valid idempotency key.
-
-    Raises:
-        RequestError: `text` is not a valid key.
-    """
-    try:
-        return msgspec.convert(text, Key)
-    except msgspec.ValidationError:
-        raise RequestError("invalid Idempotency-Key; use 1 to 255 visible ASCII characters") from None

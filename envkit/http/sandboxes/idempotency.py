@@ -14,38 +14,20 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.errors import SandboxConflictError
+from envkit.http.protocol.asgi import CallOutcome
 
 KEEP_S = 600.0
 MAX_COUNT = 10_000
 MAX_BYTES = 64 << 20
 
-Work: TypeAlias = Callable[[], Awaitable["CallOutcome"]]
-
-
-class CallOutcome(NamedTuple):
-    """The outcome of a call: its answer or its error, encoded as JSON.
-
-    Attributes:
-        body: The answer or the error, as JSON.
-        status: HTTP status. If it is 400 or above, `body` is an error.
-        retry_after_s: Seconds until a retry may succeed; None if there is no error or a retry does not help.
-    """
-
-    body: bytes
-    status: int = 200
-    retry_after_s: int | None = None
-
-    @property
-    def framed(self) -> bytes:
-        """The outcome as a JSON object with the field `result` or `error`, for WebSocket frames and lists."""
-        return (b'{"result":%b}' if self.status < 400 else b'{"error":%b}') % self.body
+Work: TypeAlias = Callable[[], Awaitable[CallOutcome]]
 
 
 class _KeyedCall:

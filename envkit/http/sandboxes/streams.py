@@ -14,25 +14,26 @@ connection ends.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit.errors import EnvkitError, RequestError, UnsupportedError
+from envkit.errors import EnvkitError, UnsupportedError
 from envkit.http.auth.caller import Caller, caller_of
+from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.asgi import Receive, Scope, Send
+from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters
 from envkit.http.protocol.bytes_encoding import decode_arguments
+from envkit.http.protocol.handlers import HttpCall
 from envkit.http.protocol.messages import Problem, read, write
-from envkit.http.sandboxes.http import query_of
-from envkit.http.sandboxes.lookup import SandboxLookup
+from envkit.http.protocol.operations import Operation
+from envkit.http.sandboxes.access import SandboxAccess
 from envkit.protocols import InteractiveSandbox, Program, Sandbox
-
-STREAM_PATHS = re.compile(re.escape(wire.BEFORE_ID) + "[^/]+/(program|connect)")
 
 _PROGRAM = msgspec.json.Decoder(wire.ProgramBody)
 _INPUT = msgspec.json.Decoder(wire.ProgramInput)
@@ -48,20 +49,25 @@ class SandboxStreams:
 
     Args:
         access: Finds sandboxes.
+        failure: Converts an error to an outcome; see `envkit.http.api.operations.Operations.failure`.
     """
 
-    def __init__(self, access: SandboxLookup) -> None:
+    def __init__(self, access: SandboxAccess, failure: Callable[..., CallOutcome]) -> None:
         self._access = access
+        self._failure = failure
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket to its end."""
+    async def serve(
+        self, operation: Operation[Any, Any], sandbox_id: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve one WebSocket of an operation to its end."""
         await receive()
         await send({"type": "websocket.accept"})
         end: wire.StreamEnd | None = None
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._access.cancel_when_closing, tasks.cancel_scope)
-                end = await self._run(scope, receive, send, tasks)
+                values = {"sandbox_id": sandbox_id}
+                end = await self._run(operation, values, HttpCall(caller_of(scope), scope, receive, send), tasks)
                 tasks.cancel_scope.cancel()
         except* (_DisconnectedError, OSError):
             pass
@@ -70,21 +76,23 @@ class SandboxStreams:
                 await send({"type": "websocket.send", "text": write(end).decode()})
             await send({"type": "websocket.close"})
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send, tasks: TaskGroup) -> wire.StreamEnd:
-        id, _, kind = scope["path"].removeprefix(wire.BEFORE_ID).partition("/")
-        caller = caller_of(scope)
+    async def _run(
+        self, operation: Operation[Any, Any], values: Mapping[str, str], call: HttpCall, tasks: TaskGroup
+    ) -> wire.StreamEnd:
+        id, caller = values["sandbox_id"], call.caller
         try:
+            query = operation.request(**parameters(operation, values, call.scope))
             sandbox = self._access.find(id, caller)
             tasks.start_soon(self._renew, id, caller)
-            with self._access.with_caller_ids(id, caller):
-                if kind == "program":
-                    return wire.StreamEnd(await self._program(sandbox, receive, send, tasks))
-                await _connection(sandbox, query_of(scope).get("to", ""), receive, send, tasks)
-                return wire.StreamEnd()
+            if operation is table.PROGRAM:
+                return wire.StreamEnd(await self._program(sandbox, call.receive, call.send, tasks))
+            await _connection(sandbox, query.to, call.receive, call.send, tasks)
+            return wire.StreamEnd()
         except (_DisconnectedError, OSError):
             raise
         except Exception as error:
-            return wire.StreamEnd(error=msgspec.json.decode(self._access.failure(error).body, type=Problem))
+            problem = self._failure(error, caller, sandbox_id=id).body
+            return wire.StreamEnd(error=msgspec.json.decode(problem, type=Problem))
 
     async def _renew(self, id: str, caller: Caller) -> None:
         """Prevent the sandbox from expiring while the stream is open."""
@@ -119,8 +127,6 @@ class _DisconnectedError(Exception):
 
 async def _connection(sandbox: Sandbox, address: str, receive: Receive, send: Send, tasks: TaskGroup) -> None:
     """Copy bytes between the client and a socket in the sandbox, until the socket ends."""
-    if not address:
-        raise RequestError("to: must be the name of a socket or a port number")
     loop = asyncio.get_running_loop()
     with await sandbox.connect(int(address) if address.isascii() and address.isdigit() else address) as stream:
         stream.setblocking(False)

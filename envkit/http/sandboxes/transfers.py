@@ -21,16 +21,11 @@ import anyio
 
 from envkit.errors import DeadlineError, RateLimitError, TooLargeError
 from envkit.http.protocol.asgi import Receive, Send, receive_piece
+from envkit.http.protocol.file_messages import MAX_TREE_BYTES
+from envkit.http.protocol.operations import TAR
 from envkit.protocols import Sandbox
 from envkit.types import FileUser
 
-MAX_TREE_BYTES = 1 << 30
-"""Limit on the contents of a tar stream, bytes."""
-
-MAX_FILE_BYTES = 64 << 20
-"""Limit on a file that is read or written as a whole, bytes."""
-
-TAR = b"application/x-tar"
 AT_ONCE = 4
 """Maximum number of concurrent transfers of one tenant."""
 
@@ -116,7 +111,7 @@ class FolderTransfers:
             async with self._staging_folder(tenant) as folder:
                 most = min(max_bytes, self._max_bytes)
                 await sandbox.download(path, folder / _NAME, max_bytes=most, user=user)
-                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", TAR)]})
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", TAR.encode())]})
                 async with aclosing(self._folder_transport.packed(folder / _NAME, _NAME)) as pieces:
                     async for piece in pieces:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
@@ -24,13 +24,14 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
-from envkit.http.auth.caller import ADMIN, EVERYBODY, METRICS, NOBODY, PLAY, SANDBOX, Caller
+from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, Caller
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.auth.tokens import TokenStore
 from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.protocol import messages
-from envkit.http.protocol.asgi import Header, Receive, Scope, Send, respond_problem
+from envkit.http.protocol.asgi import CallOutcome, Header, Receive, Scope, Send, respond_outcome
+from envkit.http.protocol.operations import OPERATIONS
 from envkit.http.server.access_log import AccessLog
 from envkit.http.server.request_context import RequestContext, WebSocketContext
 
@@ -40,19 +41,18 @@ MAX_SOCKETS = 256
 MAX_REQUESTS = 2000
 """Default of the concurrent requests of a tenant: a fifth of a server's connections."""
 
-_V1 = f"/v{messages.PROTOCOL}/"
-_SCOPES = (
-    (f"{_V1}sessions", PLAY),
-    # Any token may open the WebSocket. Each frame is then checked for the scope that its call needs.
-    (messages.SOCKET_PATH, ""),
-    (f"{_V1}sandboxes", SANDBOX),
-    (f"{_V1}snapshots", SANDBOX),
-    (f"{_V1}envs", PLAY),
-    ("/metrics", METRICS),
-    (_V1, ADMIN),  # events, and all other paths
-)
-_OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
-_OPTIONAL_TOKEN = frozenset({"/", _V1.rstrip("/")})
+_ROUTES = [one for one in OPERATIONS if one.verb]
+_SCOPES: Mapping[str, str | None] = {
+    messages.SOCKET_PATH: "",  # Each frame is checked for the scope that its call needs.
+    "/openapi.json": None,
+    **{one.path: one.scope for one in _ROUTES if "{" not in one.path},
+}
+"""The scope that each path without parameters needs."""
+
+_PREFIXES = [(one.path.partition("{")[0], one.scope) for one in _ROUTES if "{" in one.path]
+_PREFIX_SCOPES = tuple(dict(_PREFIXES).items())
+_V1 = f"/v{messages.PROTOCOL}"
+_OPTIONAL_TOKEN = frozenset({"/", _V1})
 """Paths that also answer requests without a token, but with less content."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 _TOO_MANY = {
@@ -71,12 +71,11 @@ class Served(Protocol):
 
 def scope_for(path: str) -> str | None:
     """Return the token scope that a path needs; an empty text if any token is enough, None if no token is needed."""
-    if path in _OPEN:
-        return None
-    for prefix, scope in _SCOPES:
+    for prefix, scope in _PREFIX_SCOPES:
         if path.startswith(prefix):
             return scope
-    return ""
+    # Paths of the API that do not exist need the highest scope.
+    return _SCOPES.get(path, ADMIN if path.startswith(f"{_V1}/") else "")
 
 
 class AuthMiddleware:
@@ -171,7 +170,7 @@ class AuthMiddleware:
         self._errors[error.code] += 1
         problem = msgspec.convert(to_problem(error), messages.Problem)
         challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
-        await respond_problem(context.refuse, problem, challenge)
+        await respond_outcome(context.refuse, CallOutcome.failed(problem), challenge)
 
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))

@@ -13,7 +13,7 @@ from typing import ClassVar
 from envkit.errors import UsageError
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol.sandbox_messages import KeptReply
-from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
+from envkit.http.sandboxes.access import MAX_TIMEOUT_S
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec, SandboxView
 from envkit.wiring.sandboxes.blocking import AnySandbox

@@ -27,7 +27,7 @@ CONFIG = {
     "node": {"max_sandboxes": 4},
 }
 STEP_FILES = 18
-EXEC_FILES = 23
+EXEC_FILES = 22
 
 
 def test_a_step_and_an_exec_pass_through_few_files() -> None:

@@ -194,28 +194,6 @@ def test_an_observation_that_json_cannot_encode_is_an_environment_error(action: 
     over_http(main)
 
 
-@pytest.mark.parametrize(("action", "reward"), [("nan", "nan"), ("infinity", "-inf"), ("x", 0.5)])
-def test_a_reward_that_is_not_finite_is_sent_as_text(action: str, reward: object) -> None:
-    async def main(client: httpx.AsyncClient) -> None:
-        await client.put("/v1/sessions/a", json=COUNT)
-        answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
-        assert answer.json()["reward"] == reward
-
-    over_http(main)
-
-
-def test_a_misspelt_field_and_an_empty_body_get_a_hint() -> None:
-    async def main(client: httpx.AsyncClient) -> None:
-        for content, detail in (
-            (b'{"env": "Count-v0", "seed": 1}', "unknown field 'env'; did you mean 'env_id'?"),
-            (b"", "the message is empty; send a JSON object with env_id, seed"),
-        ):
-            answer = await client.put("/v1/sessions/a", content=content)
-            assert (answer.status_code, answer.json()["type"], answer.json()["detail"]) == (400, "bad_request", detail)
-
-    over_http(main)
-
-
 @pytest.mark.parametrize("path", ["/v1/sessions/a/step", "/v1/sessions/a", "/v1/sessions:step"])
 def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(path: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:

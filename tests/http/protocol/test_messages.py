@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from envkit.errors import RequestError
 from envkit.http.protocol import messages
-from envkit.http.protocol.messages import MAX_FRAMES, ResetReply, StepReply, batches, read_id, write
+from envkit.http.protocol.messages import MAX_FRAMES, ResetReply, StepReply, batches, write
 from envkit.types import Observation, Reset, Step
 
 
@@ -48,15 +48,17 @@ def test_a_reset_survives_encoding_and_decoding() -> None:
     assert ResetReply.of(0, start).reset() == start
 
 
-@pytest.mark.parametrize("text", ["a", "0" * 128, "A.b_c~d-9"])
-def test_an_id_may_have_characters_that_need_no_quoting(text: str) -> None:
-    assert read_id(text) == text
+@pytest.mark.parametrize("id", ["a", "0" * 128, "A.b_c~d-9"])
+def test_an_id_may_have_characters_that_need_no_quoting(id: str) -> None:
+    decoder = msgspec.json.Decoder(messages.CreateSessionBody)
+    assert messages.read(write({"env_id": "A-v0", "seed": 1, "session_id": id}), decoder).session_id == id
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a/b", "ä", "a\n", "0" * 129])
-def test_any_other_id_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="invalid session id"):
-        read_id(text)
+@pytest.mark.parametrize("id", ["", "a b", "a/b", "ä", "a\n", "0" * 129])
+def test_any_other_id_is_refused_with_the_description_of_valid_ones(id: str) -> None:
+    decoder = msgspec.json.Decoder(messages.CreateSessionBody)
+    with pytest.raises(RequestError, match="session_id: invalid value; must be: Id that the caller chooses: 1 to 128"):
+        messages.read(write({"env_id": "A-v0", "seed": 1, "session_id": id}), decoder)
 
 
 def test_messages_are_joined_up_to_a_size_and_a_single_one_is_not_wrapped() -> None:

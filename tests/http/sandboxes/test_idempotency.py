@@ -10,7 +10,8 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxConflictError
-from envkit.http.sandboxes.idempotency import CallOutcome, IdempotentCalls
+from envkit.http.protocol.asgi import CallOutcome
+from envkit.http.sandboxes.idempotency import IdempotentCalls
 from tests.http.stage import settle
 
 

@@ -118,15 +118,6 @@ def test_an_invalid_call_is_rejected_and_keeps_the_socket_open(method: str, para
     by_frames(main)
 
 
-def test_a_server_without_a_pool_reports_it_over_a_socket_too() -> None:
-    async def run() -> None:
-        async with slots() as host, serving(host) as address, connected(address) as socket:
-            await send(socket, (1, "sandbox.list", {}))
-            assert (await receive(socket, 1))[0]["error"]["detail"] == "this server lends no sandboxes"
-
-    clock.run(run)
-
-
 @asynccontextmanager
 async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Callable[[int], Awaitable[list[str]]]]:
     """Follow the events; yields a function that returns the next `count` blocks."""

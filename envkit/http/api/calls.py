@@ -1,0 +1,158 @@
+"""Runs the calls of all operations, and answers their HTTP requests.
+
+Every call, over HTTP or over the WebSocket, runs in `Calls.outcome`: the handler of its operation makes the reply, an
+error becomes a problem object, and a call with an idempotency key runs only once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+
+from envkit.errors import EnvkitError, SandboxConflictError, SandboxNotFoundError
+from envkit.http.api.operations import Operations
+from envkit.http.auth.caller import Caller, caller_of
+from envkit.http.protocol.asgi import (
+    RETRY_AFTER_S,
+    CallOutcome,
+    Receive,
+    Scope,
+    Send,
+    parameters,
+    read_body,
+    respond_outcome,
+    until_disconnect,
+)
+from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
+from envkit.http.protocol.messages import CreateSessionBody, ReadyReply, read, write
+from envkit.http.protocol.operations import Operation
+from envkit.http.protocol.sandbox_messages import SandboxReply
+from envkit.http.sandboxes.access import MAX_EXEC_BYTES, bytes_to_reserve
+from envkit.http.sandboxes.idempotency import IdempotentCalls
+from envkit.http.sessions.counters import step_metrics_of
+from envkit.types import SandboxState
+
+
+class Calls:
+    """Runs the calls of all operations.
+
+    Args:
+        operations: The operations on sessions.
+        slow_s: Seconds after which an HTTP request is answered with 202 if its reset, or its start of a sandbox, is
+            still running.
+        max_request_bytes: Maximum size of the body of an HTTP request, in bytes, except for programs and files.
+
+    Attributes:
+        keyed: Runs and stores the calls with an idempotency key.
+    """
+
+    def __init__(self, operations: Operations, *, slow_s: float, max_request_bytes: int) -> None:
+        self.operations = operations
+        self.keyed = IdempotentCalls(operations.failure)
+        self._slow_s = slow_s
+        self._max_request_bytes = max_request_bytes
+        self._handlers: dict[str, Handler] = {}
+        self.bind(operations)
+
+    def bind(self, owner: object) -> None:
+        """Use the methods of `owner` as the handlers of the operations to which they are bound."""
+        self._handlers |= {operation.name: handler for operation, handler in handlers_of(owner)}
+
+    def handler(self, operation: Operation[Any, Any]) -> Handler | None:
+        """Return the handler of an operation; None if the server does not offer the operation."""
+        return self._handlers.get(operation.name)
+
+    async def outcome(self, operation: Operation[Any, Any], body: Any, caller: Caller) -> CallOutcome:
+        """Make a call and return its outcome. If it has an idempotency key, the call runs only once per key."""
+        if not operation.has_key or body.key is None:
+            return await self._run(operation, body, caller)
+        work = partial(self._run, operation, body, caller)
+        try:
+            if self.operations.sandboxes is not None:
+                # Reject a call that cannot start now, without storing its error.
+                self.operations.sandboxes.find(body.sandbox_id, caller)
+            return await self.keyed.run(caller.key(body.sandbox_id), body.key, content_hash(body), work)
+        except EnvkitError as error:
+            return self.operations.failure(error, caller, sandbox_id=body.sandbox_id)
+
+    async def _run(self, operation: Operation[Any, Any], body: Any, caller: Caller) -> CallOutcome:
+        session_id: str | None = getattr(body, "session_id", None)
+        try:
+            reply = await self._require_handler(operation)(body, caller)
+            content = write(reply) if session_id is None else self.operations.encode(reply, caller, session_id)
+            return CallOutcome(content, 503 if isinstance(reply, ReadyReply) and not reply.ready else 200)
+        except Exception as error:
+            return self.operations.failure(error, caller, session_id, getattr(body, "sandbox_id", None))
+
+    async def respond(
+        self, operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer an HTTP request for an operation; `values` are the parameters of its path."""
+        call = HttpCall(caller_of(scope), scope, receive, send)
+        try:
+            outcome = await self._answer(operation, values, call)
+        except Exception as error:
+            if call.has_started:
+                # The server can report the error only by closing the connection.
+                raise
+            outcome = self.operations.failure(error, call.caller, values.get("session_id"), values.get("sandbox_id"))
+        if outcome is not None:
+            await respond_outcome(send, outcome)
+
+    async def _answer(
+        self, operation: Operation[Any, Any], values: Mapping[str, str], call: HttpCall
+    ) -> CallOutcome | None:
+        handler = self._require_handler(operation)
+        given = parameters(operation, values, call.scope)
+        if operation.is_raw:
+            found: CallOutcome | None = await handler(operation.request(**given), call)
+            return found
+        if operation.json_body is not None:
+            limit = MAX_EXEC_BYTES if operation.runs_program else self._max_request_bytes
+            body = read(await read_body(call.scope, call.receive, limit), operation.body_decoder)
+            given |= {name: getattr(body, name) for name in body.__struct_fields__}
+        request = operation.request(**given)
+        if operation.runs_program:
+            if count := bytes_to_reserve(request):
+                await call.reserve(count)
+            if request.key is None:
+                return await until_disconnect(call.receive, partial(self.outcome, operation, request, call.caller))
+        if 202 not in operation.replies:
+            return await self.outcome(operation, request, call.caller)
+        with anyio.move_on_after(self._slow_s):
+            return await self._create(operation, request, call)
+        pending = msgspec.convert(request, operation.replies[202], from_attributes=True)
+        return CallOutcome(write(pending), 202, RETRY_AFTER_S)
+
+    async def _create(self, operation: Operation[Any, Any], request: Any, call: HttpCall) -> CallOutcome:
+        reply = await self._require_handler(operation)(request, call.caller)
+        if isinstance(request, CreateSessionBody):
+            step_metrics_of(call.scope).envs[request.env_id] += 1
+            return CallOutcome(self.operations.encode(reply, call.caller, request.session_id))
+        assert isinstance(reply, SandboxReply)
+        if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
+            why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
+            raise SandboxConflictError(f"{why}; DELETE it to free its name, or choose another")
+        return CallOutcome(write(reply), *((202, RETRY_AFTER_S) if reply.state is SandboxState.STARTING else ()))
+
+    def _require_handler(self, operation: Operation[Any, Any]) -> Handler:
+        try:
+            return self._handlers[operation.name]
+        except KeyError:
+            raise SandboxNotFoundError("this server lends no sandboxes") from None
+
+
+def content_hash(body: msgspec.Struct) -> bytes:
+    """Return a hash of the content of a request, to detect a repeated key with other content."""
+    digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        part = value if isinstance(value, bytes) else repr(value).encode(errors="surrogatepass")
+        digest.update(b"%b %d " % (name.encode(), len(part)))
+        digest.update(part)
+    return digest.digest()

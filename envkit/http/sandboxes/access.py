@@ -1,0 +1,214 @@
+"""Access to sandboxes: finds them by the ids that callers use, runs programs in them, reads and writes files.
+
+Memory for a large result is reserved before a call starts. If there is not enough memory, the call fails before it had
+any effect, so the caller can repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import anyio
+
+from envkit.errors import DeadlineError, EnvkitError, OptionError, RequestError, UnreachableError
+from envkit.http.auth.caller import Caller, renamed
+from envkit.http.protocol import file_messages as files
+from envkit.http.protocol import operations as table
+from envkit.http.protocol import sandbox_messages as wire
+from envkit.http.protocol.bytes_encoding import decode_arguments
+from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.messages import DoneReply
+from envkit.protocols import Sandbox, SandboxPool
+from envkit.types import SandboxView
+
+MAX_TIMEOUT_S = 3600.0
+"""Default limit on the timeout of a command, in seconds."""
+
+MAX_EXEC_BYTES = 32 << 20
+"""Limit on the request body of a program or command, including its input."""
+
+SLACK_S = 30.0
+"""Seconds beyond a command's own timeout within which the sandbox must answer."""
+
+FILE_S = 120.0
+"""Timeout of reading or writing a file, in seconds."""
+
+_SMALL_OUTPUT_BYTES = 2 << 20
+"""Output limit, bytes, up to which no memory is reserved."""
+
+T = TypeVar("T")
+
+
+def seen_by(caller: Caller) -> str | None:
+    """Return the tenant whose sandboxes `caller` may see; None for an administrator, who may see all sandboxes."""
+    return None if caller.is_admin else caller.tenant
+
+
+class SandboxAccess:
+    """Finds sandboxes, and handles the operations inside them: programs, shell commands and files.
+
+    Args:
+        pool: Leases sandboxes.
+        max_timeout_s: Maximum timeout of a command, in seconds.
+
+    Attributes:
+        closing: Event that is set when the server shuts down. Running calls then finish, and no new calls start.
+    """
+
+    def __init__(self, pool: SandboxPool, *, max_timeout_s: float = MAX_TIMEOUT_S) -> None:
+        self.pool = pool
+        self.max_timeout_s = max_timeout_s
+        self.closing = anyio.Event()
+
+    @handles(table.EXEC)
+    async def exec(self, body: wire.ExecFrame, caller: Caller) -> wire.ExecReply:
+        """Run a program in a sandbox and return its output when it has ended.
+
+        If the caller disconnects, the program is killed. If the call has an idempotency key, the program continues
+        instead, and the caller can repeat the call to get the output.
+        """
+        sandbox = self.find(body.sandbox_id, caller)
+        self.check_timeout(body.timeout_s)
+        run = partial(
+            sandbox.exec,
+            decode_arguments(body.argv),
+            timeout_s=body.timeout_s,
+            env=body.env,
+            cwd=body.cwd,
+            stdin=body.stdin,
+            user=body.user,
+            max_output_bytes=body.max_output_bytes,
+        )
+        try:
+            return wire.ExecReply.of(await within(body.timeout_s + SLACK_S, run))
+        except ValueError as error:
+            raise _refused("program", error) from None
+
+    @handles(table.SHELL)
+    async def shell(self, body: wire.ShellFrame, caller: Caller) -> wire.ExecReply:
+        """Run a command in a persistent shell, which keeps its folder, variables and functions for later commands.
+
+        If the caller disconnects, the command is killed. If the call has an idempotency key, the command continues
+        instead, and the caller can repeat the call to get the output.
+        """
+        shell = self.find(body.sandbox_id, caller).shell(body.name, user=body.user)
+        self.check_timeout(body.timeout_s)
+        run = partial(shell.run, body.command, timeout_s=body.timeout_s, max_output_bytes=body.max_output_bytes)
+        try:
+            # No deadline for the queue: earlier commands of this shell run first, each with its own timeout.
+            return wire.ExecReply.of(await within(self.max_timeout_s + SLACK_S, run))
+        except ValueError as error:
+            raise _refused("command", error) from None
+
+    @handles(table.CLOSE_SHELL)
+    async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
+        """Close a shell and kill all processes that it started. The call is safe to repeat."""
+        await within(SLACK_S, self.find(body.sandbox_id, caller).shell(body.name, user=body.user).close)
+        return DoneReply()
+
+    @handles(table.READ)
+    async def read(self, body: files.ReadFrame, caller: Caller) -> files.FileReply:
+        """Read a small file."""
+        sandbox = self.find(body.sandbox_id, caller)
+        read = partial(sandbox.read, body.path, max_bytes=body.max_bytes, user=body.user)
+        return files.FileReply(await within(FILE_S, read))
+
+    @handles(table.WRITE)
+    async def write(self, body: files.WriteFrame, caller: Caller) -> DoneReply:
+        """Write a small file atomically."""
+        sandbox = self.find(body.sandbox_id, caller)
+        await within(FILE_S, partial(sandbox.write, body.path, body.content, mode=body.mode, user=body.user))
+        return DoneReply()
+
+    def find(self, id: str, caller: Caller) -> Sandbox:
+        """Return the sandbox that the caller calls `id`, and renew its lease.
+
+        Raises the same errors as `SandboxPool.get`, and `UnreachableError` while the server shuts down.
+        """
+        self.refuse_when_closing()
+        return self.pool.get(caller.key(id), tenant=seen_by(caller))
+
+    def view(self, id: str, caller: Caller) -> SandboxView:
+        """Return the state of the sandbox that the caller calls `id`, without renewing its lease."""
+        return self.pool.view(caller.key(id), tenant=seen_by(caller))
+
+    def in_caller_terms(self, error: EnvkitError, id: str, caller: Caller) -> EnvkitError:
+        """Return a copy of `error` that names the sandbox by the caller's id instead of the server's key."""
+        names = {caller.key(id): id}
+        with suppress(EnvkitError):
+            names[self.pool.view(caller.key(id), tenant=seen_by(caller)).backend_id] = id
+        return renamed(error, names)
+
+    def reply(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
+        """Convert the state of a sandbox to a reply that uses the caller's id of the sandbox."""
+        return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))
+
+    async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
+        """Wait until the server shuts down, and then cancel `scope`."""
+        await self.closing.wait()
+        scope.cancel()
+
+    async def unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Run `work`, and cancel it if the server shuts down.
+
+        Raises:
+            UnreachableError: The server shut down before `work` ended.
+        """
+        failure: Exception | None = UnreachableError("the server is shutting down")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
+            try:
+                await work()
+                failure = None
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    def check_timeout(self, timeout_s: float) -> None:
+        """Check that the timeout of a command is allowed.
+
+        Raises:
+            RequestError: The timeout is above `max_timeout_s`.
+        """
+        if timeout_s > self.max_timeout_s:
+            raise RequestError(f"timeout_s must be at most {self.max_timeout_s:g}, got {timeout_s:g}")
+
+    def refuse_when_closing(self) -> None:
+        """Check that the server is not shutting down; called at the start of each call.
+
+        Raises:
+            UnreachableError: The server is shutting down.
+        """
+        if self.closing.is_set():
+            raise UnreachableError("the server is shutting down")
+
+
+async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work` with a timeout of `bound_s` seconds.
+
+    Raises:
+        DeadlineError: `work` did not end in time.
+    """
+    with anyio.move_on_after(bound_s):
+        return await work()
+    raise DeadlineError(f"the sandbox did not answer within {bound_s:g} s")
+
+
+def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
+    """Return the number of bytes to reserve for the output of a program before it starts.
+
+    If the output limit of the program is large, the whole limit is reserved. If it is small, only a part of it is
+    reserved, because thousands of programs may run for hours and few of them reach their limit. When the program has
+    ended, the actual size of the output is counted.
+    """
+    return 2 * body.max_output_bytes if body.max_output_bytes > _SMALL_OUTPUT_BYTES else 0
+
+
+def _refused(what: str, error: ValueError) -> EnvkitError:
+    return error if isinstance(error, EnvkitError) else OptionError(what, str(error))

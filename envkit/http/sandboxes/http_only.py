@@ -1,0 +1,176 @@
+"""The operations on sandboxes that have only an HTTP route: files, folders, lists of programs, and the event stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+
+from envkit.errors import RequestError, TooLargeError, UnsupportedError
+from envkit.http.auth.caller import Caller
+from envkit.http.protocol import file_messages as files
+from envkit.http.protocol import operations as table
+from envkit.http.protocol import sandbox_messages as wire
+from envkit.http.protocol.asgi import CallOutcome, Send, cancel_on_disconnect, respond, until_disconnect
+from envkit.http.protocol.handlers import HttpCall, handles_http
+from envkit.http.protocol.messages import DoneReply, NoBody, read_each, write
+from envkit.http.protocol.operations import Operation
+from envkit.http.sandboxes.access import FILE_S, MAX_EXEC_BYTES, SandboxAccess, bytes_to_reserve, seen_by, within
+from envkit.http.sandboxes.transfers import FolderTransfers
+from envkit.types import PoolEvent
+
+HEARTBEAT_S = 15.0
+"""Seconds between the heartbeats of an event stream."""
+
+_MAX_OUTPUT_BYTES = 256 << 20
+"""Limit on the sum of the output limits in one list, standard output and standard error each."""
+
+_MAX_EXECS = 1000
+_FIRST_FILE_BYTES = 1 << 20
+"""Limit of the first read of a file whose size is unknown; a larger file is read a second time."""
+
+_EXEC = msgspec.json.Decoder(wire.ExecFrame)
+_EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
+
+RunCall: TypeAlias = Callable[[Operation[Any, Any], Any, Caller], Awaitable[CallOutcome]]
+
+
+class HttpOnlyOperations:
+    """The operations on sandboxes that have only an HTTP route.
+
+    Args:
+        access: Finds sandboxes.
+        outcome: Makes the call of another operation; see `envkit.http.api.calls.Calls.outcome`.
+        failure: Converts an error to an outcome.
+        folders: Uploads and downloads folders; None if this server does not support that.
+    """
+
+    def __init__(
+        self,
+        access: SandboxAccess,
+        outcome: RunCall,
+        failure: Callable[[Exception], CallOutcome],
+        folders: FolderTransfers | None,
+    ) -> None:
+        self._access = access
+        self._outcome = outcome
+        self._failure = failure
+        self._folders = folders
+
+    @handles_http(table.EXECS)
+    async def execs(self, query: NoBody, call: HttpCall) -> CallOutcome:
+        """Run programs in many sandboxes concurrently. Return a list with the result or error of each program, in
+        order.
+        """
+        bodies = read_each(await call.body(MAX_EXEC_BYTES), _EXECS, _EXEC)
+        if len(bodies) > _MAX_EXECS:
+            raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
+        call.caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
+        output_bytes = sum(bytes_to_reserve(body) for body in bodies if not isinstance(body, RequestError))
+        if output_bytes > _MAX_OUTPUT_BYTES:
+            wanted = f"limit {_MAX_OUTPUT_BYTES} bytes, got {output_bytes}"
+            raise RequestError(f"the output limits of the list are too large together ({wanted}); split the list")
+        await call.reserve(output_bytes)
+        outcomes = [b""] * len(bodies)
+
+        async def run(index: int, body: wire.ExecFrame | RequestError) -> None:
+            if isinstance(body, RequestError):
+                outcomes[index] = self._failure(body).framed
+            else:
+                outcomes[index] = (await self._outcome(table.EXEC, body, call.caller)).framed
+
+        async def run_all() -> CallOutcome:
+            async with anyio.create_task_group() as tasks:
+                for index, body in enumerate(bodies):
+                    tasks.start_soon(run, index, body)
+            return CallOutcome(b"[%b]" % b",".join(outcomes))
+
+        return await until_disconnect(call.receive, run_all)
+
+    @handles_http(table.READ_FILE)
+    async def read_file(self, query: files.ReadFile, call: HttpCall) -> None:
+        """Read a file."""
+        sandbox = self._access.find(query.sandbox_id, call.caller)
+        read = partial(sandbox.read, query.path, user=query.user)
+        first_bytes = min(query.max_bytes, _FIRST_FILE_BYTES)
+        try:
+            content = await within(FILE_S, partial(read, max_bytes=first_bytes))
+        except TooLargeError:
+            if first_bytes == query.max_bytes:
+                raise
+            await call.reserve(query.max_bytes)
+            content = await within(FILE_S, partial(read, max_bytes=query.max_bytes))
+        await respond(call.send, content, content_type=table.BINARY.encode())
+
+    @handles_http(table.WRITE_FILE)
+    async def write_file(self, query: files.WriteFile, call: HttpCall) -> CallOutcome:
+        """Write a file atomically: if writing fails, the file is unchanged. Missing folders are created."""
+        # Reject an unknown sandbox now, before the body is read.
+        self._access.find(query.sandbox_id, call.caller)
+        content = await call.body(files.MAX_FILE_BYTES)
+        mode = int(query.mode, 8) if query.mode else None
+        frame = files.WriteFrame(query.sandbox_id, query.path, content, mode, query.key, query.user)
+        return await self._outcome(table.WRITE, frame, call.caller)
+
+    @handles_http(table.DOWNLOAD_TREE)
+    async def download_tree(self, query: files.DownloadTree, call: HttpCall) -> None:
+        """Download a file or folder as a tar stream. The paths in the stream begin with ``tree`` or with ``.``."""
+        folders, sandbox = self._require_folders(), self._access.find(query.sandbox_id, call.caller)
+        tenant = call.caller.tenant
+        await folders.download(sandbox, query.path, query.user, query.max_bytes, call.send, tenant=tenant)
+
+    @handles_http(table.UPLOAD_TREE)
+    async def upload_tree(self, query: files.UploadTree, call: HttpCall) -> CallOutcome:
+        """Upload a tar stream with one file, link or folder. `path` is where it is stored in the sandbox."""
+        folders, sandbox = self._require_folders(), self._access.find(query.sandbox_id, call.caller)
+        await folders.upload(sandbox, query.path, query.user, call.receive, tenant=call.caller.tenant)
+        return CallOutcome(write(DoneReply()))
+
+    @handles_http(table.POOL_EVENTS)
+    async def events(self, query: wire.EventsQuery, call: HttpCall) -> None:
+        """Stream the events of sandboxes as server-sent events, with a heartbeat every 15 s.
+
+        The data of each event is an `EventReply`.
+        """
+        self._access.refuse_when_closing()
+        last = next((value for name, value in call.scope["headers"] if name == b"last-event-id"), b"")
+        after = max(query.after, int(last) if last.isdigit() else 0)
+        tenant = seen_by(call.caller)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cancel_on_disconnect, call.receive, tasks.cancel_scope)
+                tasks.start_soon(self._access.cancel_when_closing, tasks.cancel_scope)
+                tasks.start_soon(_send_heartbeats, call.send)
+                async for event in self._access.pool.events(after=after):
+                    if tenant in (None, event.tenant):
+                        body = _encode(event, call.caller)
+                        await call.send({"type": "http.response.body", "body": body, "more_body": True})
+                tasks.cancel_scope.cancel()
+            await call.send({"type": "http.response.body", "body": b""})
+        except* OSError:
+            # The caller has disconnected, and the server aborts the unfinished stream.
+            pass
+
+    def _require_folders(self) -> FolderTransfers:
+        if self._folders is None:
+            raise UnsupportedError("this server has no folder upload and download")
+        return self._folders
+
+
+async def _send_heartbeats(send: Send) -> None:
+    while True:
+        await anyio.sleep(HEARTBEAT_S)
+        await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
+
+
+def _encode(event: PoolEvent, caller: Caller) -> bytes:
+    name = event.sandbox_id and caller.name(event.sandbox_id)
+    state, cause = event.state, event.cause
+    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, state, cause)
+    kind = "".join(one for one in event.kind if one.isprintable())
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))
