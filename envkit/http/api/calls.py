@@ -138,7 +138,9 @@ class Calls:
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
             raise SandboxConflictError(f"{why}; DELETE it to free its name, or choose another")
-        return CallOutcome(write(reply), *((202, RETRY_AFTER_S) if reply.state is SandboxState.STARTING else ()))
+        if reply.state is SandboxState.STARTING:
+            return CallOutcome(write(reply), 202, RETRY_AFTER_S)
+        return CallOutcome(write(reply))
 
     def _require_handler(self, operation: Operation[Any, Any]) -> Handler:
         try:
