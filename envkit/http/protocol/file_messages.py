@@ -24,6 +24,9 @@ MAX_TREE_BYTES = 1 << 30
 FilePath: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[^\x00]+$", description="Path of the file or folder in the sandbox.")
 ]
+FramePath: TypeAlias = Annotated[
+    str, msgspec.Meta(pattern=r"^[^\x00]*$", description="Path of the file in the sandbox, without NUL.")
+]
 Size: TypeAlias = Annotated[
     int, msgspec.Meta(ge=0, description="Maximum size in bytes; a larger file or folder is rejected.")
 ]
@@ -34,7 +37,7 @@ class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file to read, and its sandbox."""
 
     sandbox_id: AnySandboxId
-    path: FilePath
+    path: FramePath
     max_bytes: Annotated[Size, msgspec.Meta(le=MAX_FRAME_FILE_BYTES)] = MAX_FRAME_FILE_BYTES
     user: Owner = "agent"
 
@@ -43,7 +46,7 @@ class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file to write: its sandbox, its path and its content."""
 
     sandbox_id: AnySandboxId
-    path: FilePath
+    path: FramePath
     content: bytes
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] | None = None
     key: Key | None = None
