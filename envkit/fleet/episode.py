@@ -53,10 +53,10 @@ class FleetEpisode:
     answer to the caller contains the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the episode is
     void: the current call and all later calls raise `SandboxLostError`.
 
-    Each call that was running when a worker was lost is a suspect: it may have caused the loss. Suspect calls are
-    retried one at a time, and if the next worker is lost during the same call as well, the episode is void. A suspect
-    call that has waited too long for its turn is retried concurrently with others; a second loss then does not make
-    the episode void.
+    Each call that was running when a worker was lost is a suspect: it may have caused the loss. A suspect call is
+    retried in a worker that plays no other episode, and the episode then returns to a shared worker. If that worker is
+    lost during the same call too, both losses are attributed to this episode, which is then void. Attributed losses do
+    not count against other episodes.
 
     Args:
         open_slot: Takes a slot in a worker; called at the start and again after each loss.

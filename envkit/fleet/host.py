@@ -158,7 +158,7 @@ class FleetHost:
         return self._episode(task, "", "")
 
     def lease_as(self, key: str, task: Task, tenant: str = "") -> FleetEpisode:
-        """As `lease`; resumes the episode of this key if a worker still has it, for the same task."""
+        """Like `lease`, but resume the episode recorded under `key` if its worker still runs and its task is the same."""
         return self._episode(task, key, tenant)
 
     def resumable_task(self, key: str) -> Task | None:
@@ -425,6 +425,6 @@ class FleetHost:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A lease that waits for a slot; `woken` is set when it should look for one."""
+    """A lease that waits for a slot; `woken` is set when a slot may be free."""
 
     woken: anyio.Event = field(default_factory=anyio.Event)

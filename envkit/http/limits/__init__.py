@@ -1,1 +1,1 @@
-"""Limits of a server: memory budgets, queues, and timeouts for slow clients."""
+"""Limits of a server: the memory of large requests, and the queues of WebSockets."""

@@ -1,16 +1,9 @@
 """Memory budget: limits the bytes of large request bodies and replies that a server has in memory at once.
 
-A request reserves memory for its body and its answer. If there is not enough memory, the request waits up to `WAIT_S`
-seconds and then fails with a retryable error.
-
-- Body: the request reserves the length that its ``Content-Length`` header announces.
-- Answer: memory is reserved before the call begins, because the call may not be safe to repeat if its answer had to be
-  dropped. After the call, the actual size of the answer is counted, even if it is larger than the reservation.
-- Deadlock: requests that have memory for their bodies and wait for each other's memory for their answers time out.
-- Small requests: bodies and answers up to `UNCOUNTED_BYTES` are not counted, because counting would slow them down. The
-  limit on connections limits their memory.
-- Large requests: all requests above 4 MiB together may use only half of the budget, so that small requests still get
-  memory.
+A request whose body or expected answer is larger than `UNCOUNTED_BYTES` reserves memory before its call begins, because
+the call may not be safe to repeat. If there is not enough memory, the request waits up to `WAIT_S` seconds and then fails
+with an error, so the caller can repeat it. After the call, the actual size of the answer is counted. Smaller requests are
+not counted; the limit on concurrent requests limits them.
 """
 
 from __future__ import annotations
