@@ -4,7 +4,8 @@ A call continues after its socket closes, so that the caller can reconnect and r
 sandboxes without an idempotency key are cancelled. While a socket is open, the sessions and sandboxes that were used
 over it do not expire. Answers that are ready in the same iteration of the event loop are sent in one message.
 
-The number and size of unanswered frames and unread answers are limited; see `envkit.http.limits.websocket_queues`.
+The number and size of unanswered frames and unread answers are limited: see
+`envkit.http.limits.websocket_queues`.
 """
 
 from __future__ import annotations

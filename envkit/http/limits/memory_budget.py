@@ -1,9 +1,9 @@
 """Memory budget: limits the bytes of large request bodies and replies that a server has in memory at once.
 
-A request whose body or expected answer is larger than `UNCOUNTED_BYTES` reserves memory before its call begins, because
-the call may not be safe to repeat. If there is not enough memory, the request waits up to `WAIT_S` seconds and then fails
-with an error, so the caller can repeat it. After the call, the actual size of the answer is counted. Smaller requests are
-not counted; the limit on concurrent requests limits them.
+A request whose body or expected answer is larger than `UNCOUNTED_BYTES` reserves memory before its call begins,
+because the call may not be safe to repeat. If there is not enough memory, the request waits up to `WAIT_S` seconds and
+then fails with an error, so the caller can repeat it. After the call, the actual size of the answer is counted. Smaller
+requests are not counted; the limit on concurrent requests limits them.
 """
 
 from __future__ import annotations
