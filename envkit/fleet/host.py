@@ -158,7 +158,7 @@ class FleetHost:
         return self._episode(task, "", "")
 
     def lease_as(self, key: str, task: Task, tenant: str = "") -> FleetEpisode:
-        """Like `lease`, but resume the episode recorded under `key` if its worker still runs and its task is the same."""
+        """Like `lease`, but resume the episode recorded under `key` if its worker still runs and has the same task."""
         return self._episode(task, key, tenant)
 
     def resumable_task(self, key: str) -> Task | None:
