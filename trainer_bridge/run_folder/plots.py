@@ -233,7 +233,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def frame(axes: Axes, title: str, *, size: int) -> None:
-    """Set the title of a plot, `size` in points, and the common style of all plots."""
+    """Set the title of a plot, in a font of `size` points, and apply the style that all plots share."""
     axes.set_title(title, loc="left", fontsize=size, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
