@@ -137,7 +137,7 @@ def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_wi
     error = error_of("local", "Nested-v0", broken)
     assert error.startswith("EnvError: Nested-v0 raised UsageError in reset: a sandbox cannot start inside another")
     assert "has neither user namespaces for bubblewrap nor a Docker daemon" in error
-    assert "sandbox.kind: none in a training file, envkit serve --backend none" in error
+    assert "set sandbox.kind: none in the training file" in error
     assert error.endswith(f"({broken}/broken.py:{OPENS})")
 
 
