@@ -23,7 +23,7 @@ language can do the same. The five calls to type first:
     curl -X PUT http://127.0.0.1:8000/v1/sessions/a -d '{"env_id": "FrozenLake-v0", "seed": 1}' # start an episode
     curl http://127.0.0.1:8000/v1/sessions/a -X DELETE                                          # end it
     curl -X PUT http://127.0.0.1:8000/v1/sandboxes/sandbox-1 -d '{}'                                  # start a sandbox
-    curl http://127.0.0.1:8000/openapi.json                                                     # this page for programs
+    curl http://127.0.0.1:8000/openapi.json                                                     # this API as OpenAPI
 
 [play.mjs](../examples/play.mjs) plays an episode in 60 lines of JavaScript.
 
@@ -33,8 +33,8 @@ language can do the same. The five calls to type first:
   machine.
 - **202** means that the reset or start is still running: repeat the call.
 - **Errors** have the content type `application/problem+json`: `type` is the code, `detail` says what is wrong and
-  what to do, `retry` whether a repetition may succeed (after `Retry-After` seconds), `fields` the values of the
-  message.
+  what to do, and `fields` contains the values in this message. `retry` says whether a repetition may succeed, after
+  the number of seconds in the header `Retry-After`.
 - **Bytes** in JSON (output of programs) are a text, or `{"base64": "..."}` if they are not UTF-8. Input is always
   base64.
 - **Numbers** that JSON cannot express are the texts `nan`, `inf` and `-inf`.
@@ -46,8 +46,9 @@ SOCKET = """
 
 `/v1/ws` carries many calls, each in a frame `{"id": ..., "method": ..., "params": {...}}`. The server answers each
 with `{"id": ..., "result": ...}` or `{"id": ..., "error": ...}`, in any order. A message contains one frame, or a
-list of up to 1,000 frames. `id` is a number or a text. A call continues if the socket closes; repeat it over a new
-one. The methods:
+list of up to 1,000 frames. `id` is a number or a text. If the WebSocket closes, its calls continue; only calls
+about sandboxes that have no `key` are cancelled. To get the result of a call, repeat it over a new WebSocket, with the
+same `key` if it has one. The methods:
 
 | method | parameters |
 |---|---|
@@ -55,16 +56,17 @@ one. The methods:
 STREAMS = """
 ## Programs with streamed input, and connections
 
-Each is a WebSocket of its own.
+Each program and each connection uses a separate WebSocket.
 
 `/v1/sandboxes/NAME/program`: first send the program as a text message (`argv`, `timeout_s`, and optionally `env`,
-`cwd`, `user`, and `terminal` as `[rows, columns]`). Then send input as binary messages, and `{"eof": true}` or
-`{"rows": 30, "columns": 100}` as text. The server sends output as binary messages, whose first byte is 1 for standard
-output and 2 for standard error. At the end it sends `{"result": ...}` (without output) or `{"error": ...}` as text.
+`cwd`, `user`, and `terminal` as `[rows, columns]`). Then send its input as binary messages. Send
+`{"eof": true}` as text at the end of the input, and `{"rows": 30, "columns": 100}` to resize the terminal. The server
+sends output as binary messages, whose first byte is 1 for standard output and 2 for standard error. At the end it
+sends `{"result": ...}` (without output) or `{"error": ...}` as text.
 
-`/v1/sandboxes/NAME/connect?to=8000`: binary messages in both directions are the bytes of a connection to the port, or
-to the socket of that name in `$ENVKIT_SOCKETS`. An empty binary message ends your direction. At the end the server
-sends `{}` or `{"error": ...}` as text.
+`/v1/sandboxes/NAME/connect?to=8000`: `to` is a port in the sandbox, or the name of a socket in its folder
+`$ENVKIT_SOCKETS`. Binary messages carry the bytes of the connection in both directions. Send an empty binary message
+when you have sent everything. At the end the server sends `{}` or `{"error": ...}` as text.
 """
 EXAMPLES: Mapping[str, Any] = {
     "env_id": "FrozenLake-v0",

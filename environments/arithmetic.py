@@ -5,7 +5,7 @@ Actions      any text. The last number in ``<answer>64</answer>`` or ``\boxed{64
              neither, its last number is; see `parse_number`
 Reward       1.0 for the right number, otherwise 0.0
 Ends         terminated after one answer
-Problems     operands and operators are drawn uniformly; problems with an inexact division are rejected
+Problems     operands and operators are drawn uniformly; problems in which a division has a remainder are rejected
 Options      see `ArithmeticOptions`
 Info         ``action_is_valid`` (the answer contains a number), ``success``; at reset ``level``:
              ``{"digits": digits of the longest operand, "operations": number of operators}``
@@ -186,7 +186,7 @@ class ArithmeticExpert:
     def __init__(self, **options: JSON) -> None: ...
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the right number. The result is empty if there is no question, or if a division is inexact."""
+        """Return the right number. The result is empty if there is no question, or if a division has a remainder."""
         found = _ASKED.search(observation.text)
         value = None if found is None else _value(_products(found[1]))
         return () if value is None else (str(value),)
@@ -210,7 +210,7 @@ def _products(text: str) -> list[_Product]:
 
 
 def _value(products: Sequence[_Product]) -> int | None:
-    """Return the sum of the products, evaluated from left to right; None if a division is inexact."""
+    """Return the value of an expression, given its summands; None if a division has a remainder."""
     total = 0
     for sign, factors in products:
         value = 1

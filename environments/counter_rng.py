@@ -48,7 +48,7 @@ def episode_seed(first: int, episode: int) -> int:
 
 
 def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return `episode_seed` of each pair; `first_B` contains seeds after `spread`, and episode numbers are above 0."""
+    """Return `episode_seed` of each pair; `first_B` contains ``spread(first)``, and episode numbers are above 0."""
     z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
     z_B >>= np.uint64(33)
     return z_B
@@ -64,7 +64,7 @@ def chance(seed: int, count: int) -> float:
 
 
 def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the start and the stride of the counter of each seed; `spread_B` contains seeds after `spread`."""
+    """Return the start and the stride of the counter of each seed; `spread_B` contains ``spread(seed)`` for each."""
     return (spread_B >> np.uint64(32)).astype(np.uint32), (spread_B | np.uint64(1)).astype(np.uint32)
 
 

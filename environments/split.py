@@ -24,7 +24,7 @@ def split_of(level: str) -> Split:
 
 
 def split_by_share(level: str, held_out: float) -> Split:
-    """Return the split of `level`, if validation and eval each have the share `held_out`, in (0, 0.5), of all levels.
+    """Return the split of `level`. Validation and eval each get the share `held_out`, in (0, 0.5), of all levels.
 
     The assignment differs from that of `split_of`.
     """

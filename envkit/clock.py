@@ -1,4 +1,4 @@
-"""The only clock of envkit: the event loop's time, real or virtual; and tasks that run in the background of a block.
+"""The only clock of envkit: the event loop's time, real or virtual. Also starts and ends background tasks.
 
 All waiting uses the loop's time, so with ``run(main, virtual=True)`` waiting takes no real time: the loop jumps to the
 next deadline instead of sleeping. Reading the machine's clock outside this module is a lint error.
@@ -23,14 +23,17 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MAX_TURNS_WITHOUT_TIME = 100_000
-"""Number of iterations of a virtual loop without progress in time after which the loop reports a busy loop."""
+"""Maximum iterations of a virtual loop while its time stands still; a further iteration raises an error."""
 
 OWN_LATENESS_S = 0.25
 """Seconds by which a timer of this process may be late before the delay counts as lag of the event loop."""
 
 
 def now() -> float:
-    """Return the running loop's time in seconds, real or virtual. For deadlines: uvloop's resolution is 1 ms."""
+    """Return the running loop's time in seconds, real or virtual.
+
+    Use it for deadlines. For short durations use `precise`, because the resolution of uvloop is only 1 ms.
+    """
     # This is ten times as fast as anyio.current_time, which first detects the backend.
     return asyncio.get_running_loop().time()
 
@@ -113,8 +116,8 @@ async def end_tasks(tasks: TaskGroup, error: BaseException | None = None) -> Non
 
     Args:
         tasks: The task group.
-        error: The error of the block. The group gets it only if it is a cancellation, because the group would wrap any
-            other error in an exception group.
+        error: The error that ended the caller's block, if any. Only a cancellation is passed to the group, because the
+            group would wrap any other error in an exception group.
     """
     tasks.cancel_scope.cancel()
     if isinstance(error, asyncio.CancelledError):
@@ -193,8 +196,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._turns_without_time += 1
             if self._turns_without_time > MAX_TURNS_WITHOUT_TIME:
                 raise RuntimeError(
-                    f"virtual time: {MAX_TURNS_WITHOUT_TIME} turns without time moving at "
-                    f"{self._virtual_now} s; a task spins instead of waiting"
+                    f"virtual time stands still at {self._virtual_now} s after {MAX_TURNS_WITHOUT_TIME} iterations "
+                    "of the event loop; a task loops without waiting"
                 )
             if self._turns_without_time % 64 == 0:
                 self._poll(0)
@@ -208,7 +211,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._turns_without_time = 0
         elif not self._stopping:  # type: ignore[attr-defined]
             waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
-            raise RuntimeError(f"virtual time: nothing is ready and nothing is scheduled; waiting for ever: {waiting}")
+            raise RuntimeError(f"deadlock: no task can run and no timer is set; these tasks wait for ever: {waiting}")
 
     def _poll(self, timeout: float | None) -> bool:
         events = self._selector.select(timeout)  # type: ignore[attr-defined]
@@ -220,7 +223,7 @@ def compensate_loop_lag(answered_at: float, late_s: float, *, now: float) -> flo
     """Return the time of a peer's last answer, moved forward by the lag of this process's event loop.
 
     Args:
-        answered_at: Time of the last answer, as corrected so far.
+        answered_at: Time of the last answer, or the result of an earlier call of this function.
         late_s: Seconds by which this process's timer was late; up to `OWN_LATENESS_S` is ignored.
         now: The current time, on the clock of `answered_at`.
     """

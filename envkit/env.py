@@ -50,7 +50,7 @@ _INTENDED_ERRORS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderE
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
-"""Top-level packages whose frames appear in a traceback between the player and the environment."""
+"""Top-level packages that call environments: their frames in a traceback are not the environment's own code."""
 
 _LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
 """The shared event-loop thread by process id, because a forked process inherits the object but not the thread."""
@@ -153,11 +153,11 @@ class AsyncEpisode:
 
 
 class BlockingEnv(gymnasium.Env[str, str]):
-    """A ``gymnasium.Env`` that plays the episodes of a host, in a private event-loop thread.
+    """A ``gymnasium.Env`` that plays the episodes of an `envkit.protocols.EnvHost`, in an event-loop thread.
 
     Args:
         env_id: Environment to play.
-        open_host: Opens the host. The host is entered once, in the private thread, and exited by `close`.
+        open_host: Opens the host. The host is entered once, in that thread, and exited by `close`.
         options: Default options, which ``reset(options=...)`` overrides.
     """
 
@@ -247,8 +247,8 @@ def _with_moves(info: Info, observation: Observation) -> Info:
 def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
-    Errors about the caller's request that are raised on purpose are returned unchanged. If the environment cannot open
-    its sandbox, this is an error of the environment, not of the caller.
+    An error that environments raise on purpose is returned unchanged (`_INTENDED_ERRORS`). Any other error becomes an
+    `EnvError`, and so does a `ConfigError` or `UsageError` of the code that opens the environment's sandbox.
 
     Args:
         error: The exception, with its traceback.

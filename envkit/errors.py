@@ -131,14 +131,14 @@ class SessionNotFoundError(EnvkitError):
 
 
 class SessionConflictError(EnvkitError):
-    """The session's id is in use for another task, or its turn was played with another action."""
+    """The session's id is in use for another task, or this turn was already played with another action."""
 
     code = "session_conflict"
     status = 409
 
 
 class SessionBrokenError(EnvkitError):
-    """A step was cancelled or failed half way, so the session's state is unknown; the episode is void."""
+    """A step was cancelled or failed, so the state of the session is unknown and its episode cannot continue."""
 
     code = "session_broken"
     status = 410
@@ -153,7 +153,7 @@ class CapacityError(EnvkitError):
 
 
 class LeaseNotPersistedError(EnvkitError):
-    """The server does not grant a lease because it cannot persist it; its disk may be full.
+    """The server cannot write a new lease to its disk, which may be full, and therefore does not grant the lease.
 
     The same call may succeed once the operator has freed space.
     """
@@ -174,7 +174,7 @@ class UnauthorizedError(EnvkitError):
 
 
 class ForbiddenError(EnvkitError):
-    """The caller's token does not allow this."""
+    """The caller's token does not allow the operation."""
 
     code = "forbidden"
     status = 403
@@ -319,7 +319,7 @@ class SandboxRefusedError(SandboxStartError):
 
 
 class SandboxEndedError(SandboxStartError):
-    """The sandbox's own spec made it end before it was ready; the node is not at fault.
+    """The sandbox ended before it was ready, because of its own spec; the node is not at fault.
 
     Its command exited, its time to live passed, its files did not fit, or its start timeout or memory limit is too
     small for anything to start.
@@ -355,7 +355,7 @@ class SandboxNotFoundError(SandboxError):
 
 
 class SandboxConflictError(SandboxError):
-    """The id is taken by a sandbox with another spec, or an idempotency key by another call."""
+    """The id belongs to a sandbox with another spec, or the idempotency key was used for another call."""
 
     code = "sandbox_conflict"
     status = 409
@@ -390,11 +390,14 @@ class RefusedFileError(SandboxError):
 
 
 _LONGEST = 200
-"""Maximum characters of a word to compare, because longer words take longer."""
+"""Number of characters of a word that `did_you_mean` compares; it ignores the rest to save time."""
 
 
 def did_you_mean(word: str, known: Iterable[str], *, lists: bool = True) -> str:
-    """Return ``"; did you mean 'x'?"`` for the closest name; if none is close, list `known` if `lists` is true."""
+    """Return a hint to append to an error about the unknown `word`: ``"; did you mean 'x'?"`` with the closest name.
+
+    If no name is close, the hint lists all `known` names, or is empty if `lists` is false.
+    """
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word[:_LONGEST].lower(), lowered, n=1, cutoff=0.6)
@@ -446,7 +449,7 @@ def from_problem(problem: Mapping[str, object]) -> EnvkitError:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors inside an exception group, at any depth; another error yields itself."""
+    """Yield the errors inside an exception group, at any depth. If `error` is not a group, yield `error` itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

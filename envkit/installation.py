@@ -59,7 +59,7 @@ def why_missing(package: str) -> str | None:
     if spec is not None and spec.origin is not None:
         return None
     folders = () if spec is None else tuple(spec.submodule_search_locations or ())
-    return _remedy(package, f" (the folder {folders[0]} only has its name)" if folders else "")
+    return _remedy(package, f" (the folder {folders[0]} has the same name, but is not the package)" if folders else "")
 
 
 def explain(error: ImportError) -> str | None:

@@ -14,7 +14,7 @@ Fold = Literal["mean", "last", "sum"]
 
 
 def fold(values: Sequence[float], how: Fold) -> float:
-    """Aggregate the values of one episode, in step order; NaN if there are none."""
+    """Aggregate the values of one episode, in step order; NaN if there are no values."""
     if not values:
         return math.nan
     if how == "last":

@@ -16,8 +16,10 @@ from envkit.errors import ConfigError, UnknownEnvError
 from envkit.types import Options
 
 ENTRY_POINT_GROUP = "envkit.envs"
-"""Entry point group. A package names a function in it, which is called once, without arguments, to register the
-package's environments."""
+"""Name of the entry point group of packages with environments.
+
+Each entry point is a function that registers the environments of its package. It is called once, without arguments.
+"""
 
 
 @dataclass(frozen=True, slots=True)

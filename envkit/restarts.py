@@ -52,7 +52,7 @@ class Replacement(NamedTuple):
 
 
 class Excuse(Protocol):
-    """Tells whether a failure no longer counts; `anyio.Event` is one."""
+    """An object, such as an `anyio.Event`, that is set once a failure no longer counts."""
 
     def is_set(self) -> bool: ...
 

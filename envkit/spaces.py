@@ -36,7 +36,7 @@ class Utf8Text(gymnasium.Space[str]):
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Return a random string of at most 64 characters, or `max_length` if that is lower."""
         if mask is not None or probability is not None:
-            raise ValueError("Utf8Text samples without mask and probability")
+            raise ValueError("Utf8Text.sample does not support mask and probability")
         length = int(self.np_random.integers(1, min(self.max_length, _SAMPLE_LENGTH) + 1))
         picks = self.np_random.integers(0, len(_SAMPLE_ALPHABET), length)
         return "".join(_SAMPLE_ALPHABET[pick] for pick in picks)

@@ -10,6 +10,7 @@ from envkit.http.sessions.table import SessionTable
 from envkit.types import Observation, Options, Reset, Step, Task
 from envkit.vector import SlotHost
 from tests.http.envs import Sleeper
+from tests.keys import key
 
 SPIN_S = 2e-4
 
@@ -55,9 +56,9 @@ def test_durations_are_virtual_in_virtual_time() -> None:
 def test_steps_shorter_than_a_millisecond_are_counted_in_the_buckets_below_it() -> None:
     async def main() -> list[int]:
         async with SessionTable(SlotHost(lambda env_id: Busy(), 1)) as table:
-            await table.create("a", Task("Busy-v0", 0))
+            await table.create(key("a"), Task("Busy-v0", 0))
             for turn in range(50):
-                await table.step("a", turn, "go")
+                await table.step(key("a"), turn, "go")
             return table.counters.buckets
 
     buckets = clock.run(main, fast=True)
@@ -69,8 +70,8 @@ def test_steps_shorter_than_a_millisecond_are_counted_in_the_buckets_below_it() 
 def test_steps_in_virtual_time_take_virtual_seconds() -> None:
     async def main() -> float:
         async with SessionTable(SlotHost(lambda env_id: Sleeper(), 1)) as table:
-            await table.create("a", Task("Sleeper-v0", 0))
-            await table.step("a", 0, "sleep 5")
+            await table.create(key("a"), Task("Sleeper-v0", 0))
+            await table.step(key("a"), 0, "sleep 5")
             return table.counters.step_seconds
 
     assert clock.run(main, virtual=True) == 5

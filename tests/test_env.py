@@ -31,6 +31,7 @@ from envkit.spaces import Utf8Text
 from envkit.types import Info, Task
 from envkit.vector import SlotHost
 from tests.causes import cause
+from tests.keys import key
 
 TASK = Task("Counting-v0", 0)
 
@@ -129,7 +130,7 @@ def test_others_get_their_turn_between_the_resets_of_many_sessions() -> None:
         host = SlotHost(lambda env_id: Counting(resets=resets), 40)
         async with SessionTable(host) as table, anyio.create_task_group() as tasks:
             for number in range(40):
-                tasks.start_soon(table.create, f"s{number}", TASK)
+                tasks.start_soon(table.create, key(f"s{number}"), TASK)
             tasks.start_soon(watch)
 
     clock.run(main)

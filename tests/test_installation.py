@@ -47,7 +47,9 @@ def test_a_command_that_does_not_need_docker_works_without_its_client_and_report
     words: tuple[str, ...], bare: Path, tmp_path: Path
 ) -> None:
     code, _, message = run(bare / "envkit", *words, cwd=tmp_path)
-    missing = f"the package docker is not installed (the folder {ROOT}/docker only has its name)"
+    missing = (
+        f"the package docker is not installed (the folder {ROOT}/docker has the same name, but is not the package)"
+    )
     assert (code, message) == (0, f'docker was left out: {missing}; install it: pip install "envkit[docker]"\n')
 
 

@@ -220,7 +220,8 @@ class RolloutResult:
 class Lockstep:
     """A barrier for the episodes of a wave. Episodes meet at `together`, turn by turn.
 
-    An episode that has not joined yet may need the slot of a waiting episode, so the wait for such episodes is limited.
+    An episode that has not joined yet may need the slot of an episode that waits here. The wait for such episodes is
+    therefore limited.
 
     Args:
         expected: Number of episodes in the wave.

@@ -26,7 +26,7 @@ class Stop:
         self._scope: anyio.CancelScope | None = None
 
     def request(self, advice: str = "") -> None:
-        """Cancel the block of `cancels`, now or once it starts. Report what the run waits for, followed by `advice`."""
+        """Cancel the block of `cancels`, now or when it starts. Announce what the run waits for, then `advice`."""
         if not self.is_requested:
             self.is_requested = True
             self._announce_wait(advice)
@@ -35,7 +35,7 @@ class Stop:
 
     @contextmanager
     def cancels(self) -> Iterator[None]:
-        """Cancel the block when a stop is requested."""
+        """Run a ``with`` block that is cancelled when a stop is requested."""
         with anyio.CancelScope() as self._scope:
             if self.is_requested:
                 self._scope.cancel()
@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
-        """If a stop is requested before or during the block, report that the stop waits for `what`."""
+        """If a stop is requested before or during a ``with`` block, announce that the stop waits for `what`."""
         outer, self._busy = self._busy, what
         if self.is_requested:
             self._announce_wait()

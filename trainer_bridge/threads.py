@@ -11,9 +11,9 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Set the number of torch threads in the block; 0 leaves the number unchanged.
+    """Set the number of torch threads during a ``with`` block; 0 leaves the number unchanged.
 
-    Enter the block in the thread that computes, because OpenMP has a separate number for each calling thread.
+    Use it in the thread that computes, because OpenMP keeps a separate number for each calling thread.
     """
     before = torch.get_num_threads()
     if count and count != before:

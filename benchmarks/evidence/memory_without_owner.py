@@ -88,9 +88,8 @@ GRADER = ["python3", "-c", "bytearray(16 << 20)"]
 Figures = dict[str, Any]
 
 
-async def attacked(backend: LocalBackend | DockerBackend, hog: str, memory_mib: int) -> Figures:
+async def attacked(backend: LocalBackend | DockerBackend, image: str | None, hog: str, memory_mib: int) -> Figures:
     """Return what became of a sandbox and of its grader once the agent has run `hog`."""
-    image = OFFLINE_BASE if isinstance(backend, DockerBackend) else None
     sandbox = await backend.start(SandboxSpec(image=image, untrusted=True, memory_mib=memory_mib))
     assert isinstance(sandbox, AgentSandbox)
     found: Figures = {"cause": None, "grader_exit_code": None, "grader_s": None, "agent_after": None}
@@ -124,12 +123,12 @@ async def _most_mib(sandbox: AgentSandbox) -> int:
     return most
 
 
-def measured(kind: str, hog: str, memory_mib: int) -> Figures:
+def measured(kind: str, image: str, hog: str, memory_mib: int) -> Figures:
     """Return the figures of one combination, measured in a new backend."""
 
     async def main() -> Figures:
         async with LocalBackend() if kind == "local" else DockerBackend() as backend:
-            return await attacked(backend, hog, memory_mib)
+            return await attacked(backend, None if kind == "local" else image, hog, memory_mib)
 
     return clock.run(main)
 
@@ -138,6 +137,7 @@ def main() -> int:
     """Measure, and return the exit code: 1 if too few graders ran."""
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--kind", choices=("local", "docker"), action="append", help="only these sandboxes")
+    arguments.add_argument("--image", default=OFFLINE_BASE, help="image of the containers")
     arguments.add_argument("--within-s", type=float, default=MOST_S, help="seconds that a grader may take")
     arguments.add_argument("--short", action="store_true", help=f"only sandboxes of {SHORT_MIB} MiB")
     asked = arguments.parse_args()
@@ -147,7 +147,7 @@ def main() -> int:
         for hog in HOGS:
             for memory_mib in (SHORT_MIB,) if asked.short else SIZES_MIB:
                 name = f"{kind}, {hog}, {memory_mib} MiB"
-                found[name] = evidence.part(name, partial(measured, kind, hog, memory_mib))
+                found[name] = evidence.part(name, partial(measured, kind, asked.image, hog, memory_mib))
                 print(name, json.dumps(found[name]), flush=True)
     graded = [figures["grader_s"] for figures in found.values() if figures["grader_exit_code"] == 0]
     ran = sum(seconds <= asked.within_s for seconds in graded)

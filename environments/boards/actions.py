@@ -87,7 +87,7 @@ def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
         raise UsageError(f"actions must be integers, one for each copy, got {index_N.dtype} {index_N.shape}")
     action_N = index_N.astype(np.int64)
-    valid_N = action_N.view(np.uint64) < _STAY_1  # As an unsigned number, a negative number is too large.
+    valid_N = action_N.view(np.uint64) < _STAY_1  # Read as unsigned, a negative number is also too large.
     if np.count_nonzero(valid_N) < len(valid_N):
         action_N[~valid_N] = STAY
     return action_N[:, None], valid_N

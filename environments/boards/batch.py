@@ -24,7 +24,7 @@ class PlayedMoves(NamedTuple):
 
     Attributes:
         moved_N: Whether the board changed.
-        gain_N: Decrease of the number of wanted cells.
+        gain_N: Decrease of the number of wanted cells; see `BoardBatch`.
         won_N: Whether the board has no wanted cells left.
         over_N: Whether the game is won or lost.
     """

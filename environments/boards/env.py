@@ -212,7 +212,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
 
 
 def unreadable(turn: int) -> str:
-    """Return the notice above the board after an unreadable answer, with its line end."""
+    """Return the notice after an unreadable answer; `turn` is the maximum number of moves in an answer."""
     return f"{UNREADABLE if turn == 1 else UNREADABLE_TURN}\n"
 
 

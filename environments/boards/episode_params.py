@@ -16,7 +16,7 @@ class BatchParams(NamedTuple):
         slip: Chance that a move goes to one of its two sides instead.
         penalty: Amount subtracted from the reward for an unreadable answer.
         move: Reward of every move.
-        progress: Reward for each wanted cell that becomes done, and its negative for each that becomes wanted again.
+        progress: Reward for each goal that is completed. It is subtracted for each goal that is undone.
         won: Reward of winning.
         unfinished: Reward when the moves run out, multiplied by the share of goals that are done.
         turn: Maximum moves per answer.
@@ -58,9 +58,9 @@ class Rewards(NamedTuple):
 
 
 class Matters(NamedTuple):
-    """Flags of the parameters that affect at least one board; effects without a flag need not be computed.
+    """Whether each effect occurs on at least one board. An effect that occurs nowhere need not be computed.
 
-    `rewards` is false if winning is rewarded with 1, and moves and progress with nothing.
+    `rewards` is false if the only reward is 1 for winning.
     """
 
     rewards: bool

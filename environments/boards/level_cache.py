@@ -41,12 +41,15 @@ class LevelCache:
 
     @property
     def is_single(self) -> bool:
-        """Whether there is only one level."""
+        """Whether the options allow only one level."""
         return self._count == 1
 
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of `seeds`, which `spread_R` contains after `counter_rng.spread`; one row for a single
-        level.
+        """Return the levels of `seeds`, one row per seed, or a single row if `is_single`.
+
+        Args:
+            seeds: The seeds.
+            spread_R: The result of `counter_rng.spread` for each seed.
         """
         if self._count is None:
             return self._encode([self._game.draw(seed, self._options) for seed in seeds])

@@ -31,14 +31,17 @@ class _MoveOutcome(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The physics as arrays. Codes are indices into `Physics.symbols`; K is ``ahead * 8 + beyond``, S a code.
+    """The rules as lookup tables. A code is an index into `Physics.symbols`.
+
+    Axes: K, the codes of the cells ahead and beyond as one index ``ahead * 8 + beyond``; S, the code of one cell.
 
     Attributes:
         ahead_K: New code of the cell ahead.
         beyond_K: New code of the cell beyond.
         moves_K: Whether the player moves.
         gain_K: Decrease of the number of wanted cells.
-        left_S: New code of the player's old cell, at index ``8 + S`` if the player moves, else ``S``.
+        left_S: New code of the cell that the player leaves. Two tables in one: entry ``S`` applies if the player stays,
+            entry ``8 + S`` if the player moves.
         is_fatal_S: Whether the game is lost when the player's cell has this code.
     """
 
@@ -93,11 +96,16 @@ class Physics:
                     )
 
     def find_player(self, board: str) -> int:
-        """Return the player's cell; -1 without a player."""
+        """Return the index of the player's cell; -1 if there is no player."""
         return max(board.find(player) for player in self.players)
 
     def move(self, cells: list[str], here: int, step: int) -> int | None:
-        """Move the player in `cells` from `here` by `step` cells.
+        """Make one move: change the symbols in the list `cells`.
+
+        Args:
+            cells: The characters of the board.
+            here: Index of the player's cell.
+            step: Difference between the index of the cell ahead and `here`.
 
         Returns:
             By how much the number of wanted cells decreased; None if the move was blocked and changed nothing.

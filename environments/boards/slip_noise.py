@@ -28,12 +28,12 @@ class SlipNoise:
         self._stride_N = np.zeros(num_boards, np.uint32)
         self._side_NK = np.zeros((num_boards, _AHEAD), np.int8)
         self._row_N = np.arange(num_boards) * _AHEAD
-        # For each board, the index of its random numbers minus its number of moves at the time of drawing.
+        # Offset per board: move number + offset = index of the move's random number in `_side_NK`.
         self._from_N = self._row_N.copy()
         self._turns_left = 0
 
     def seed(self, rows_R: NDArray[np.int64], spread_R: NDArray[np.uint64]) -> None:
-        """Set new seeds for some boards. `spread_R` contains the seeds after `counter_rng.spread`."""
+        """Set new seeds for some boards. `spread_R` contains the result of `counter_rng.spread` for each seed."""
         self._first_N[rows_R], self._stride_N[rows_R] = chances_of_B(spread_R)
         self.forget()
 
@@ -67,7 +67,7 @@ class SlipNoise:
 
 
 def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint32]:
-    """Return the smallest 32-bit random number that is not below the share; 64-bit if it does not fit into 32 bits."""
+    """Return the share as a bound on 32-bit random numbers; 64-bit integers if a bound does not fit into 32 bits."""
     bound_N: NDArray[np.float64] = np.ceil(share_N * 2.0**32)
     return bound_N.astype(np.uint64) if bound_N.max() >= 2.0**32 else bound_N.astype(np.uint32)
 

@@ -80,10 +80,10 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._default_params = self._params = as_arrays(self.game.params(self._defaults))
         self._matters = matters_of(self._params)
         self._slip_noise = SlipNoise(num_envs)
-        self._firsts: list[Any] = [None] * num_envs  # seed of each board's last reset with a seed, else None
-        self._first_N = np.zeros(num_envs, np.uint64)  # `_firsts` after `counter_rng.spread`
+        self._firsts: list[Any] = [None] * num_envs  # seed of each board's last seeded reset, else None
+        self._first_N = np.zeros(num_envs, np.uint64)  # `counter_rng.spread` of `_firsts`
         self._episode_N = np.full(num_envs, -1)
-        self._ticks_N = np.zeros(num_envs, np.int64)  # moves since that reset
+        self._ticks_N = np.zeros(num_envs, np.int64)  # moves since the last seeded reset
         self._deadline_N = np.zeros(num_envs, np.int64)  # value of `_ticks_N` at which the episode is truncated
         self._goals_N = np.ones(num_envs, np.int64)
         self._was_reset = False
@@ -256,7 +256,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return self._level_infos(restart_N, rows_R, drawn.facts)
 
     def _end_and_restart(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
-        """Start the next episode on the boards that have just ended. Its infos replace those of the last step."""
+        """Start the next episode on boards that have just ended, and return the infos of the step with its infos."""
         rows_R = ended_N.nonzero()[0]
         goes_on_N = ~ended_N
         final_N = np.full(self.num_envs, None, dtype=object)

@@ -16,10 +16,10 @@ class FrozenLakeExpert:
     """Plays a shortest path on the lake that it observes; on slippery ice, a plan that accounts for slips.
 
     Args:
-        symbols: Like the other arguments, an option of the episodes to play; see `LakeOptions`.
-        spaced: See `symbols`.
+        symbols: The environment's option `symbols`; the other arguments are options too (see `LakeOptions`).
+        spaced: The environment's option `spaced`.
         slip: If above 0, the expert plays the plan of `best_moves`.
-        size: Together with `map` and `max_moves`, it determines the move limit of that plan.
+        size: With `map` and `max_moves`, determines the move limit that `best_moves` needs.
         map: See `size`.
         max_moves: See `size`.
         options: Other options, which have no effect on the expert.
@@ -40,7 +40,7 @@ class FrozenLakeExpert:
         **options: JSON,
     ) -> None:
         chosen = LakeOptions(symbols=symbols, spaced=spaced, slip=slip, size=size, map=map, max_moves=max_moves)
-        # Map the shown symbols to our own. One of our symbols that is not shown becomes unknown.
+        # Map the shown symbols to the game's own. An own symbol that the board does not use becomes "?" (unknown).
         self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._slip = slip

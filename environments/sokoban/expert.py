@@ -20,8 +20,8 @@ class SokobanExpert:
     In a room with few states, it tabulates all solvable states. In other rooms, it solves each observed position.
 
     Args:
-        symbols: Like `spaced`, an option of the episodes to play; see `SokobanOptions`. Other `options` have no effect.
-        spaced: See `symbols`.
+        symbols: The environment's option `symbols`; see `SokobanOptions`.
+        spaced: The environment's option `spaced`. All other `options` have no effect on the expert.
         max_table: Approximate limit on the number of states of a room to tabulate.
         max_states: Approximate limit on the number of states to search in other rooms; above it, `moves` returns no
             move.
@@ -36,7 +36,7 @@ class SokobanExpert:
         max_states: int = MAX_STATES,
         **options: JSON,
     ) -> None:
-        # Map the shown symbols to our own. One of our symbols that is not shown becomes unknown.
+        # Map the shown symbols to the game's own. An own symbol that the board does not use becomes "?" (unknown).
         self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._max_table = max_table

@@ -40,17 +40,17 @@ class SokobanOptions(BoardOptions):
         size: Cells along one side, including the walls, 5 to 15; None means 6, or the size of the rooms in
             `level_file`.
         boxes: Number of boxes, and of targets, 1 to 4; None means 1, or the number in the rooms of `level_file`.
-        moves: Minimum and maximum moves of a level's shortest solution, such as [8, 12]. None means 2 to 10 for 6x6
-            with one box; the maximum is proportional to size and boxes (`size` * `boxes` * 5 / 3).
-        pushes: Minimum and maximum pushes of the shortest solution; of several, the one with the fewest pushes counts.
-            None accepts any number.
+        moves: Minimum and maximum moves of a level's shortest solution, such as [8, 12]. None means 2 to
+            `size` * `boxes` * 5 / 3, which is 10 for 6x6 with one box.
+        pushes: Minimum and maximum pushes of the shortest solution. If several solutions are shortest, the one with the
+            fewest pushes counts. None accepts any number.
         level_file: Text file, or folder of text files, with rooms in the format of Boxoban, to play instead of random
             rooms. Only `make` and `register` accept it, since a client must not read the files of an environment's
             server.
         reward: "dense" gives the rewards of gym-sokoban. "sparse" gives 1 for the solution, or the share of boxes on
             targets when the moves run out.
-        max_moves: None means 15 for 6x6 with one box, proportional to size and boxes (`size` * `boxes` * 5 / 2), but at
-            least 1.5 times the maximum of `moves`. In rooms from a file, None means 120.
+        max_moves: None means `size` * `boxes` * 5 / 2, which is 15 for 6x6 with one box, but at least 1.5 times the
+            maximum of `moves`. In rooms from a file, None means 120.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -91,7 +91,7 @@ class SokobanOptions(BoardOptions):
             raise OptionError("size", f"is {self.size}, but the rooms of {self.level_file} are {self.side} wide")
         for name in ("boxes", "moves", "pushes", "split", "num_levels"):
             if getattr(self, name) is not None:
-                raise OptionError(name, f"applies to drawn levels, not to the {len(rooms)} of {self.level_file}")
+                raise OptionError(name, f"applies to random levels, but level_file is set ({len(rooms)} levels)")
 
     @property
     def rooms(self) -> Sequence[str]:

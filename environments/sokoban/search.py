@@ -48,8 +48,12 @@ class PushGraph:
     def back(self) -> _Table:
         """For each place of the player, a row for each move that may have led there.
 
-        The columns are: a box that would block the player's previous place; the change of the state that undoes a walk;
-        the box that may have been pushed; the change of the state that pulls this box back.
+        A row has four columns:
+
+        1. The box that would block the place from which the player came.
+        2. The change of the state if the player goes back to that place alone.
+        3. The box that the player may have pushed with this move.
+        4. The change of the state if the player goes back and pulls this box along.
         """
         places, width = self.places, self.width
         table: _Table = []

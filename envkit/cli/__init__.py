@@ -1,4 +1,4 @@
-"""The command line. Each command parses its arguments, makes one call and prints. Slow imports happen when it runs."""
+"""The command line. Each command parses its arguments, makes one call and prints. Slow imports wait until then."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fill_standard_files() -> None:
-    """Open closed standard files (as with ``<&-``), so that other files do not get their descriptors."""
+    """Open /dev/null for each closed standard stream (as after ``<&-``), so that no other file gets its number."""
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(file)

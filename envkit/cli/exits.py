@@ -26,7 +26,7 @@ STOPPED = 130
 
 @contextmanager
 def as_exit_code() -> Iterator[None]:
-    """Print one line per error of the block and exit; an error that is a bug in envkit keeps its traceback."""
+    """Print each error of a ``with`` block as one line and exit; a bug in envkit keeps its traceback."""
     try:
         try:
             yield
@@ -37,7 +37,7 @@ def as_exit_code() -> Iterator[None]:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         if sys.stdout is not None:
-            # Otherwise Python would flush the stream again at exit, and would fail again.
+            # Redirect the stream, because Python flushes it again at exit, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:  # a broken pipe is normal: the reader, such as `head`, has read enough
             print(f"{error.strerror}; free some space", file=sys.stderr)

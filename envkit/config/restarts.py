@@ -11,7 +11,7 @@ class HealthSection(Section):
     interval_s: Seconds = 5.0
     """Seconds between two probes."""
     timeout_s: Seconds = 2.0
-    """Timeout of the last probe in seconds."""
+    """Seconds to wait for an answer to the last of the missed probes."""
     misses: Count = 3
     """Consecutive failed probes after which the sandbox is lost."""
 

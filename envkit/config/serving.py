@@ -45,7 +45,7 @@ class ListenSection(Section):
 
 class NodeSection(Section):
     """Capacity of this machine; a sandbox that exceeds it is refused immediately. A sandbox counts with its limits, not
-    with what it uses. With ray, each node reports its capacity.
+    with its use. With ray, each node reports its capacity.
     """
 
     max_sandboxes: Count = 256

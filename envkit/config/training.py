@@ -219,42 +219,47 @@ class WarmupSection(Section):
     answers: Literal["expert", "bare"] = "expert"
     """Format of a demonstrated move. expert: <answer>up</answer>. bare: up, which can be a single token."""
     single_turn_states: Count | None = None
-    """Number of distinct states for single-turn samples. null: 30000 for a tiny policy, 4096 for a pretrained
-    model."""
+    """Number of distinct states for single-turn samples (one state and one answer each). null: 30000 for a tiny policy,
+    4096 for a pretrained model."""
     visit_random_share: Share | None = None
-    """Share of random moves in the episodes that collect these states. null: single_turn_random_share for a tiny
-    policy, 0.5 for a pretrained model. Must be 0 if the environment lists no legal moves."""
+    """Share of random moves in the episodes from which the states of single-turn samples are taken. null:
+    single_turn_random_share for a tiny policy, 0.5 for a pretrained model. Must be 0 if the environment lists no legal
+    moves."""
     hazard_share: Share = 0.5
     """Share of single-turn samples whose state is hazardous, so that a careless move loses."""
     single_turn_random_share: Share | None = None
-    """Share of single-turn samples with a random move instead of a good one. null: 0.5 tiny, 0 pretrained."""
+    """Share of single-turn samples with a random move instead of a good one. null: 0.5 for a tiny policy, 0 for a
+    pretrained model."""
     single_turn_batch: Count | None = None
-    """Samples per single-turn update. null: 256 tiny, 32 pretrained."""
+    """Samples per single-turn update. null: 256 for a tiny policy, 32 for a pretrained model."""
     single_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the first stage, with one state per sequence. null: 250 tiny, 100 pretrained."""
+    """Updates of the first stage, with one state per sequence. null: 250 for a tiny policy, 100 for a pretrained
+    model."""
     multi_turn_states: Count = 4
     """States per sequence in the second stage. Each state is followed by an answer that depends only on this state."""
     multi_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 if renderer.history is a number, because this stage
-    needs the whole history."""
+    """Updates of the second stage. null: 300 for a tiny policy, 0 for a pretrained model; 0 if renderer.history is a
+    number, because this stage needs the whole history."""
     episode_random_share: Share | None = None
-    """Share of random moves in the demonstrated episodes of the last stage. null: 0.65 tiny, 0 pretrained."""
+    """Share of random moves in the demonstrated episodes of the last stage. null: 0.65 for a tiny policy, 0 for a
+    pretrained model."""
     episode_batch: Count | None = None
-    """Episodes per update. null: 64 tiny, 8 pretrained."""
+    """Episodes per update. null: 64 for a tiny policy, 8 for a pretrained model."""
     episode_updates: Annotated[int, Field(ge=0)] | None = None
-    """Maximum number of updates of the last stage. null: 50 tiny, 30 pretrained; 0 if renderer.history is a number,
-    because every state is then a separate sample."""
+    """Maximum number of updates of the last stage. null: 50 for a tiny policy, 30 for a pretrained model; 0 if
+    renderer.history is a number, because every state is then a separate sample."""
     learning_rate: Rate | None = None
     """Learning rate of the first two stages and of dialogues, with a cosine schedule. null: 4e-3 tiny (Muon and AdamW),
     5e-5 pretrained (AdamW)."""
     episode_learning_rate: Rate | None = None
-    """Learning rate of the last stage. null: 2e-3 tiny, 5e-5 pretrained."""
+    """Learning rate of the last stage. null: 2e-3 for a tiny policy, 5e-5 for a pretrained model."""
     greedy_goal: Share = 0.95
-    """Success rate of greedy play on validation levels at which the last stage that has updates ends early."""
+    """The last stage that has updates ends early when greedy play reaches this success rate on validation levels."""
     check_every: Count = 25
     """Updates between two checks on validation levels."""
     check_episodes: Annotated[int, Field(ge=0)] | None = None
-    """Validation levels per check. 0: no checks. null: 256 tiny, 64 pretrained, 0 for dialogues."""
+    """Validation levels per check. 0: no checks. null: 256 for a tiny policy, 64 for a pretrained model, 0 for
+    dialogues."""
 
 
 class TrackingSection(Section):

@@ -2,7 +2,8 @@
 
 A pool starts, monitors and stops the sandboxes. A worker is lost when the pool loses its sandbox, its heartbeats stop,
 or a call cannot reach it. All calls in progress then raise `SandboxLostError`, so no call hangs, and the worker is
-restarted within a budget. The caller passes the pool and a function that connects to the server in a sandbox.
+restarted if the restart budget allows it. The caller passes the pool and a function that connects to the server in a
+sandbox.
 """
 
 from envkit.fleet.host import FleetHost

@@ -24,7 +24,7 @@ TRIES = 4
 _FIRST_DELAY_S = 0.5
 _TIMEOUT_S = 10.0
 _WAITING = 1_000
-"""Alerts that may wait for a slow webhook; further ones are dropped and logged."""
+"""Maximum number of alerts that wait for a slow webhook; further alerts are dropped and logged."""
 
 
 async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
     An alert that fails `TRIES` times is logged and dropped.
 
     Args:
-        events: The event stream; state changes are not alerts.
+        events: Events of a pool. Changes of state are skipped, because they are not alerts.
         address: URL of the webhook, such as ``"https://example.org/hooks/1"``.
     """
     sending, waiting = anyio.create_memory_object_stream[PoolEvent](_WAITING)

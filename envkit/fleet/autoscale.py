@@ -20,8 +20,8 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
     """Call `act` whenever two polls in a row ask for a change in the same direction, until cancelled.
 
     Args:
-        wanted: Returns the change in capacity, in sandboxes; negative to shrink.
-        act: Called with the smaller of the two values. Its exceptions are logged, and polling continues.
+        wanted: Returns the number of sandboxes to add; negative to remove sandboxes.
+        act: Called with the smaller of the two changes. Its exceptions are logged, and polling continues.
         interval_s: Seconds between two polls.
     """
     before = 0
@@ -32,7 +32,7 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
             try:
                 await act(steady)
             except Exception:  # autoscaling failed, but the fleet still serves with its current capacity
-                _log.exception("autoscale action failed (wanted %d)", steady)
+                _log.exception("the autoscaling action failed (wanted change: %d sandboxes)", steady)
         before = now
 
 
@@ -44,7 +44,7 @@ def steadily(before: int, now: int) -> int:
 
 
 async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 300.0) -> None:
-    """Run a user's program with `wanted` as its last argument; on failure its output is logged.
+    """Run a user's program with `wanted` as its last argument. If the program fails, its output is logged.
 
     On timeout its whole process group is killed.
     """

@@ -19,7 +19,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _CAUSE_S = 1.0
-"""Seconds to wait for an unreachable sandbox to report the cause itself."""
+"""Seconds to wait, when a call cannot reach the worker, until its sandbox reports why it ended."""
 _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
 
@@ -66,7 +66,7 @@ class WorkerLostError(SandboxLostError):
 
 
 class LostDuringCallError(WorkerLostError):
-    """The worker was lost during the call, which may be the reason."""
+    """The worker was lost during the call. The call may have caused the loss."""
 
 
 class EnvWorker:
@@ -80,9 +80,9 @@ class EnvWorker:
         served: Number of slots ever assigned.
         monitor: Monitor of its server; None until the server answers.
         cut_off: Episodes whose last step was cut off by a broken connection and is not repeated yet.
-        calls_at_end: Number of calls under way when it ended, each of which may be the reason.
-        attributed: Set when its loss is attributed to one episode. It then counts against no other episode, and not
-            against the restart budget.
+        calls_at_end: Number of calls under way when it ended, each of which may be the cause.
+        attributed: Set when its loss is attributed to one episode. The loss then counts neither against other episodes
+            nor against the restart budget.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -116,12 +116,12 @@ class EnvWorker:
         return self.monitor
 
     def slot(self, task: Task, id: str) -> WorkerSlot:
-        """Return a slot for an episode; the id resumes the episode if the server has it."""
+        """Return a slot for an episode. If the server already has an episode with this id and task, it is resumed."""
         assert self._client is not None
         return WorkerSlot(self, self._client.lease(task, id=id))
 
     def end(self, cause: Cause) -> None:
-        """Record the end of the worker and end all calls under way; later ends have no effect."""
+        """Record the end of the worker and end all calls under way. Only the first call has an effect."""
         if not self.gone.is_set():
             self.cause = cause
             self.calls_at_end = len(self._calls) + len(self.cut_off)
@@ -160,10 +160,10 @@ class EnvWorker:
             try:
                 return await function(*args, **kwargs)
             except (UnreachableError, SandboxLostError) as error:
-                # A reconnect may find that the sandbox is lost. An environment may also report the loss of another one.
+                # The error may be about another sandbox, which an environment uses. Then this worker is not lost.
                 if isinstance(error, SandboxLostError) and error.sandbox_id != self.sandbox.id:
                     raise
-                await anyio.sleep(_CAUSE_S)  # until then, the sandbox may report the cause itself
+                await anyio.sleep(_CAUSE_S)  # meanwhile, the sandbox may report why it ended
                 assert self.monitor is not None
                 self.monitor.report_lost(Cause(CauseKind.UNKNOWN, f"unreachable: {error}"))
                 await self.gone.wait()  # the end of the worker cancels this call

@@ -27,7 +27,7 @@ REBUILDS = 3
 """Default limit on rebuilds per episode."""
 
 _UNRESPONSIVE = 1
-"""Limit on rebuilds after workers became unresponsive, unless the loss is attributed to another episode."""
+"""Number of unresponsive workers after which an episode is still rebuilt. Losses attributed to others do not count."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,8 @@ class FleetEpisode:
         open_slot: Takes a slot in a worker; called at the start and again after each loss.
         rebuilds: Maximum number of rebuilds; 0 if the environment cannot be rebuilt.
         tally: Counts rebuilt and void episodes.
-        open_alone: Takes a slot in a worker without other episodes, for suspect calls; None if `open_slot` does.
+        open_alone: Takes a slot in a worker without other episodes, for suspect calls; None if
+            each worker of `open_slot` plays only one episode.
         on_attributed: Called with the cause when losses are attributed to this episode.
         goes_on: Whether a previous server process started the episode and this process resumes it.
     """
@@ -219,7 +220,7 @@ class FleetEpisode:
                 self._attribute(before, worker)
                 self._final_cause = loss.cause.followed_by(f"the previous worker was lost during the same {name}")
             elif self._on_attributed is not None and not self._rebuilds and worker.calls_at_end == 1:
-                self._attribute(worker)  # the only suspect, and it cannot be retried
+                self._attribute(worker)  # this call is the only suspect, and it cannot be retried
             raise
 
     def _attribute(self, *workers: EnvWorker) -> None:
@@ -296,7 +297,9 @@ class FleetEpisode:
             self._is_alone = False
             if self._suspected is not None:
                 self._is_alone = True
-                with suppress(CapacityError, SandboxStartError):  # otherwise it is retried in a shared worker
+                with suppress(
+                    CapacityError, SandboxStartError
+                ):  # if this fails, the call is retried in a shared worker
                     await self._take_slot(self._open_alone)
                     return
                 self._is_alone = False
@@ -319,7 +322,7 @@ class FleetEpisode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the lease on the worker's server. The loss of the worker does not matter any more."""
+        """End the lease on the worker's server. If the worker is lost meanwhile, the loss is ignored."""
         self._worker.cut_off.discard(self)
         with self._worker.within_reach(), suppress(UnreachableError):
             await lease.__aexit__(kind, error, trace)

@@ -28,7 +28,7 @@ from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.fleet.worker_health import HeartbeatTimes
 from envkit.protocols import Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget
-from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task, TenantKey
 
 WorkerKind: TypeAlias = Literal["shared", "own", "suspect"]
 
@@ -68,6 +68,8 @@ class FleetHost:
             episode is rebuilt.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
             restart; None: nothing is recorded.
+        suspects: Host of the workers in which suspect calls are retried alone; None: they are retried in this host.
+        offenders: Counts the losses attributed to each environment of a tenant; None: they are not counted.
 
     Attributes:
         lost: Number of workers lost after they were healthy.
@@ -155,13 +157,13 @@ class FleetHost:
             SandboxStartError: Raised on entering, if no worker became healthy in time, or if all workers are lost and
                 the restart budget is spent.
         """
-        return self._episode(task, "", "")
+        return self._episode(task, None)
 
-    def lease_as(self, key: str, task: Task, tenant: str = "") -> FleetEpisode:
+    def lease_as(self, key: TenantKey, task: Task) -> FleetEpisode:
         """Like `lease`, but resume the episode recorded under `key` if its worker still runs and has the same task."""
-        return self._episode(task, key, tenant)
+        return self._episode(task, key)
 
-    def resumable_task(self, key: str) -> Task | None:
+    def resumable_task(self, key: TenantKey) -> Task | None:
         """Return the task of the episode recorded under `key` if its worker still runs; otherwise None.
 
         Such an episode was started by the server before its last restart.
@@ -169,18 +171,19 @@ class FleetHost:
         found = None if self._session_store is None else self._session_store.get(key)
         return None if found is None or self._worker_of(found) is None else found.task
 
-    def resumable_keys(self) -> Sequence[str]:
+    def resumable_keys(self) -> Sequence[TenantKey]:
         """Return the keys of all recorded episodes whose workers still run."""
         keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 
-    def _episode(self, task: Task, key: str, tenant: str) -> FleetEpisode:
-        is_resumed = bool(key) and self.resumable_task(key) == task
+    def _episode(self, task: Task, key: TenantKey | None) -> FleetEpisode:
+        is_resumed = key is not None and self.resumable_task(key) == task
+        tenant = "" if key is None else key.tenant
         return FleetEpisode(
             partial(self.open_slot, task, key),
             rebuilds=REBUILDS if self._replayable(task.env_id) else 0,
             tally=self.episodes,
-            open_alone=None if self._suspects is None else partial(self._suspects.open_slot, task, ""),
+            open_alone=None if self._suspects is None else partial(self._suspects.open_slot, task, None),
             on_attributed=None if self._offenders is None else partial(self._offenders.record, tenant, task.env_id),
             goes_on=is_resumed,
         )
@@ -192,17 +195,18 @@ class FleetHost:
         )
 
     @asynccontextmanager
-    async def open_slot(self, task: Task, key: str) -> AsyncIterator[WorkerSlot]:
+    async def open_slot(self, task: Task, key: TenantKey | None) -> AsyncIterator[WorkerSlot]:
         """Take a slot in a worker for the block.
 
         Args:
             task: The task to play.
-            key: Key under which the episode is recorded; empty for no record.
+            key: Key under which the episode is recorded; None for no record.
 
         Raises:
             SandboxStartError: See `lease`.
         """
-        found = self._session_store.get(key) if self._session_store is not None and key else None
+        store = self._session_store
+        found = None if store is None or key is None else store.get(key)
         worker = self._worker_of(found) if found is not None and found.task == task else None
         if worker is None or found is None:
             worker, id = await self._take_slot(), uuid.uuid4().hex
@@ -211,13 +215,13 @@ class FleetHost:
             worker.load += 1
             worker.served += 1
         try:
-            if self._session_store is not None and key:
-                await self._session_store.record(key, SessionRecord(worker.sandbox.id, id, task))
+            if store is not None and key is not None:
+                await store.record(key, SessionRecord(worker.sandbox.id, id, task))
             yield worker.slot(task, id)
         finally:
             try:
-                if self._session_store is not None and key:
-                    await self._session_store.forget(key)
+                if store is not None and key is not None:
+                    await store.forget(key)
             finally:
                 worker.load -= 1
                 is_idle = self._is_on_demand and not self._waiting
@@ -288,7 +292,7 @@ class FleetHost:
                 self._pool.alert("restarts", text)
             self.waiting += is_late
             with anyio.move_on_after(due - now):
-                await attributed.wait()  # it then no longer counts
+                await attributed.wait()  # the loss then no longer counts against the budget
             self.waiting -= is_late
             self.restarts += 1
         self._kept_workers -= 1
@@ -300,13 +304,15 @@ class FleetHost:
             await self._demand.wait()
 
     def _ask_for_worker(self) -> None:
-        """Start a worker on demand, if one is missing."""
+        """Wake the tasks that start workers on demand, because a lease waits for a slot."""
         demand, self._demand = self._demand, anyio.Event()
         demand.set()
 
     async def _find_left_running(self) -> None:
         """Find the sandboxes that an earlier server process left running; stop those that this host cannot use."""
-        found = [view for view in self._pool.views() if view.id.startswith(self._prefix) and view.state in _ALIVE]
+        # Without the tenant, a tenant's sandbox whose id begins with the prefix would become a worker.
+        views = self._pool.views(tenant="")
+        found = [view for view in views if view.id.startswith(self._prefix) and view.state in _ALIVE]
         self._left_running = [view.id for view in found if view.spec == self._spec][: self._worker_count]
         for view in found:
             if view.id not in self._left_running:

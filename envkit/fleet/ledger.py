@@ -1,7 +1,7 @@
 """Ledger: an SQLite file with the sandboxes and sessions of a fleet, so that they survive a restart of the server.
 
-Writes do not wait until the disk has stored the data. If the server crashes, the kernel still writes it. After a power
-failure the last writes may be missing, which does no harm, because all sandboxes have ended too.
+Writes do not wait until the disk has stored the data. If the server crashes, the kernel still writes the data. After
+a power failure the last writes may be missing. This does no harm, because the failure has also ended all sandboxes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import msgspec
 from envkit import clock
 from envkit.errors import LeaseNotPersistedError, UsageError
 from envkit.fleet.session_store import SessionRecord
-from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task, TenantKey
 
-_FORMAT = 3
+_FORMAT = 4
 _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = f"""
 begin;
 create table if not exists sessions (
-    key text primary key, sandbox text not null, session text not null, env_id text not null, seed text not null,
-    options text not null
+    tenant text not null, id text not null, sandbox text not null, session text not null, env_id text not null,
+    seed text not null, options text not null, primary key (tenant, id)
 ) without rowid;
 create table if not exists sandboxes (
-    id text primary key, backend_id text not null, node text not null, tenant text not null,
-    spec text not null, phases text not null, expires_at_s real
+    tenant text not null, id text not null, backend_id text not null, node text not null,
+    spec text not null, phases text not null, expires_at_s real, primary key (tenant, id)
 ) without rowid;
 create table if not exists identity (id text not null);
 pragma user_version = {_FORMAT};
@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 class _WriteBatch:
     """Records that are written in one transaction; `is_written` tells whether the write succeeded."""
 
-    views: dict[str, SandboxView] = field(default_factory=dict)
-    records: dict[str, SessionRecord | None] = field(default_factory=dict)
+    views: dict[TenantKey, SandboxView] = field(default_factory=dict)
+    records: dict[TenantKey, SessionRecord | None] = field(default_factory=dict)
     is_begun: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
     is_written: bool = False
@@ -70,7 +70,7 @@ class Ledger:
         self._path = path
         self._id: str
         self._connection: sqlite3.Connection
-        self._records: dict[str, SessionRecord] = {}
+        self._records: dict[TenantKey, SessionRecord] = {}
         self._next = _WriteBatch()
         self._last = _WriteBatch()
         """The batch that is being written, or was written last."""
@@ -87,23 +87,23 @@ class Ledger:
         Raises:
             LeaseNotPersistedError: The write failed; the cause is in the log. `record` and `forget` raise it too.
         """
-        self._next.views[view.id] = view
+        self._next.views[view.key] = view
         await self._flush()
 
-    def keys(self) -> Sequence[str]:
+    def keys(self) -> Sequence[TenantKey]:
         """Return the keys of all recorded episodes."""
         return list(self._records)
 
-    def get(self, key: str) -> SessionRecord | None:
+    def get(self, key: TenantKey) -> SessionRecord | None:
         """Return in which sandbox and session the episode `key` runs; None if it is not recorded."""
         return self._records.get(key)
 
-    async def record(self, key: str, record: SessionRecord) -> None:
+    async def record(self, key: TenantKey, record: SessionRecord) -> None:
         """Record in which sandbox and session the episode `key` runs; return when the record is written."""
         self._records[key] = self._next.records[key] = record
         await self._flush()
 
-    async def forget(self, *keys: str) -> None:
+    async def forget(self, *keys: TenantKey) -> None:
         """Delete the records of episodes. A cancellation does not interrupt the deletion."""
         for key in keys:
             self._records.pop(key, None)
@@ -142,7 +142,7 @@ class Ledger:
         """
         with _undamaged(self._path):
             rows = self._connection.execute(
-                "select id, backend_id, node, tenant, spec, phases, expires_at_s from sandboxes"
+                "select tenant, id, backend_id, node, spec, phases, expires_at_s from sandboxes"
             ).fetchall()
             views = [
                 SandboxView(
@@ -154,7 +154,7 @@ class Ledger:
                     phases=tuple(msgspec.json.decode(phases, type=list[Phase])),
                     expires_at_s=expires_at_s,
                 )
-                for id, backend_id, node, tenant, spec, phases, expires_at_s in rows
+                for tenant, id, backend_id, node, spec, phases, expires_at_s in rows
             ]
             return sorted(views, key=lambda view: view.phases[0].at_s)
 
@@ -166,10 +166,10 @@ class Ledger:
             with _undamaged(self._path):
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute(
-                    "select key, sandbox, session, env_id, seed, options from sessions"
+                    "select tenant, id, sandbox, session, env_id, seed, options from sessions"
                 ).fetchall()
-                for key, sandbox_id, session, env_id, seed, options in rows:
-                    self._records[key] = SessionRecord(
+                for tenant, id, sandbox_id, session, env_id, seed, options in rows:
+                    self._records[TenantKey(tenant, id)] = SessionRecord(
                         sandbox_id, session, Task(env_id, int(seed), msgspec.json.decode(options))
                     )
         except BaseException:
@@ -240,20 +240,20 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _put(
-    connection: sqlite3.Connection, views: Sequence[SandboxView], records: Mapping[str, SessionRecord | None]
+    connection: sqlite3.Connection, views: Sequence[SandboxView], records: Mapping[TenantKey, SessionRecord | None]
 ) -> None:
-    over = [(view.id,) for view in views if view.state in _OVER]
+    over = [view.key for view in views if view.state in _OVER]
     rows = [_row(view) for view in views if view.state not in _OVER]
     with closing(connection.cursor()) as cursor:
         cursor.execute("begin")
         try:
-            cursor.executemany("delete from sandboxes where id = ?", over)
+            cursor.executemany("delete from sandboxes where tenant = ? and id = ?", over)
             cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
-            gone = [(key,) for key, record in records.items() if record is None]
-            cursor.executemany("delete from sessions where key = ?", gone)
+            gone = [key for key, record in records.items() if record is None]
+            cursor.executemany("delete from sessions where tenant = ? and id = ?", gone)
             cursor.executemany(
-                "insert or replace into sessions values (?, ?, ?, ?, ?, ?)",
-                [(key, *_columns(record)) for key, record in records.items() if record is not None],
+                "insert or replace into sessions values (?, ?, ?, ?, ?, ?, ?)",
+                [(*key, *_columns(record)) for key, record in records.items() if record is not None],
             )
             cursor.execute("commit")
         except BaseException:
@@ -266,7 +266,7 @@ def _put(
 def _row(view: SandboxView) -> tuple[Any, ...]:
     spec = msgspec.json.encode(asdict(view.spec)).decode()
     phases = msgspec.json.encode(view.phases[-_PHASES_KEPT:]).decode()
-    return view.id, view.backend_id, view.node, view.tenant, spec, phases, view.expires_at_s
+    return *view.key, view.backend_id, view.node, spec, phases, view.expires_at_s
 
 
 def _columns(record: SessionRecord) -> tuple[str, ...]:

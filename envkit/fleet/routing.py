@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Episode, ReadinessHost, ResumableHost
-from envkit.types import Task
+from envkit.types import Task, TenantKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class RoutedHosts:
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
         return self._host_of(task, "").lease(task)
 
-    def lease_as(self, key: str, task: Task, tenant: str = "") -> AbstractAsyncContextManager[Episode]:
-        host = self.own if self.own.resumable_task(key) == task else self._host_of(task, tenant)
-        return host.lease_as(key, task, tenant)
+    def lease_as(self, key: TenantKey, task: Task) -> AbstractAsyncContextManager[Episode]:
+        host = self.own if self.own.resumable_task(key) == task else self._host_of(task, key.tenant)
+        return host.lease_as(key, task)
 
-    def resumable_task(self, key: str) -> Task | None:
+    def resumable_task(self, key: TenantKey) -> Task | None:
         return self.shared.resumable_task(key) or self.own.resumable_task(key)
 
-    def resumable_keys(self) -> Sequence[str]:
+    def resumable_keys(self) -> Sequence[TenantKey]:
         return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
     def _host_of(self, task: Task, tenant: str) -> ResumableHost:

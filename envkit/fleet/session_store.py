@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from envkit.types import Task
+from envkit.types import Task, TenantKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,18 @@ class SessionRecord:
 class SessionStore(Protocol):
     """Stores where each episode runs; the records survive a restart of the server."""
 
-    def keys(self) -> Sequence[str]:
+    def keys(self) -> Sequence[TenantKey]:
         """Return the keys of all recorded episodes."""
         ...
 
-    def get(self, key: str) -> SessionRecord | None:
+    def get(self, key: TenantKey) -> SessionRecord | None:
         """Return where the episode `key` runs; None if it is not recorded."""
         ...
 
-    async def record(self, key: str, record: SessionRecord) -> None:
+    async def record(self, key: TenantKey, record: SessionRecord) -> None:
         """Record where the episode `key` runs; return when the record is written."""
         ...
 
-    async def forget(self, *keys: str) -> None:
+    async def forget(self, *keys: TenantKey) -> None:
         """Delete the records of episodes. A cancellation does not interrupt the deletion."""
         ...

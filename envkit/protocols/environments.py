@@ -13,6 +13,7 @@ from envkit.types import (
     Reset,
     Step,
     Task,
+    TenantKey,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class ResumableEpisode(Episode, Protocol):
 class SplitStepEpisode(ResumableEpisode, Protocol):
     """An episode whose steps are split in two calls, so that no task has to wait for the answer.
 
-    Tasks that wait cause most of the cost of remote steps.
+    A waiting task would take most of the time that a remote step needs.
     """
 
     def start_step(self, action: str) -> Future[Raw] | None:
@@ -108,23 +109,22 @@ class SplitStepEpisode(ResumableEpisode, Protocol):
 
 @runtime_checkable
 class ResumableHost(EnvHost, Protocol):
-    """A host whose episodes may outlive the host. The next host with the same ledger resumes each by its key."""
+    """A host whose episodes may outlive the host. The next host with the same ledger can resume each by its key."""
 
-    def lease_as(self, key: str, task: Task, tenant: str = "") -> AbstractAsyncContextManager[Episode]:
+    def lease_as(self, key: TenantKey, task: Task) -> AbstractAsyncContextManager[Episode]:
         """Lease an episode as `lease` does, but resume the episode of this key if it has the same task.
 
         Args:
-            key: Key of the episode.
+            key: Key of the episode. Losses of sandboxes that the episode causes count against its tenant.
             task: Its task.
-            tenant: Its owner. Losses of sandboxes that the episode causes count against the tenant.
         """
         ...
 
-    def resumable_task(self, key: str) -> Task | None:
+    def resumable_task(self, key: TenantKey) -> Task | None:
         """Return the task of the resumable episode with this key; None if there is no such episode."""
         ...
 
-    def resumable_keys(self) -> Sequence[str]:
+    def resumable_keys(self) -> Sequence[TenantKey]:
         """Return the keys of the resumable episodes."""
         ...
 
@@ -160,7 +160,7 @@ class EpisodePlayer(Protocol):
 
     @property
     def generation(self) -> GenerationRecord | None:
-        """The language model's last prompt and completion; None for other players."""
+        """The language model's last prompt and completion; None if the player uses no language model."""
         ...
 
     async def act(self, observation: Observation) -> str:
@@ -169,7 +169,7 @@ class EpisodePlayer(Protocol):
 
 
 class Player(Protocol):
-    """A policy in `envkit eval`; calling it returns the player of one episode."""
+    """A policy that `envkit eval` evaluates; `begin` returns a separate player for each episode."""
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
         """Return the player of one episode of `task`.

@@ -322,7 +322,8 @@ class SandboxPool(Protocol):
         A repeated call returns the current view of the sandbox with this id. If that sandbox has ended by itself, the
         view says so, and no new sandbox starts. If it was stopped by `stop`, or never started, a new one is created.
         `snapshot` is a name that `Sandbox.snapshot` returned for a sandbox of this pool. The call waits up to `wait_s`
-        seconds for capacity. If `wait_s` is None, the call waits only for evictions that are already running.
+        seconds for capacity. If `wait_s` is None, the call waits only while warm sandboxes are being stopped to make
+        room for the new one.
 
         Raises:
             SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.
@@ -339,12 +340,12 @@ class SandboxPool(Protocol):
         """Remove a snapshot; idempotent."""
         ...
 
-    def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
+    def get(self, id: str, *, tenant: str = "") -> Sandbox:
         """Return a sandbox by its id. Each use of the sandbox renews its lease.
 
         Args:
             id: Its id.
-            tenant: Restricts the search to this tenant's sandboxes; None searches all.
+            tenant: Its tenant. Each tenant has its own ids.
 
         Raises:
             SandboxNotFoundError: There is no such sandbox.
@@ -352,7 +353,7 @@ class SandboxPool(Protocol):
         """
         ...
 
-    def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
+    def view(self, id: str, *, tenant: str = "") -> SandboxView:
         """Inspect a sandbox without renewing its lease. Ended sandboxes stay visible for a while.
 
         Raises:
@@ -361,10 +362,10 @@ class SandboxPool(Protocol):
         ...
 
     def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
-        """Return the views of all sandboxes, oldest first."""
+        """Return the views of a tenant's sandboxes, oldest first; None means all tenants."""
         ...
 
-    async def stop(self, id: str, *, tenant: str | None = None) -> None:
+    async def stop(self, id: str, *, tenant: str = "") -> None:
         """Stop a sandbox and wait until it is fully removed; idempotent. An unknown id is no error."""
         ...
 
@@ -374,15 +375,15 @@ class SandboxPool(Protocol):
 
 
 class ServerPool(SandboxPool, Protocol):
-    """A pool of this process, in whose sandboxes its owner runs servers."""
+    """A sandbox pool in this process. Its owner runs servers in the sandboxes, and the pool can monitor them."""
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
         """Add a check to the monitor of a leased sandbox, for example of the server that runs in it.
 
         Args:
-            id: Id of the sandbox, which has not ended.
-            check: Returns when what runs in the sandbox is lost. The sandbox is then lost with the returned cause. The
-                check is cancelled when the sandbox has been removed.
+            id: Id of the sandbox, which has no tenant and has not ended.
+            check: Returns the cause when the server or other program that it checks has failed. The pool then
+                counts the sandbox as lost. The check is cancelled when the sandbox has been removed.
             on_end: Called with the cause as soon as the sandbox ends for any reason.
         """
         ...

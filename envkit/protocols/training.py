@@ -28,8 +28,8 @@ class Engine(Protocol):
             prompt_ids: The whole prompt.
             params: Sampling parameters.
             session: Id of the episode. Later prompts of the episode usually begin with this prompt and its completion,
-                so the engine may keep the KV cache. The engine must compare prefixes, because a chat template may
-                rewrite earlier turns.
+                so the engine may keep the KV cache. Before it reuses the cache, the engine must check that the prompt
+                begins with the cached tokens, because a chat template may rewrite earlier turns.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
-from envkit.types.plain import JSON, Info, Options, stable_hash
+from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
 from envkit.types.sandboxes import (
     EXEC_TIMEOUT_S,
     GRADER_HOME,
@@ -63,6 +63,7 @@ __all__ = [
     "Step",
     "StopReason",
     "Task",
+    "TenantKey",
     "Trajectory",
     "Turn",
     "TurnRecord",

@@ -49,7 +49,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One action and the environment's response.
 
     Attributes:
-        generation: The language model's prompt and completion; None for other players.
+        generation: The language model's prompt and completion; None if the player uses no language model.
         action: The text sent to the environment.
         observation: The next observation; None if the episode was cut off before it.
         reward: Reward of the step; None if not finite or cut off.

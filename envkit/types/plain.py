@@ -1,15 +1,32 @@
-"""JSON types, and a stable hash of JSON values."""
+"""JSON types, a stable hash of JSON values, and the key of what a tenant owns."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 Info: TypeAlias = dict[str, JSON]
 Options: TypeAlias = Mapping[str, JSON]
+
+
+class TenantKey(NamedTuple):
+    """Key of a sandbox or session of a server.
+
+    Attributes:
+        tenant: Name of its tenant; empty if it has no tenant.
+        id: Its id, which is unique among the ids of the tenant.
+    """
+
+    tenant: str
+    id: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the server itself created it. Callers cannot choose an id that begins with a colon."""
+        return not self.tenant and self.id.startswith(":")
 
 
 def stable_hash(*parts: JSON) -> int:

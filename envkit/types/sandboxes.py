@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
-from envkit.types.plain import JSON
+from envkit.types.plain import JSON, TenantKey
 
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
@@ -75,7 +75,7 @@ class SandboxSpec:
 
 
 class SandboxLimits(NamedTuple):
-    """Limits of a sandbox, with the defaults for those that its spec leaves out. Sizes are in MiB.
+    """All limits of a sandbox. A limit that its spec leaves out has its default value. Sizes are in MiB.
 
     By default the writable folders together use at most half of the memory. `cpus=None` means no limit.
     """
@@ -138,7 +138,7 @@ class CauseKind(StrEnum):
     UNRESPONSIVE = "unresponsive"
     """The sandbox did not answer in time; it may hang or be paused."""
     PROTOCOL_ERROR = "protocol_error"
-    """The sandbox's agent sent or received an invalid message."""
+    """The process of envkit inside the sandbox sent or received an invalid message."""
     STOPPED = "stopped"
     """The user or an operator stopped the sandbox."""
     EXPIRED = "expired"
@@ -225,6 +225,10 @@ class SandboxView:
     spec: SandboxSpec
     phases: tuple[Phase, ...]
     expires_at_s: float | None = None
+
+    @property
+    def key(self) -> TenantKey:
+        return TenantKey(self.tenant, self.id)
 
     @property
     def state(self) -> SandboxState:

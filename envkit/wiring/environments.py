@@ -137,9 +137,9 @@ def _in_processes(
 ) -> AsyncVectorEnv[Any, Any]:
     """Return a vector environment that runs each copy in a separate process.
 
-    Gymnasium's automatic restart is not used, because it has a bug without shared memory, which text cannot use: after
-    a reset, a worker still takes the last episode as ended, so the next step starts another episode and ignores the
-    action. Each copy restarts itself instead.
+    Text observations cannot use shared memory, and without it Gymnasium's automatic restart has a bug. After `reset`, a
+    worker still considers the previous episode ended, so the next step starts another episode and ignores the action.
+    Therefore each copy restarts itself.
     """
     restarts = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
@@ -280,7 +280,7 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 
 @contextmanager
 def attributed(env_id: str, call: str) -> Iterator[None]:
-    """Convert an exception of the block to an `EnvError` of the environment; see `env_error`.
+    """Convert an exception in a ``with`` block to an `EnvError` of the environment; see `env_error`.
 
     If a package of an envkit extra is missing, the error stays an `ImportError`, whose report names the command that
     installs the extra.

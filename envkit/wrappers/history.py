@@ -12,7 +12,7 @@ from envkit.spaces import Utf8Text
 from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper, longest_text
 
 PARSED_ACTION = "parsed_action"
-"""Key in ``info`` for the part of a reply that was used, if not the whole reply was used (as in GEM)."""
+"""Key in ``info`` for the part of a reply that was used, if only a part was used. The library GEM uses this key too."""
 
 _LONGEST = 1 << 20
 

@@ -54,11 +54,11 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return step
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Take the result of the environment's `reset` and return the wrapper's. Subclasses change the result."""
+        """Return the result of the wrapper's `reset`, given that of the environment. Subclasses override this."""
         return observation, info
 
     def _played(self, action: str) -> TextStep:
-        """Call the environment's `step` and return its result. Subclasses return a changed result."""
+        """Call the environment's `step` and return its result. Subclasses override this to change the result."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward), terminated, truncated, info
 

@@ -3,8 +3,8 @@
 The sandbox's own Python runs the agent, so its modules use only Python 3.7 and the standard library. The host sends
 the modules when the sandbox starts; envkit need not be installed in the sandbox.
 
-To start the agent, run `command` in the sandbox and write `opening` to its standard input. After that, standard input
-and standard output carry frames (`envkit.sandbox.agent.framing`).
+To start the agent, run the argv from `command` in the sandbox and write the bytes from `opening` to its standard input.
+After that, standard input and standard output carry frames (`envkit.sandbox.agent.framing`).
 """
 
 from __future__ import annotations

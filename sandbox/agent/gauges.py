@@ -14,7 +14,7 @@ _MEMORY_GROUPS = ("/sys/fs/cgroup/memory/", "/sys/fs/cgroup/memory/agent/")
 """The memory cgroups (v1) of the sandbox and of the agent user. A cgroup does not count kills in its children."""
 _KILL_COUNTS = (_EVENTS, *(folder + "memory.oom_control" for folder in _MEMORY_GROUPS))
 _HUGE_PAGE_BYTES = 2 << 20
-"""Size of the largest allocation. After a failed allocation, less than this size is free below the memory limit."""
+"""Size of a huge page, the kernel's largest allocation. If an allocation fails, less than this is free."""
 _WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 

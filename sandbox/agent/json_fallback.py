@@ -78,9 +78,11 @@ class _Rules:
 
 
 def evaluate(text: str, at: int) -> tuple[Json, int]:
-    """Decode `text` as a Python expression, which JSON is, except for its words and some escapes that the host omits.
+    """Decode the JSON `text` by evaluating it as a Python expression; return the value and the length of `text`.
 
-    It accepts more than JSON. That is safe, because the text comes from the host, which has also sent this code.
+    Python lacks only the words ``true``, ``false`` and ``null``, which are defined here, and some escapes, which the
+    host does not send. Python also accepts text that is not JSON. That is safe, because the host sent the text, and it
+    also sent this code.
     """
     return eval(text, {"__builtins__": {}, **_WORDS}), len(text)
 

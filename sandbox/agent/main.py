@@ -120,7 +120,7 @@ class Agent:
 
     def _configure(self, config: Header) -> None:
         if self._context.users:
-            return  # The sandbox is already configured, because only its first channel configures it.
+            return  # Only the first channel configures the sandbox; this is a later one.
         self._context.configure(config)
         self._is_detached = bool(config.get("detached"))
         if config.get("orphan_ttl_s") is not None:

@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
 """Maximum number of unacknowledged bytes that either side of a forwarded connection may send."""
 GRACE_S = 10.0
-"""How long after a call's own timeout its reply may arrive. A transfer must make progress within this time."""
+"""Seconds after a call's own timeout until its reply must arrive. A transfer must make progress within this time."""
 
 _QUEUE_BYTES = 1 << 20
 """Reading from the channel pauses while the caller of one call has more than this number of unread bytes."""

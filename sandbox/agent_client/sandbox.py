@@ -55,8 +55,8 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
 class AgentSandbox:
     """One sandbox; implements `envkit.protocols.Sandbox`. Must be created in a running event loop.
 
-    If the agent ends or violates the protocol, the sandbox is ended and its resources are released immediately. This
-    does not need a call of `stop`.
+    If the agent ends or violates the protocol, the sandbox is ended and its resources are released immediately, even
+    if nobody calls `stop`.
 
     Args:
         sandbox_id: Id of the sandbox.
@@ -121,7 +121,8 @@ class AgentSandbox:
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            if is_up and not self._channel.reason:  # No reason means that the agent ended the channel, not the host.
+            # If `reason` is None, the agent closed the channel; the host did not.
+            if is_up and not self._channel.reason:
                 raise not_ready(self._id, cause) from None
             raise SandboxStartError(self._id, cause) from None
         except BaseException:
@@ -263,13 +264,13 @@ class AgentSandbox:
         with anyio.move_on_after(timeout_s):
             await self.call("ping")
             return clock.precise() - began
-        raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
+        raise DeadlineError(f"the sandbox did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
         """Save the current files; see `envkit.protocols.Sandbox.snapshot`."""
         await self._require_alive()
         if self._resources.snapshot is None:
-            raise UnsupportedError(f"{self._id}: sandboxes of this kind do not support snapshots")
+            raise UnsupportedError("sandboxes of this kind do not support snapshots")
         return await self._resources.snapshot()
 
     async def log(self) -> str:
@@ -379,7 +380,7 @@ class AgentSandbox:
         if isinstance(error, ChannelEndedError):
             return SandboxLostError(self._id, await self.wait())
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
-        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
+        return _ERRORS.get(error.code, SandboxError)(f"{where}{error.text}")
 
     async def _require_alive(self) -> None:
         if self._channel.is_ended:

@@ -113,8 +113,8 @@ class Teardown:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._resources.cause(channel.survived)
-                # Use the cause that the agent reported in two cases: the host knows only an exit code, which may be the
-                # command's or the agent's; or the container is already removed.
+                # Use the cause that the agent reported in two cases. Either the host knows only an exit code, which may
+                # be that of the command or of the agent. Or the container is already removed.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):

@@ -60,9 +60,9 @@ class LocalBackend:
     variables of its spec.
 
     Args:
-        readable: Host paths that sandboxes see read-only. None for the paths that the host's Python needs (see
-            `host_python`); then a sandbox with an untrusted spec sees only Python's own modules, and a sandbox with an
-            image sees no host paths.
+        readable: Host paths that sandboxes see read-only. By default, these are the paths that the host's Python needs
+            (see `host_python`). With this default, a sandbox with an untrusted spec sees only Python's own modules, and
+            a sandbox with an image sees no host paths.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Registry of detached sandboxes, which outlive the process that starts them. Other processes find them by it.
+"""Registry of detached sandboxes, which outlive the process that starts them. Other processes use it to find them.
 
 Each detached sandbox has a folder. Its location depends only on the user, so every process of our user can find it.
 The folder's owner is the sandbox's bubblewrap process. After that process has ended, the folder is removed. The

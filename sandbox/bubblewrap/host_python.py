@@ -70,7 +70,7 @@ def _packages() -> Iterator[Path]:
                 for name in _names(Distribution.at(file.parent)):
                     for package in _places(name):
                         if root in package.resolve().parents:
-                            # Only these packages are inside the project and are not its root.
+                            # Other packages are outside the project, or are its root, which may contain secrets.
                             yield from _with_links(package, root)
 
 

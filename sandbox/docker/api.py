@@ -60,7 +60,7 @@ class Daemon:
         self._address = address
         self._creations = set[asyncio.Future[Any]]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
-        # A separate client, so that queries do not wait for slow calls
+        # A separate limiter for quick queries, so that they do not wait for slow calls
         self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         self.info = info
         """Output of ``docker info``."""
@@ -89,12 +89,12 @@ class Daemon:
         await self._call(self._close)
 
     async def create(self, options: Mapping[str, JSON]) -> str:
-        """Create a container and return its id. A cancelled scope of anyio is cancelled after this method."""
+        """Create a container and return its id. An anyio cancellation takes effect only after this method."""
         creation = asyncio.ensure_future(self._call(self._api.create_container_from_config, options))
         self._creations.add(creation)
         creation.add_done_callback(self._creations.discard)
         with anyio.CancelScope(shield=True):
-            # A task that asyncio cancels leaves here at once, but the thread goes on: `settle` waits for it.
+            # If asyncio cancels the task, this wait ends, but the thread continues. `settle` waits for the thread.
             await asyncio.wait([creation])
         return str(creation.result()["Id"])
 
@@ -210,7 +210,7 @@ class Daemon:
         await self._call(self._api.unpause, container)
 
     async def written_bytes(self, container: str) -> int:
-        """Return the total size of the files in its root file system that a container has changed."""
+        """Return the total size in bytes of the files that a container has changed in its root file system."""
         found = await self._call(self._api.containers, all=True, size=True, filters={"id": container})
         return int(found[0].get("SizeRw") or 0) if found else 0
 
@@ -243,7 +243,7 @@ class Daemon:
         await self._call(_build, self._api, context, tag, dict(arguments), report_from_thread)
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Try to remove a container; return the error if a retry may help, e.g. because it is starting."""
+        """Try to remove a container; return the error if a retry may help, e.g. because the container is starting."""
         try:
             await self._call(self._api.remove_container, container, v=True, force=True)
         except DaemonError as error:

@@ -99,7 +99,10 @@ class DockerBackend:
         return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return which limits are enforced in the strict profile, without a network or with an allow-list of hosts."""
+        """Return which limits are enforced in a sandbox of the strict profile.
+
+        The network of such a sandbox is closed, or open to an allow-list of hosts.
+        """
         info = self._daemon.info
         return {
             "isolation": info.get("OSType") == "linux",
@@ -156,14 +159,17 @@ class DockerBackend:
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of the detached sandboxes of `ledger`; "" means without a ledger, None means all."""
+        """Return the sorted ids of the detached sandboxes that `ledger` records.
+
+        An empty `ledger` selects the sandboxes that no ledger records; None selects all of them.
+        """
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(container["Labels"][SANDBOX_LABEL] for container in await self._daemon.containers(label))
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
         """Return a detached sandbox, which any process may have started; closing this backend does not stop it.
 
-        With `as_observer`, the sandbox's orphan timeout is not restarted.
+        With `as_observer`, the connection does not count as a client, so it does not stop the sandbox's orphan timeout.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.
@@ -353,7 +359,10 @@ class DockerBackend:
             await attached.kill()
 
     async def _snapshot(self, sandbox: AgentSandbox, spec: SandboxSpec, attached: AttachedContainer) -> str:
-        """Take a snapshot and return its name: an image in profile system, else a copy of the writable folders."""
+        """Take a snapshot and return its name.
+
+        The snapshot is an image in the system profile, and otherwise a copy of the writable folders.
+        """
         disk_mib = SandboxLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)

@@ -90,7 +90,7 @@ class AttachedContainer:
         return await volumes(self._daemon, self.id)
 
     async def apply_limits(self, spec: SandboxSpec) -> Mapping[str, Path]:
-        """Apply the limits for which Docker has no option, where this process has the rights; return `volumes`."""
+        """Apply the limits for which Docker has no option, if this process has the rights. Return the `volumes`."""
         volumes = await self.volumes()
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
@@ -204,7 +204,7 @@ def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
 
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
-    """Return the kernel resources that all sandboxes of a daemon share, also with host uids 1000 and 1001."""
+    """Return the kernel resources that all sandboxes of a daemon, and host uids 1000 and 1001, share."""
     return SHARED_PER_UID if _is_open(daemon) else (*SHARED_PER_UID, "terminals")
 
 

@@ -37,7 +37,7 @@ FORMAT_LABEL = "envkit.format"
 """Image label: number of the image format, set by `envkit image build`."""
 
 _OPEN_FILES = 4096
-"""Limit of open files; low, because a daemon with a low limit itself cannot grant a higher one."""
+"""Maximum number of open files. It is low, because a daemon cannot grant more than its own limit."""
 _ULIMITS: Sequence[JSON] = (
     {"Name": "core", "Soft": 0, "Hard": 0},
     {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
@@ -95,7 +95,8 @@ def options(
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
         limits_disk: Whether the daemon can limit the root file system's size.
-        agent_sets_scores: Whether the agent will get a writable ``/proc``, which must be read-only for the others.
+        agent_sets_scores: Whether the host will let only the agent change OOM scores (`oom_score.lend`). Then ``/proc``
+            is read-only for all processes of the container.
     """
     limits = SandboxLimits.of(spec)
     host = {
@@ -187,7 +188,8 @@ def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "Init": False,
-        # A detached container must remove itself, because envkit may not run then. Others stay for their exit state.
+        # A detached container removes itself, because envkit may not run when it ends. Other containers stay, so that
+        # envkit can read why they ended.
         "AutoRemove": spec.detached,
         # Otherwise the daemon would log all messages of the agent's channel to its disk.
         "LogConfig": {"Type": "none"},

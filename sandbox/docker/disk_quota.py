@@ -37,7 +37,7 @@ _LATEST_S = 0.5
 _STALE_S = 5.0
 """Seconds after which files are summed again even if the free space decreased little."""
 _REST = 20
-"""Minimum pause between two such optional sums, as a multiple of the duration of the last sum."""
+"""Minimum pause before files are summed again for this reason, as a multiple of the duration of the last sum."""
 _COUNT_S = 30.0
 _FILES_PER_MIB = 256
 """Number of files allowed for each MiB of quota: one for each 4 KiB block."""
@@ -85,7 +85,9 @@ class DaemonDisk:
             # Sparse files count with their full length, because an image stores their holes too.
             bytes_ = await self._daemon.written_bytes(container)
             if bytes_ > disk_mib << 20:
-                raise SandboxError(f"no snapshot: its files take {bytes_ >> 20} MiB (limit {disk_mib} MiB)")
+                raise SandboxError(
+                    f"no snapshot: the files of the sandbox take {bytes_ >> 20} MiB (limit {disk_mib} MiB)"
+                )
             free_mib = self.free_mib()
             if free_mib is not None and free_mib - (bytes_ >> 20) < LEAST_FREE_MIB:
                 raise SandboxError(
@@ -140,7 +142,7 @@ class DaemonDisk:
 
 @dataclass(slots=True)
 class DiskUse:
-    """A sandbox's disk quota in MiB, and at most how many percent of the quota it used at the last check."""
+    """A sandbox's disk quota in MiB, and an upper bound of how many percent of it were in use at the last check."""
 
     disk_mib: int
     percent: int = 0
@@ -153,7 +155,7 @@ class _UseOf:
     Attributes:
         option: Option of `du` that sums the resource.
         limit: Quota of the sandbox.
-        counts_deleted: Whether deleted files count that a process still has open or mapped.
+        counts_deleted: Whether to count deleted files that a process still has open or mapped.
         taken: Use at the last sum.
         left: Lower bound of the unused quota: it attributes all writes to the disk since the last sum to the sandbox.
     """

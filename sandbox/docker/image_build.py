@@ -85,7 +85,7 @@ async def build(
         with tempfile.TemporaryDirectory(prefix="envkit-image-") as folder:
             context = Path(folder)
             await clock.to_thread(_gather, context, name, platform, packages)
-            announce(f"building {tag} upon {base}")
+            announce(f"building {tag} on {base}")
             with await clock.to_thread(_packed, context) as archive:
                 await _build(daemon, archive, tag, base, announce)
     finally:

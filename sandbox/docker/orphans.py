@@ -95,7 +95,7 @@ async def reap(daemon: Daemon) -> list[Orphan]:
 
 
 async def clear(daemon: Daemon, run: str) -> None:
-    """Remove the containers, volumes and snapshots that a run of this process has left, except detached sandboxes.
+    """Remove the containers, volumes and snapshots of the backend with run directory `run`, except detached sandboxes.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -114,7 +114,7 @@ async def clear(daemon: Daemon, run: str) -> None:
 
 
 def _name(made: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return the run and the id of the sandbox whose container or volume has these labels."""
+    """Return the run directory and the id of the sandbox whose container or volume has these labels."""
     return made.get(RUN_LABEL), made.get(SANDBOX_LABEL)
 
 

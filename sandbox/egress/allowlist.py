@@ -119,8 +119,8 @@ class Allowlist:
             RefusedError: The host is not allowed or not reachable.
         """
         host = host.lower().removesuffix(".")
-        # `is_host` rejects a name that contains NUL: the allowlist would match its end, but DNS would resolve the part
-        # before the NUL.
+        # `is_host` rejects a name that contains NUL. Without this check, the allowlist would match the end of the name,
+        # but DNS would resolve only the part before the NUL.
         is_named = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in self._hosts)
         if not is_named or not is_host(host):
             raise RefusedError(403, f"{host} is not on the allowlist of this sandbox; add it to `network`")

@@ -65,7 +65,7 @@ def variables(spec: SandboxSpec) -> Mapping[str, str]:
 
 
 def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the argv to start the sandbox with: `command`, which waits for the relay if `spec` has an allowlist.
+    """Return the argv for the start: `command`, preceded by a wait for the relay if `spec` has an allowlist.
 
     An empty `command` stays empty.
     """

@@ -25,7 +25,7 @@ ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 
 _HUGE_PAGE_BYTES = 2 << 20
-"""Size of the kernel's largest allocation. It fails if less than this is free, so the peak may stay below the limit."""
+"""Size of a huge page, the kernel's largest allocation. It can fail if the peak is up to this much below the limit."""
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 

@@ -30,7 +30,7 @@ class Child:
     """A child process in a new session, so that the terminal's signals (Ctrl-C) do not reach it.
 
     `kill` kills its whole process group. When it exits, the rest of the group is killed too. Create it in the thread of
-    a running event loop. The thread must outlive the child: the kernel sends the parent-death signal when it ends.
+    a running event loop. The thread must outlive the child: when the thread ends, the kernel kills the child.
 
     Args:
         argv: Program and arguments.
@@ -150,7 +150,7 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return the cause for the exit code of a sandbox's process 1. It does not contain which process sent a signal.
+    """Return the cause for the exit code of a sandbox's process 1. The cause does not say which process sent a signal.
 
     Args:
         returncode: Exit code, or the negative signal number; None if the process has not ended.

@@ -19,7 +19,7 @@ from .validation import fault_of_variables, fault_of_words
 from .views import fault_of_views
 
 _OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
-"""Causes that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` may be either."""
+"""Kinds of cause that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` may be either."""
 _MIN_CPUS, _MAX_CPUS = 0.01, 1 << 20
 """The minimum is the kernel's smallest quota: 1 ms per 100 ms."""
 

@@ -10,7 +10,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError
-from envkit.types import Cause, CauseKind, PoolEvent, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, PoolEvent, SandboxState, SandboxView, TenantKey
 
 from .instance import Instance, ended, is_over
 from .metrics import PoolTally
@@ -118,22 +118,22 @@ class LedgerWriter:
     def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
         self._ledger = ledger
         self._failed = failed
-        self._waiting: dict[str, SandboxView] = {}
-        self._unsaved: set[str] = set()
+        self._waiting: dict[TenantKey, SandboxView] = {}
+        self._unsaved: set[TenantKey] = set()
         self._arrived = anyio.Event()
         self._written = anyio.Event()
 
     def put(self, view: SandboxView) -> None:
         """Queue `view` for writing."""
-        self._waiting.pop(view.id, None)  # Move the sandbox to the end of the queue.
-        self._waiting[view.id] = view
+        self._waiting.pop(view.key, None)  # Move the sandbox to the end of the queue.
+        self._waiting[view.key] = view
         self._arrived.set()
 
-    async def saved(self, id: str) -> bool:
-        """Wait until no view of the sandbox `id` is pending; return whether its last view was persisted."""
-        while id in self._waiting:
+    async def saved(self, key: TenantKey) -> bool:
+        """Wait until no view of the sandbox `key` is pending; return whether its last view was persisted."""
+        while key in self._waiting:
             await self._written.wait()
-        return id not in self._unsaved
+        return key not in self._unsaved
 
     async def run(self) -> None:
         """Write pending views until cancelled."""
@@ -145,16 +145,16 @@ class LedgerWriter:
     async def write(self) -> None:
         """Write all pending views; if cancelled, the view that is being written stays pending."""
         while self._waiting:
-            id, view = next(iter(self._waiting.items()))
+            key, view = next(iter(self._waiting.items()))
             try:
                 await self._ledger.save(view)
-                self._unsaved.discard(id)
+                self._unsaved.discard(key)
             except (EnvkitError, OSError) as error:
                 if not is_over(view.state):
-                    self._unsaved.add(id)
+                    self._unsaved.add(key)
                 self._failed(view, str(error))
-            if self._waiting.get(id) is view:
-                del self._waiting[id]
+            if self._waiting.get(key) is view:
+                del self._waiting[key]
             self._written.set()
             self._written = anyio.Event()
 
@@ -163,31 +163,31 @@ class RecentlyEnded:
     """Stores the views of the last 1,000 ended sandboxes for at most 10 minutes."""
 
     def __init__(self) -> None:
-        self._views: OrderedDict[str, tuple[float, SandboxView]] = OrderedDict()
-        self._freed: set[str] = set()
+        self._views: OrderedDict[TenantKey, tuple[float, SandboxView]] = OrderedDict()
+        self._freed: set[TenantKey] = set()
 
     def add(self, view: SandboxView, *, now: float) -> None:
-        self._views[view.id] = (now, view)
-        self._views.move_to_end(view.id)
-        self._freed.discard(view.id)
+        self._views[view.key] = (now, view)
+        self._views.move_to_end(view.key)
+        self._freed.discard(view.key)
         if len(self._views) > KEPT_VIEWS:
             self._drop_oldest()
 
-    def get(self, id: str) -> SandboxView | None:
-        found = self._views.get(id)
+    def get(self, key: TenantKey) -> SandboxView | None:
+        found = self._views.get(key)
         return None if found is None else found[1]
 
-    def free(self, id: str, tenant: str | None) -> None:
-        """Allow `id` to be reused if its sandbox belonged to `tenant`; None means any tenant."""
-        if id in self._views and tenant in (None, self._views[id][1].tenant):
-            self._freed.add(id)
+    def free(self, key: TenantKey) -> None:
+        """Allow `key` to be reused."""
+        if key in self._views:
+            self._freed.add(key)
 
-    def take_name(self, id: str) -> None:
-        """Drop the view of `id` if the id may be reused: it was freed, or its sandbox was never ready."""
-        view = self.get(id)
-        if view is not None and (id in self._freed or {phase.state for phase in view.phases} <= _NEVER_UP):
-            del self._views[id]
-            self._freed.discard(id)
+    def take_key(self, key: TenantKey) -> None:
+        """Drop the view of `key` if the key may be reused: it was freed, or its sandbox was never ready."""
+        view = self.get(key)
+        if view is not None and (key in self._freed or {phase.state for phase in view.phases} <= _NEVER_UP):
+            del self._views[key]
+            self._freed.discard(key)
 
     def all(self) -> list[SandboxView]:
         return [view for _, view in self._views.values()]
@@ -198,8 +198,8 @@ class RecentlyEnded:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        id, _ = self._views.popitem(last=False)
-        self._freed.discard(id)
+        key, _ = self._views.popitem(last=False)
+        self._freed.discard(key)
 
 
 class EventLog:
@@ -229,9 +229,7 @@ class EventLog:
             self.tally.starts += 1
         elif instance.state is SandboxState.LOST:
             # The exit of a command is normal only for tenants: the pool's owner runs servers, which should not exit.
-            self.tally.over(
-                instance.ended_by().kind, may_exit=bool(instance.spec.command) and instance.payer is not None
-            )
+            self.tally.over(instance.ended_by().kind, may_exit=bool(instance.spec.command) and not instance.is_own)
         elif instance.has_failed and not isinstance(instance.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 
@@ -241,8 +239,15 @@ class EventLog:
             self.past.add(instance.record(), now=clock.now())
 
     def renamed(self, before: SandboxView, name: str) -> None:
-        """Record that a warm sandbox was leased under the id `name`."""
-        self._record(ended(before, Cause(CauseKind.STOPPED, f"leased as {name}")))
+        """Record that a warm sandbox was leased under the id `name`, or under the same id by a tenant.
+
+        If the id is the same, no event is emitted, because the sandbox has not ended.
+        """
+        view = ended(before, Cause(CauseKind.STOPPED, f"leased as {name}"))
+        if name != before.id:
+            self._record(view)
+        elif self.ledger_writer is not None:
+            self.ledger_writer.put(view)
 
     def ended(self, view: SandboxView) -> None:
         """Record that a sandbox of a previous process has ended."""
@@ -251,9 +256,9 @@ class EventLog:
 
     def alert(self, kind: str, instance: Instance | None, text: str, *, about: object = "") -> None:
         """Emit an alert about a sandbox, or about another subject `about`; at most one per minute, subject and kind."""
-        sandbox_id, tenant = ("", "") if instance is None else (instance.id, instance.tenant)
+        tenant, sandbox_id = ("", "") if instance is None else instance.key
         now = clock.now()
-        subject = (sandbox_id or about, kind)
+        subject = (about if instance is None else instance.key, kind)
         if now - self._alerted.get(subject, -ALERT_S) >= ALERT_S:
             self._alerted[subject] = now
             self.events.emit(kind, text, sandbox_id=sandbox_id, tenant=tenant)

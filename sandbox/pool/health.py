@@ -167,10 +167,10 @@ async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> str:
 
 
 async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> None:
-    """Run the check of an owner until it finds that the sandbox is lost, or until the sandbox has been removed."""
+    """Run `check` until it returns why the sandbox is lost, or until the sandbox has been removed."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_loss, instance, check)
-        # Do not cancel the check earlier: its client waits until its peer in the sandbox closes the connection.
+        # Do not cancel the check earlier: it waits until the server in the sandbox closes the connection.
         await instance.cleared.wait()
         tasks.cancel_scope.cancel()
 

@@ -12,7 +12,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.types import Cause, CauseKind, Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, Phase, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from .node import Node, ResourceRequest
 
@@ -67,19 +67,18 @@ class Instance:
     """A sandbox of a pool.
 
     Args:
-        id: Id of the sandbox in the pool.
+        key: Tenant and id of the sandbox in the pool; the tenant is empty if the sandbox is not leased.
         spec: Spec of the sandbox.
         node: Node that runs the sandbox, where the pool reserves the sandbox's resources.
         notify: Called with the instance at each change of state.
 
     Attributes:
         demand: Resources that the sandbox uses on its node.
-        tenant: Tenant that leases the sandbox; empty if it is not leased.
         ttl_s: Seconds without use after which the lease expires; None means never.
         snapshot: Name, on the node, of the snapshot to restore; None means no snapshot.
         is_leased: Whether the sandbox is leased; otherwise it is warm.
         is_named: Whether the caller chose the id, so that the lease outlives the call that created the sandbox.
-        payer: Tenant to whose limits the sandbox counts; None means the pool's owner, who has no limits.
+        is_own: Whether the sandbox belongs to the pool's owner, who has no limits.
         sandbox: The backend's sandbox; None until it has started.
         phases: History of the sandbox's states.
         failure: Error for waiting callers if the sandbox did not become ready; else None.
@@ -98,17 +97,16 @@ class Instance:
         on_end: Called with the cause when the sandbox ends.
     """
 
-    def __init__(self, id: str, spec: SandboxSpec, node: Node, notify: Callable[[Instance], None]) -> None:
-        self.id = id
+    def __init__(self, key: TenantKey, spec: SandboxSpec, node: Node, notify: Callable[[Instance], None]) -> None:
+        self.key = key
         self.spec = spec
         self.node = node
         self.demand = ResourceRequest.of(spec)
-        self.tenant = ""
         self.ttl_s: float | None = None
         self.snapshot: str | None = None
         self.is_leased = False
         self.is_named = False
-        self.payer: str | None = None
+        self.is_own = True
         self.sandbox: Sandbox | None = None
         self.phases: tuple[Phase, ...] = ()
         self.failure: SandboxError | None = None
@@ -126,6 +124,10 @@ class Instance:
         self.on_end: Callable[[Cause], None] = _ignore
         self._notify = notify
         self._calls: set[anyio.CancelScope] = set()
+
+    @property
+    def id(self) -> str:
+        return self.key.id
 
     @property
     def state(self) -> SandboxState:
@@ -195,7 +197,7 @@ class Instance:
             else:
                 self._finish(SandboxState.LOST, cause)
 
-    def fail(self, cause: Cause, why: SandboxStartError | None = None) -> None:
+    def fail(self, cause: Cause, why: SandboxError | None = None) -> None:
         """Record that the start failed. Callers receive `why`; its class tells whether their spec was the reason."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
@@ -244,7 +246,7 @@ class Instance:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Cancel the block when the sandbox ends; raises the same errors as `call`."""
+        """Cancel the ``with`` block when the sandbox ends; raises the same errors as `call`."""
         if self.gone.is_set():
             raise self.lost()
         with anyio.CancelScope() as scope:
@@ -261,7 +263,7 @@ class Instance:
 
     def _view(self, expires_at_s: float | None) -> SandboxView:
         sandbox_id = "" if self.sandbox is None else self.sandbox.id
-        return SandboxView(self.id, sandbox_id, self.node.name, self.tenant, self.spec, self.phases, expires_at_s)
+        return SandboxView(self.id, sandbox_id, self.node.name, self.key.tenant, self.spec, self.phases, expires_at_s)
 
     def _finish(self, state: SandboxState, cause: Cause) -> None:
         self.cause = cause

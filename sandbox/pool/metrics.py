@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from envkit.types import CauseKind, SandboxState
+from envkit.types import CauseKind, SandboxState, TenantKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class PoolCounts:
         restarts: Total number of warm sandboxes that were replaced because they did not start or were lost.
         waiting: Number of waiting requests by tenant.
         alerts: Total number of alerts by kind.
-        probe_s: Duration of the last probe in seconds, by sandbox id.
+        probe_s: Duration of the last probe in seconds, by sandbox.
     """
 
     states: Mapping[SandboxState, int]
@@ -35,7 +35,7 @@ class PoolCounts:
     restarts: int
     waiting: Mapping[str, int]
     alerts: Mapping[str, int]
-    probe_s: Mapping[str, float]
+    probe_s: Mapping[TenantKey, float]
 
 
 @dataclass(slots=True)

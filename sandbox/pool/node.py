@@ -161,9 +161,9 @@ def place(nodes: Iterable[Node], demand: ResourceRequest) -> Node | None:
 
 
 def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | None:
-    """Return which resource of `demand` exceeds the capacity of every node; None if an empty node had room for it.
+    """Return which resource of `demand` exceeds the capacity of every node; None if it would fit on an empty node.
 
-    Without nodes it returns None too, because nodes may join later.
+    Also returns None if there are no nodes, because nodes may join later.
     """
     if not nodes or any(node.could_hold(demand) for node in nodes):
         return None
@@ -205,7 +205,7 @@ def cheapest_room(
         demand: The resources needed.
 
     Returns:
-        Indexes into `candidates`; None if evictions make no room.
+        Indexes into `candidates`; None if no evictions can make enough room.
     """
     found: list[int] | None = None
     for node in nodes:

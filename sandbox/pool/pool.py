@@ -25,7 +25,7 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import reattach
 from .events import EventLog, LedgerStore, LedgerWriter
@@ -86,7 +86,7 @@ class Pool:
             budget=restarts or RestartBudget(restarts=20),
             ledger_id=None if ledger is None else ledger.id,
         )
-        self._creating: dict[str, anyio.Event] = {}
+        self._creating: dict[TenantKey, anyio.Event] = {}
         self._is_open = False
         for node in nodes:
             self.add_node(node)
@@ -115,22 +115,21 @@ class Pool:
         """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a valid id: empty or reserved (pool-N); choose another one")
-        while (pending := self._pending(id)) is not None:
+        key = TenantKey(tenant, id)
+        while (pending := self._pending(key)) is not None:
             await pending.wait()
-        self._history.past.take_name(id)
-        known = self._find(id)
+        self._history.past.take_key(key)
+        known = self._find(key)
         node, _, name = (snapshot or "").partition("/")
         files = (node, name) if snapshot else None
         if known is not None:
-            if known.spec != spec or known.tenant != tenant:
-                raise SandboxConflictError(
-                    f"{id!r} is taken by a sandbox with another spec or tenant; choose another id"
-                )
-            instance = self._scheduler.instances.get(id)
+            if known.spec != spec:
+                raise SandboxConflictError(f"{id!r} is taken by a sandbox with another spec; choose another id")
+            instance = self._scheduler.instances.get(key)
             if instance is not None and instance.files != files:
                 raise SandboxConflictError(f"{id!r} is taken by a sandbox from another snapshot; choose another id")
             return known
-        created = self._creating[id] = anyio.Event()
+        created = self._creating[key] = anyio.Event()
         try:
             instance = await self._scheduler.take(
                 LeaseRequest(spec, ResourceRequest.of(spec), tenant, id, ttl_s, files), wait_s
@@ -139,7 +138,7 @@ class Pool:
                 await self._persist(instance, self._history.ledger_writer)
             return instance.view()
         finally:
-            del self._creating[id]
+            del self._creating[key]
             created.set()
 
     async def snapshot_bytes(self, snapshot: str) -> int:
@@ -154,18 +153,18 @@ class Pool:
         if (found := self._scheduler.nodes.get(node)) is not None:
             await found.backend.remove_snapshot(name)
 
-    def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
+    def get(self, id: str, *, tenant: str = "") -> Sandbox:
         """Return a sandbox by its id; see `envkit.protocols.SandboxPool.get`.
 
         Raises:
             CapacityError: The sandbox is still starting.
         """
-        instance = self._scheduler.instances.get(id)
+        instance = self._scheduler.instances.get(TenantKey(tenant, id))
         if instance is None or instance.is_over:
             cause = self.view(id, tenant=tenant).phases[-1].cause
             assert cause is not None, "an ended sandbox has a cause"
             raise SandboxLostError(id, cause)
-        if not instance.is_leased or tenant not in (None, instance.tenant):
+        if not instance.is_leased:
             raise _unknown(id)
         if not instance.settled.is_set():
             raise CapacityError(f"sandbox {id} is still starting; retry later")
@@ -174,14 +173,14 @@ class Pool:
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
         """Monitor what runs in a leased sandbox; see `envkit.protocols.ServerPool.watch`."""
-        instance = self._scheduler.instances[id]
+        instance = self._scheduler.instances[TenantKey("", id)]
         instance.on_end = on_end
         self._tasks.start_soon(watch, instance, check)
 
-    def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
-        """Return the view of a sandbox, without counting as use; the last 1,000 ended ones are kept for 10 minutes."""
-        found = self._find(id)
-        if found is None or tenant not in (None, found.tenant):
+    def view(self, id: str, *, tenant: str = "") -> SandboxView:
+        """Return the view of a sandbox, without renewing its lease. Views of ended ones are kept for 10 minutes."""
+        found = self._find(TenantKey(tenant, id))
+        if found is None:
             raise _unknown(id)
         return found
 
@@ -191,13 +190,13 @@ class Pool:
         seen = (view for view in found if tenant in (None, view.tenant))
         return sorted(seen, key=lambda view: view.phases[0].at_s)
 
-    async def stop(self, id: str, *, tenant: str | None = None) -> None:
+    async def stop(self, id: str, *, tenant: str = "") -> None:
         """Stop a sandbox and wait until it is fully removed; see `envkit.protocols.SandboxPool.stop`."""
-        instance = self._scheduler.instances.get(id)
-        if instance is not None and tenant in (None, instance.tenant):
+        key = TenantKey(tenant, id)
+        if (instance := self._scheduler.instances.get(key)) is not None:
             instance.end(STOPPED)
             await instance.cleared.wait()
-        self._history.past.free(id, tenant)
+        self._history.past.free(key)
 
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Yield past and new events; see `envkit.protocols.SandboxPool.events`.
@@ -245,7 +244,7 @@ class Pool:
             **asdict(self._history.tally),
             waiting=self._scheduler.queue.waiting(),
             alerts={kind: count for kind, count in self._history.events.counts.items() if kind != "state"},
-            probe_s={instance.id: instance.latency_s for instance in alive if instance.latency_s is not None},
+            probe_s={instance.key: instance.latency_s for instance in alive if instance.latency_s is not None},
         )
 
     def wanted(self) -> int:
@@ -336,7 +335,7 @@ class Pool:
         """Re-attach to the sandboxes of a previous process on `nodes`."""
         views = ledger.load()
         found = await reattach.attached(views, nodes)
-        kept = {view.backend_id for view in views if view.id in found}
+        kept = {view.backend_id for view in views if view.key in found}
 
         async def known() -> Collection[str]:
             return kept
@@ -348,12 +347,12 @@ class Pool:
             if is_over(view.state):
                 continue
             if (
-                view.id in found and self._scheduler.nodes.get(view.node) is nodes[view.node]
+                view.key in found and self._scheduler.nodes.get(view.node) is nodes[view.node]
             ):  # its node was not removed during the re-attachment
                 self._scheduler.reattach(
                     self._tasks,
                     view,
-                    found[view.id],
+                    found[view.key],
                     is_leased=reattach.was_leased(view),
                     is_named=own is None,
                     ttl_s=time_to_live(view),
@@ -365,7 +364,7 @@ class Pool:
 
     async def _persist(self, instance: Instance, ledger_writer: LedgerWriter) -> None:
         try:
-            is_saved = await ledger_writer.saved(instance.id)
+            is_saved = await ledger_writer.saved(instance.key)
         except BaseException:
             instance.is_forgotten = True
             instance.end(GIVEN_UP)
@@ -375,16 +374,16 @@ class Pool:
             instance.end(Cause(CauseKind.START_FAILED, "the ledger could not persist it"))
             raise LeaseNotPersistedError
 
-    def _pending(self, id: str) -> anyio.Event | None:
-        """Return the event that marks the end of a pending creation or removal of `id`; None if none is pending."""
-        instance = self._scheduler.instances.get(id)
+    def _pending(self, key: TenantKey) -> anyio.Event | None:
+        """Return the event that marks the end of a pending creation or removal of `key`; None if none is pending."""
+        instance = self._scheduler.instances.get(key)
         if instance is not None and instance.is_forgotten:
             return instance.cleared
-        return self._creating.get(id)
+        return self._creating.get(key)
 
-    def _find(self, id: str) -> SandboxView | None:
-        instance = self._scheduler.instances.get(id)
-        return self._history.past.get(id) if instance is None else instance.view()
+    def _find(self, key: TenantKey) -> SandboxView | None:
+        instance = self._scheduler.instances.get(key)
+        return self._history.past.get(key) if instance is None else instance.view()
 
 
 def _unknown(id: str) -> SandboxNotFoundError:

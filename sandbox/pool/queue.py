@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from envkit.errors import SandboxError
-from envkit.types import SandboxSpec
+from envkit.types import SandboxSpec, TenantKey
 
 from .node import ResourceRequest
 
@@ -62,22 +62,14 @@ class LeaseRequest(Generic[T]):
     passed: int = 0
 
     @property
-    def payer(self) -> str | None:
-        """The tenant whose limits apply to the sandbox; None means the pool's owner, to whom no limits apply."""
-        return payer(self.tenant, self.name)
+    def is_own(self) -> bool:
+        """Whether the pool's owner makes the request; no limits apply to it."""
+        return TenantKey(self.tenant, self.name or ":").is_own
 
     @property
     def tenant_text(self) -> str:
         """The tenant as text for errors."""
         return f"tenant {self.tenant!r}" if self.tenant else "the anonymous tenant"
-
-
-def payer(tenant: str, name: str | None) -> str | None:
-    """Return the tenant to whose limits a sandbox counts; None means the pool's owner, who has no limits.
-
-    A sandbox belongs to the owner if its tenant is empty, and its name is None or starts with a colon.
-    """
-    return None if not tenant and (name is None or name.startswith(":")) else tenant
 
 
 class LeaseQueue(Generic[T]):

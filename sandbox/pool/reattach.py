@@ -10,7 +10,7 @@ import anyio
 
 from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox
-from envkit.types import Cause, CauseKind, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxState, SandboxView, TenantKey
 
 from .instance import is_over
 from .node import Node
@@ -49,13 +49,13 @@ def was_leased(view: SandboxView) -> bool:
     return any(phase.state is SandboxState.LEASED for phase in view.phases)
 
 
-async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> dict[str, Sandbox]:
+async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> dict[TenantKey, Sandbox]:
     """Re-attach to all running sandboxes concurrently, with a timeout of 15 s each.
 
     Returns:
-        The sandboxes that answered, by their id in the pool.
+        The sandboxes that answered.
     """
-    found: dict[str, Sandbox] = {}
+    found: dict[TenantKey, Sandbox] = {}
     taken: set[tuple[str, str]] = set()
 
     async def attach(view: SandboxView) -> None:
@@ -64,7 +64,7 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
             return
         with anyio.move_on_after(_ATTACH_S):
             try:
-                found[view.id] = await node.backend.attach(view.backend_id)
+                found[view.key] = await node.backend.attach(view.backend_id)
             except (EnvkitError, OSError):
                 return
 

@@ -13,14 +13,14 @@ from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import starting
 from .events import EventLog
 from .health import CLOSED, LivenessTimes, monitor
 from .instance import GIVEN_UP, Instance
 from .node import Node, ResourceRequest, beyond_share, cheapest_room, place, usable, why_impossible
-from .queue import LeaseAnswer, LeaseQueue, LeaseRequest, payer
+from .queue import LeaseAnswer, LeaseQueue, LeaseRequest
 from .warm_stock import WarmSpec, WarmStock
 
 _ROOM_S = 20.0
@@ -41,7 +41,7 @@ class Scheduler:
 
     Attributes:
         nodes: Nodes by name.
-        instances: All sandboxes that are not fully removed, by id.
+        instances: All sandboxes that are not fully removed.
         queue: Waiting requests.
         stocks: Warm stocks.
         last_gone: Why the last removed node left; empty if no node was removed.
@@ -61,7 +61,7 @@ class Scheduler:
     ) -> None:
         self.nodes: dict[str, Node] = {}
         self.last_gone = ""
-        self.instances: dict[str, Instance] = {}
+        self.instances: dict[TenantKey, Instance] = {}
         self.queue: LeaseQueue[Instance] = LeaseQueue()
         self.stocks = [WarmStock(warm_spec) for warm_spec in stocks]
         self.last_number = 0
@@ -71,7 +71,8 @@ class Scheduler:
         self._liveness_times = liveness_times
         self._budget = budget
         self._ledger_id = ledger_id
-        self._held: dict[str | None, ResourceRequest] = {}
+        self._held: dict[str, ResourceRequest] = {}
+        """Resources in use, by tenant, without those of the pool's owner."""
         self._tasks: TaskGroup
         self._is_open = False
 
@@ -132,7 +133,7 @@ class Scheduler:
                 node = place([node for node in fitting if not self._is_claimed(node, self.queue.unplaced)], demand)
                 if node is None:
                     break
-                warm = Instance(self._own_name(), spec, node, self._entered)
+                warm = Instance(TenantKey("", self._own_name()), spec, node, self._entered)
                 stock.instances[warm] = None
                 self._begin(warm, stock.warm_spec.boot)
 
@@ -149,8 +150,9 @@ class Scheduler:
         held = dict(self._held)
         found = []
         for request in self.queue.all():
-            if request.snapshot is None and self._why_bound(request, held.get(request.payer)) is None:
-                held[request.payer] = held.get(request.payer, ResourceRequest()).with_other(request.demand)
+            if request.snapshot is None and self._why_bound(request, held.get(request.tenant)) is None:
+                if not request.is_own:
+                    held[request.tenant] = held.get(request.tenant, ResourceRequest()).with_other(request.demand)
                 found.append(request.demand)
         for stock in self.stocks:
             demand = ResourceRequest.of(stock.warm_spec.spec)
@@ -180,11 +182,11 @@ class Scheduler:
             is_named: Whether the caller chose the sandbox's id.
             ttl_s: Time to live in seconds; None means no limit.
         """
-        instance = Instance(view.id, view.spec, self.nodes[view.node], self._entered)
-        instance.tenant, instance.ttl_s, instance.is_leased, instance.is_named = view.tenant, ttl_s, is_leased, is_named
-        instance.payer = payer(view.tenant, view.id if is_named else None)
+        instance = Instance(view.key, view.spec, self.nodes[view.node], self._entered)
+        instance.ttl_s, instance.is_leased, instance.is_named = ttl_s, is_leased, is_named
+        instance.is_own = view.key.is_own or not (is_named or view.tenant)
         instance.node.take(instance.demand)
-        self.instances[instance.id] = instance
+        self.instances[instance.key] = instance
         stock = None if is_leased else self._stock_for(view.spec)
         if is_leased:
             self._count(instance)
@@ -212,7 +214,8 @@ class Scheduler:
         if node is None:
             self._makes_room(request)
             return LeaseAnswer.NO_ROOM
-        request.given = Instance(request.name or self._own_name(), request.spec, node, self._entered)
+        key = TenantKey(request.tenant, request.name or self._own_name())
+        request.given = Instance(key, request.spec, node, self._entered)
         request.given.snapshot = None if request.snapshot is None else request.snapshot[1]
         self._assign(request.given, request)
         self._begin(request.given, None)
@@ -247,29 +250,31 @@ class Scheduler:
 
     def _lease(self, warm: Instance, request: LeaseRequest[Instance]) -> None:
         before = warm.record()
+        del self.instances[warm.key]
+        warm.key = TenantKey(request.tenant, request.name or warm.id)
+        self.instances[warm.key] = warm
         self._assign(warm, request)
-        if request.name is None:
+        if warm.key == before.key:
             return warm.enter(SandboxState.LEASED, "leased")
-        del self.instances[warm.id]
-        warm.id = request.name
-        self.instances[warm.id] = warm
         warm.enter(SandboxState.LEASED, f"leased; was warm as {before.id}")
         # Record the end of the old id last, so that the ledger always contains the sandbox under a live id.
         return self._history.renamed(before, warm.id)
 
     def _assign(self, instance: Instance, request: LeaseRequest[Instance]) -> None:
-        instance.tenant, instance.ttl_s = request.tenant, request.ttl_s
-        instance.is_leased, instance.is_named, instance.payer = True, request.name is not None, request.payer
+        instance.ttl_s, instance.is_own = request.ttl_s, request.is_own
+        instance.is_leased, instance.is_named = True, request.name is not None
         instance.used_at = clock.now()
         self._count(instance)
 
     def _count(self, instance: Instance) -> None:
         """Count a sandbox towards its tenant's limits."""
-        self._held[instance.payer] = self._held.get(instance.payer, ResourceRequest()).with_other(instance.demand)
+        if not instance.is_own:
+            tenant = instance.key.tenant
+            self._held[tenant] = self._held.get(tenant, ResourceRequest()).with_other(instance.demand)
 
     def _begin(self, instance: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
         instance.node.begin(instance.demand, now=clock.now())
-        self.instances[instance.id] = instance
+        self.instances[instance.key] = instance
         instance.enter(SandboxState.STARTING, f"starts on {instance.node.name}")
         self._tasks.start_soon(self._live, instance, boot)
 
@@ -341,23 +346,24 @@ class Scheduler:
     def _leave(self, instance: Instance) -> None:
         """Release the resources of a removed sandbox."""
         instance.node.give_back(instance.demand)
-        del self.instances[instance.id]
+        del self.instances[instance.key]
         if clock.now() < instance.node.resumes_at:
             self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
-        if instance.is_leased:
-            self._held[instance.payer] = self._held[instance.payer].without(instance.demand)
-            if not self._held[instance.payer].sandboxes:
-                del self._held[instance.payer]
+        if instance.is_leased and not instance.is_own:
+            tenant = instance.key.tenant
+            self._held[tenant] = self._held[tenant].without(instance.demand)
+            if not self._held[tenant].sandboxes:
+                del self._held[tenant]
         self._history.left(instance)
         instance.cleared.set()
         self.serve()
 
     def _is_at_bound(self, request: LeaseRequest[Instance]) -> bool:
-        return self._why_bound(request, self._held.get(request.payer)) is not None
+        return self._why_bound(request, self._held.get(request.tenant)) is not None
 
     def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
         """Return which limit a tenant that uses `held` would exceed with this request; None if it exceeds none."""
-        if held is None or request.payer is None:
+        if held is None or request.is_own:
             return None
         if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:
             return f"limit of {self._max_per_tenant} sandboxes"
@@ -386,7 +392,7 @@ class Scheduler:
         waited = f" within {waited_s:g} s" if waited_s else ""
         if not self._is_open:
             return str(CLOSED)
-        if (why := self._why_bound(request, self._held.get(request.payer))) is not None:
+        if (why := self._why_bound(request, self._held.get(request.tenant))) is not None:
             return f"{request.tenant_text} is at its {why}; stop one of its sandboxes first"
         if not self.nodes:
             return "the pool has no nodes" + (f"; the last one left: {self.last_gone}" if self.last_gone else "")

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind, SandboxSpec
 
@@ -25,10 +25,10 @@ _ORPHAN_TTL_S = 600.0
 _SLACK_S = 60.0
 """Seconds added to the start timeout, e.g. because a backend may limit concurrent starts and queue the others."""
 _LEAST_S = 10.0
-"""If a start with a start timeout below this many seconds times out, the request's timeout was too short. Otherwise the
-node is at fault, because a start takes under 1 s unless the node is very busy."""
+"""When a start times out, a start timeout below this many seconds counts as too short, so the request is at fault. With
+a longer one, the node is at fault, because a start takes under 1 s unless the node is very busy."""
 _ROUNDING_S = 1e-6
-_UNTRIED = "other nodes that may grant it have no room now"
+_UNTRIED = "other nodes were not tried, because they have no room now"
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ async def start(
                 await boot(instance.sandbox)
             if limit.cancelled_caught:
                 return instance.fail(_failed(f"not booted within {spec.start_timeout_s:g} s"))
-    except SandboxStartError as error:
+    except (SandboxStartError, SandboxLostError) as error:
         return instance.fail(error.cause, error)
     except (EnvkitError, OSError) as error:
         return instance.fail(_failed(str(error)))
@@ -88,8 +88,8 @@ async def _started_somewhere(
 ) -> Sandbox:
     """Start a sandbox on its node or on another node.
 
-    A failed start is retried once, but a refused start is retried on all nodes. A start that fails because of its spec
-    is not retried, because it would fail on all nodes.
+    If a node fails to start it, one other node is tried. If a node refuses the spec, all other nodes are tried.
+    A start that fails because of its spec is not retried, because it would fail on all nodes.
     """
     tried: list[Node] = []
     failure: Exception | None = None
@@ -112,7 +112,9 @@ async def _started_somewhere(
                 _log.warning(
                     "sandbox %s did not start on %s: %s; now on %s", instance.id, before, error, instance.node.name
                 )
-            elif failure is not None:  # a later attempt may succeed on the node that did not refuse it
+            elif failure is not None:
+                # Raise the last error that is not a refusal of the spec. The node that raised it accepts the spec, so
+                # a later attempt there may succeed.
                 raise failure from None
             elif isinstance(error, SandboxRefusedError) and left:
                 raise SandboxStartError(instance.id, error.cause.followed_by(_UNTRIED)) from None

@@ -18,7 +18,7 @@ class WarmSpec:
     """Configuration of one warm stock.
 
     Attributes:
-        spec: Spec of the sandboxes. It must not set ``ttl_s``, because that time would start before the lease.
+        spec: Spec of the sandboxes. It must not set ``ttl_s``, because the time to live would begin before the lease.
         count: Number of warm sandboxes to keep ready.
         boot: Returns once a started sandbox may be leased, e.g. when its server answers; None means immediately. An
             error, or taking longer than the start timeout, counts as a failed start.

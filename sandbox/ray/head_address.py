@@ -56,7 +56,7 @@ def require(head: Head) -> None:
         UsageError: No server listens there; the message says what to do.
     """
     if head.address.startswith("ray://"):
-        raise UsageError(f"{head}: Ray's client is not enough; run this on a machine of the cluster, with 'auto'")
+        raise UsageError(f"{head}: Ray Client is not supported; run this on a machine of the cluster, with 'auto'")
     host, _, port = head.address.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
         raise UsageError(f"{head} is not the address of a Ray cluster, such as '10.0.0.1:6379'")

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _AGAIN_S = 15.0
-"""Seconds until a node is retried after it was lost or its actor did not start; Ray notices a loss only this late."""
+"""Seconds until a node is retried after it was lost or its actor did not start. Ray needs as long to notice a loss."""
 _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
 _FORGET_S = 5.0
@@ -169,7 +169,7 @@ class RayNodes:
         return why
 
     async def _watch(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Poll the list of nodes; if the head does not answer and no node is left, return that as the reason.
+        """Poll the list of nodes. Returns when the head does not answer and no node is left, with this reason as text.
 
         Raises:
             SandboxError: The connection has ended.

@@ -29,7 +29,7 @@ from ..transfer import tar_stream
 ROOTS = ("/workspace", "/tmp")
 _PIECE_BYTES = 1 << 20
 _HEADERS_MIB = 32
-"""Limit on the names of the files in one folder, which take at most 1.5 KiB each."""
+"""MiB by which an archive may exceed the disk limit, because it contains a header of at most 1.5 KiB for each file."""
 _GO_AHEAD = "/run/envkit/.go-ahead"
 _WAIT = ("sh", "-c", 'mkfifo "$0" && read -r go < "$0" && rm "$0" && exec "$@"', _GO_AHEAD)
 _GO = ("sh", "-c", 'until [ -p "$0" ]; do sleep 0.01; done; echo go > "$0"', _GO_AHEAD)
@@ -67,7 +67,7 @@ class SnapshotStore:
 
         Args:
             sandbox: The sandbox.
-            disk_mib: Disk limit of each writable folder in MiB. An archive with a larger content is refused.
+            disk_mib: Disk limit of each writable folder in MiB. A folder with more content is refused.
 
         Raises:
             SandboxError: A writable folder has too many bytes, a file cannot be read, or the host's disk is nearly

@@ -111,7 +111,7 @@ class Unpacker:
         if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
             parts = ()  # the archive's first member is the root of the tree, whose name is ignored
         elif not self._is_root_made or not parts:
-            raise RefusedFileError(f"{_shown(member.name)} is out of order")
+            raise RefusedFileError(f"{_shown(member.name)}: the first entry, and only it, must be the root of the tree")
         place = ("tree", *parts)
         try:
             folder, name = self._folder(place[:-1]), place[-1]
@@ -251,7 +251,7 @@ def _check_link(member: tarfile.TarInfo, depth: int) -> None:
     ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))
     leads_out = member.linkname.startswith("/") or ups > depth or ".." in steps[ups:]
     if leads_out or not member.linkname or "\0" in member.linkname:
-        raise RefusedFileError(f"{_shown(member.name)} is a link to {_shown(member.linkname)}, which leads out")
+        raise RefusedFileError(f"{_shown(member.name)} is a link to {_shown(member.linkname)} outside the folder")
 
 
 def _shown(name: str) -> str:

@@ -18,8 +18,9 @@ from envkit.protocols import ResumableEpisode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
-from envkit.types import Cause, Observation, Reset, SandboxSpec, Step, Task
+from envkit.types import Cause, Observation, Reset, SandboxSpec, Step, Task, TenantKey
 from tests.causes import cause
+from tests.keys import key
 
 TASK = Task("Game-v0", 7)
 
@@ -150,23 +151,23 @@ class FakeSessionStore:
     """A session store in memory that cannot write while it is full."""
 
     def __init__(self, **sessions: SessionRecord) -> None:
-        self.sessions = sessions
+        self.sessions = {key(id): record for id, record in sessions.items()}
         self.is_full = False
 
-    def keys(self) -> Sequence[str]:
+    def keys(self) -> Sequence[TenantKey]:
         return list(self.sessions)
 
-    def get(self, key: str) -> SessionRecord | None:
+    def get(self, key: TenantKey) -> SessionRecord | None:
         return self.sessions.get(key)
 
-    async def record(self, key: str, record: SessionRecord) -> None:
+    async def record(self, key: TenantKey, record: SessionRecord) -> None:
         self._write()
         self.sessions[key] = record
 
-    async def forget(self, *keys: str) -> None:
+    async def forget(self, *keys: TenantKey) -> None:
         self._write()
-        for key in keys:
-            self.sessions.pop(key, None)
+        for one in keys:
+            self.sessions.pop(one, None)
 
     def _write(self) -> None:
         if self.is_full:

@@ -10,14 +10,15 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
-from envkit.fleet import HeartbeatTimes, RoutedHosts
+from envkit.fleet import FleetHost, HeartbeatTimes, RoutedHosts
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.operations import Operations
 from envkit.http.auth.caller import EVERYBODY
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
-from tests.fleet.fleets import TASK, Worker, WorkerStarter, play, run, silent
+from envkit.types import SandboxSpec, SandboxState
+from tests.fleet.fleets import TASK, ScriptedPool, Worker, WorkerStarter, play, run, silent
 
 
 def test_an_episode_goes_to_the_worker_with_the_fewest_episodes() -> None:
@@ -30,6 +31,24 @@ def test_an_episode_goes_to_the_worker_with_the_fewest_episodes() -> None:
             await anyio.sleep(2)
             assert sorted(worker.playing for worker in starter.workers) == [2, 2, 3]
         assert sorted(ends) == ["worker-0"] * 3 + ["worker-1"] * 2 + ["worker-2"] * 2
+
+    run(main)
+
+
+def test_a_sandbox_of_a_tenant_never_becomes_a_worker() -> None:
+    async def main() -> None:
+        starter = WorkerStarter()
+        pool = ScriptedPool(starter.start)
+        async with pool:
+            for tenant in ("", "bob"):
+                await pool.create(":envs-shared-1", SandboxSpec(), tenant=tenant)
+            async with FleetHost(pool, SandboxSpec(), pool.connect, workers=2, slots_per_sandbox=1):
+                assert [(view.tenant, view.id == ":envs-shared-1") for view in pool.views()] == [
+                    ("", True),
+                    ("bob", True),
+                    ("", False),
+                ]
+            assert [view.tenant for view in pool.views() if view.state is SandboxState.LEASED] == ["bob"]
 
     run(main)
 

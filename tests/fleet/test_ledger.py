@@ -22,6 +22,7 @@ from envkit.fleet.session_store import SessionRecord
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
+from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pool.pools import past_events
 
@@ -99,12 +100,15 @@ def test_the_location_of_an_episode_is_recorded_until_it_is_forgotten(tmp_path: 
 
     async def main() -> None:
         async with Ledger(path) as ledger:
-            for key, record in records.items():
-                await ledger.record(key, record)
-            await ledger.forget("b")
-            await ledger.record("c", records["a"])
+            for name, record in records.items():
+                await ledger.record(key(name), record)
+            await ledger.record(key("a", "ann"), records["b"])
+            await ledger.forget(key("b", "ann"))
+            await ledger.forget(key("b"))
+            await ledger.record(key("c"), records["a"])
         async with Ledger(path) as ledger:
-            assert [ledger.get(key) for key in "abcd"] == [records["a"], None, records["a"], None]
+            assert [ledger.get(key(name)) for name in "abcd"] == [records["a"], None, records["a"], None]
+            assert [ledger.get(key("a", tenant)) for tenant in ("ann", "bob")] == [records["b"], None]
 
     clock.run(main)
 
@@ -115,8 +119,8 @@ def faulty(tmp_path: Path) -> Path:
     path = tmp_path / "fleet.sqlite"
     save(path)
     with closing(sqlite3.connect(path)) as connection:
-        for table, key in (("sessions", "key"), ("sandboxes", "id")):
-            fault = f"when new.{key} = 'bad' begin select raise(abort, 'database or disk is full'); end"
+        for table in ("sessions", "sandboxes"):
+            fault = "when new.id = 'bad' begin select raise(abort, 'database or disk is full'); end"
             connection.execute(f"create trigger fault_of_{table} before insert on {table} {fault}")
     return path
 
@@ -129,25 +133,25 @@ def test_a_failed_write_raises_for_all_its_callers_and_later_writes_succeed(
     async def main() -> None:
         async with Ledger(faulty) as ledger:
 
-            async def record(key: str) -> None:
+            async def record(name: str) -> None:
                 try:
-                    await ledger.record(key, RECORD)
-                    outcomes[key] = "written"
+                    await ledger.record(key(name), RECORD)
+                    outcomes[name] = "written"
                 except LeaseNotPersistedError as error:
-                    outcomes[key] = str(error)
+                    outcomes[name] = str(error)
 
             with anyio.fail_after(30):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(record, "first")
                     await anyio.lowlevel.checkpoint()  # it is being written
-                    for key in ("bad", "with it"):
-                        tasks.start_soon(record, key)
+                    for name in ("bad", "with it"):
+                        tasks.start_soon(record, name)
                 await record("later")
                 with pytest.raises(LeaseNotPersistedError):
                     await ledger.save(leased("bad"))
                 await ledger.save(leased("good"))
         async with Ledger(faulty) as ledger:
-            assert set(ledger.keys()) == {"first", "later"}
+            assert set(ledger.keys()) == {key("first"), key("later")}
 
     clock.run(main)
     failure = "cannot persist leases (disk full?); retry later"
@@ -180,11 +184,11 @@ def test_leaving_the_ledger_waits_for_its_write(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks, Ledger(path) as ledger:
-            for key in "abc":
-                tasks.start_soon(ledger.record, key, RECORD)
+            for name in "abc":
+                tasks.start_soon(ledger.record, key(name), RECORD)
                 await anyio.lowlevel.checkpoint()
         async with Ledger(path) as ledger:
-            assert set(ledger.keys()) == {*"abc"}
+            assert set(ledger.keys()) == {key(name) for name in "abc"}
 
     clock.run(main)
 
@@ -238,7 +242,7 @@ def test_the_error_about_a_damaged_ledger_names_the_file_and_the_remedy(statemen
     async def main() -> None:
         async with Ledger(path) as ledger:
             await ledger.save(leased("a"))
-            await ledger.record("key", SessionRecord("a", "1", Task("Game-v0", 7)))
+            await ledger.record(key("key"), SessionRecord("a", "1", Task("Game-v0", 7)))
 
     clock.run(main)
     spoil(path, statement)
@@ -267,7 +271,7 @@ def test_an_overwritten_page_is_reported_as_damage(tmp_path: Path) -> None:
 def test_a_file_of_another_version_and_an_unwritable_folder_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "pragma user_version = 9")
-    with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 3\); start that version"):
+    with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 4\); start that version"):
         kept_in(path)
     for place in (tmp_path, path / "deeper.sqlite"):
         with pytest.raises(UsageError, match=r"cannot persist leases in .*; choose another folder \(--state\)"):
@@ -277,7 +281,7 @@ def test_a_file_of_another_version_and_an_unwritable_folder_are_rejected(tmp_pat
 def test_a_file_with_tables_but_without_a_format_number_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "create table sandboxes (id text)")
-    with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 3\); start that version"):
+    with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 4\); start that version"):
         kept_in(path)
 
 

@@ -15,6 +15,7 @@ from tests.causes import cause
 from tests.echoes import EchoFleet, fleet_of
 from tests.fleet.fleets import run
 from tests.fleet.test_suspects import DEADLY, KILLED, deadly_workers
+from tests.keys import key
 
 BUDGET = RestartBudget(restarts=2, window_s=100)
 
@@ -52,7 +53,7 @@ def test_eight_episodes_of_one_tenant_survive_twenty_poison_resets_of_another() 
             is_over = anyio.Event()
 
             async def play(number: int) -> None:
-                async with host.lease_as(f"bob:{number}", Task("Echo-v0", 100 + number), "bob") as episode:
+                async with host.lease_as(key(f"{number}", "bob"), Task("Echo-v0", 100 + number)) as episode:
                     await episode.reset()
                     while not is_over.is_set():
                         step = await episode.step("go")
@@ -65,7 +66,7 @@ def test_eight_episodes_of_one_tenant_survive_twenty_poison_resets_of_another() 
             outcomes = [await poison(host, number) for number in range(20)]
             assert outcomes == ["SandboxLostError"] * 5 + ["EnvRejectedError"] * 15
             assert clock.now() < 30
-            async with host.lease_as("carl:1", Task("Echo-v0", 1), "carl") as episode:
+            async with host.lease_as(key("1", "carl"), Task("Echo-v0", 1)) as episode:
                 await episode.reset()
                 await episode.step("served")
             is_over.set()
@@ -80,7 +81,7 @@ def test_eight_episodes_of_one_tenant_survive_twenty_poison_resets_of_another() 
 async def poison(host: RoutedHosts, number: int) -> str:
     """Start an episode whose reset kills its worker; return the class of the error."""
     try:
-        async with host.lease_as(f"ann:{number}", Task("Echo-v0", DEADLY), "ann") as episode:
+        async with host.lease_as(key(f"{number}", "ann"), Task("Echo-v0", DEADLY)) as episode:
             await episode.reset()
     except (SandboxLostError, EnvRejectedError) as error:
         return type(error).__name__
@@ -95,7 +96,7 @@ def test_an_only_suspect_that_cannot_be_rebuilt_is_guilty() -> None:
         )
         async with fleet:
             for _ in range(FREE_LOSSES):
-                async with fleet.lease_as("ann:1", Task("Echo-v0", DEADLY), "ann") as episode:
+                async with fleet.lease_as(key("1", "ann"), Task("Echo-v0", DEADLY)) as episode:
                     await episode.reset()
                     with pytest.raises(SandboxLostError):
                         await episode.step("boom")

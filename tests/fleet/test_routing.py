@@ -13,6 +13,7 @@ from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.causes import cause
 from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run
+from tests.keys import key
 from tests.sandbox.pool.pools import past_events
 
 
@@ -85,12 +86,12 @@ def test_a_lease_that_cannot_be_recorded_takes_no_slot() -> None:
             store.is_full = True
             for number in range(5):
                 with pytest.raises(EnvkitError, match="the disk is full"):
-                    async with host.lease_as(f"key {number}", TASK):
+                    async with host.lease_as(key(f"key {number}"), TASK):
                         pytest.fail("it is not recorded")
             store.is_full = False
-            async with host.lease_as("a", TASK), host.lease_as("b", TASK):
+            async with host.lease_as(key("a"), TASK), host.lease_as(key("b"), TASK):
                 assert host.capacity == 2
-            async with host.lease_as("c", TASK):
+            async with host.lease_as(key("c"), TASK):
                 store.is_full = True
                 await anyio.sleep(1)
                 store.is_full = False
@@ -103,11 +104,11 @@ def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() 
         store = FakeSessionStore()
         async with with_store(store, slots_per_sandbox=1) as host:
             with pytest.raises(EnvkitError, match="the disk is full"):
-                async with host.lease_as("a", TASK):
+                async with host.lease_as(key("a"), TASK):
                     store.is_full = True
             store.is_full = False
             with anyio.fail_after(1):
-                async with host.lease_as("b", TASK) as episode:
+                async with host.lease_as(key("b"), TASK) as episode:
                     await episode.reset()
 
     run(main)
@@ -118,9 +119,9 @@ def test_a_single_episode_worker_that_also_resumed_an_episode_is_replaced() -> N
         task = Task("Own-v0", 1)
         store = FakeSessionStore()
         async with with_store(store, slots_per_sandbox=1, kind="own") as host:
-            async with host.lease_as("new", TASK):
-                store.sessions["old"] = SessionRecord(host.pool.views()[0].id, "session", task)
-                async with host.lease_as("old", task):
+            async with host.lease_as(key("new"), TASK):
+                store.sessions[key("old")] = SessionRecord(host.pool.views()[0].id, "session", task)
+                async with host.lease_as(key("old"), task):
                     pass
             await anyio.sleep(2)
             ends: list[str] = []

@@ -17,6 +17,7 @@ from envkit.protocols import ResumableEpisode
 from envkit.types import Reset, Step, Task
 from tests.echoes import Echo, EchoFleet, Worker, fleet_of
 from tests.fleet.fleets import FakeSessionStore, run
+from tests.keys import key
 
 DEADLY = 13
 """Seed of the task that kills its worker."""
@@ -238,8 +239,8 @@ def test_a_resumed_episode_whose_worker_is_lost_before_its_first_answer_is_void(
     async def main() -> None:
         store, task = FakeSessionStore(), Task("Echo-v0", DEADLY)
         async with fleet_of(*deadly_workers(2, deadly="reset"), session_store=store) as host:
-            store.sessions["old"] = SessionRecord(host.pool.views()[0].id, "session", task)
-            async with host.lease_as("old", task) as episode:
+            store.sessions[key("old")] = SessionRecord(host.pool.views()[0].id, "session", task)
+            async with host.lease_as(key("old"), task) as episode:
                 with pytest.raises(SandboxLostError, match=f"lost: {KILLED}$"):
                     await episode.reset()
             assert (host.episodes.rebuilt, host.episodes.void) == (0, 1)

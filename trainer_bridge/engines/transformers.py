@@ -36,7 +36,7 @@ _SHARED_TOKENS = 8
 """Minimum length of the prompts' common prefix for which a separate forward pass saves time."""
 
 _ENDED_SHARE = 8
-"""A block drops its finished rows when 1 / `_ENDED_SHARE` of them have finished."""
+"""A `_Block` drops its finished rows when they are at least 1 / `_ENDED_SHARE` of its rows."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,9 @@ class TransformersEngine:
         elif self._source is not None:
             copy_weights(self._source, self._model)
         else:
-            raise ValueError("weights without a location; give the engine the trainer's model as its source")
+            raise ValueError(
+                "the weights have no location, and the engine has no source; pass the trainer's model as source"
+            )
 
     async def _serve(self, batch: list[_GenerationRequest]) -> None:
         try:
@@ -175,9 +177,9 @@ class TransformersEngine:
                 request.done.set()
 
     def _drop_forgotten(self) -> None:
-        """Drop forgotten sessions. Call this method only between batches, because a batch changes the blocks."""
+        """Drop forgotten sessions. Call this method only between batches, because a batch changes `_blocks`."""
         for block in self._blocks:
-            # Clear the name of a forgotten session. Its row is removed when rows are next selected from the block.
+            # Clear the session's name only. Its row disappears when `_select` or `_take` next copies rows of the block.
             block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
         self._blocks = [block for block in self._blocks if any(block.sessions)]
         self._forgotten.clear()
@@ -205,7 +207,7 @@ class TransformersEngine:
         self._blocks += kept
 
     def _block_of(self, request: _GenerationRequest) -> int | None:
-        """Return the index of the block that has cached a proper prefix of the prompt for the request's session."""
+        """Return the index of the `_Block` whose cache has a proper prefix of the prompt for the request's session."""
         for number, block in enumerate(self._blocks):
             if request.session in block.sessions:
                 seen = block.seen[block.sessions.index(request.session)]

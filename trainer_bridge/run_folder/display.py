@@ -29,8 +29,8 @@ class Display(Protocol):
     def phase(self, name: str, total: int) -> None:
         """Start a part of the run that has `total` units of progress, and end the previous part.
 
-        A part continues an earlier part of the same name and total, including its elapsed time, if the first call of
-        `advance` jumps to the progress of the earlier part.
+        If an earlier part had the same name and total, and the first call of `advance` jumps to its progress, the new
+        part continues the earlier one, including the elapsed time.
         """
         ...
 

@@ -205,7 +205,7 @@ def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> 
     Labels that are too close form a stack around the mean of their heights, and stacks that touch are merged.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    # A stack has one number per label: the height of the stack's bottom that would leave this label where it is.
+    # A stack is a list with one number per label: the height of the stack's bottom at which this label would not move.
     stacks: list[list[float]] = []
     for index in order:
         stacks.append([heights[index]])

@@ -34,7 +34,7 @@ _OTHERWISE = "fix this, then continue from the last checkpoint with --resume"
 
 @contextmanager
 def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
-    """Convert file system errors in the block to a `UsageError` with the path, the reason and a remedy.
+    """Convert file system errors in a ``with`` block to a `UsageError` with the path, the reason and a remedy.
 
     Pass `remedy` for a file outside a run's folder; None selects the standard remedy for a file of a run.
     """

@@ -19,8 +19,9 @@ from torch import Tensor
 from envkit.types import Sample
 
 SHARED_ROW_TOKENS = 256
-"""Maximum number of tokens in a row of several samples, or `SHARED_TIMES` the length of their common prefix if that is
-more. The cost of attention and mask grows with the square of the row's length, the gain with the prefix's length.
+"""Maximum number of tokens in a row of several samples. A row with a long common prefix may have `SHARED_TIMES` as many
+tokens as the prefix. Long rows are slow: the cost of attention and mask grows with the square of the row's length, but
+the gain only with the prefix's length.
 """
 
 SHARED_TIMES = 4
@@ -35,7 +36,7 @@ class Layout:
         position_BL: Position of each token in its sample; None if every row is one sample.
         sees_BLL: Whether a token (second axis) attends to another token (third axis); None means a plain causal mask.
         row_N: Row of each token that contributes to the loss, sample after sample.
-        place_N: For each of these N tokens, the index in the row of the preceding token, whose logits predict it.
+        place_N: For each of these tokens, the index (in its row) of the preceding token, whose logits predict it.
     """
 
     ids_BL: Tensor

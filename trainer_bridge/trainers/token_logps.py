@@ -77,7 +77,7 @@ class TokenScorer:
         self.shares_rows = self.in_blocks and _shares_rows(model)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Compute matrix products in `precision` within the block."""
+        """Return a context manager in which matrix products are computed in `precision`."""
         if self._precision == "float32":
             return nullcontext()
         return torch.autocast(self._model.device.type, torch.bfloat16)

@@ -38,7 +38,7 @@ from .token_logps import TokenScorer
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
-"""Metrics that are averaged over the tokens of forward passes, without those of skipped samples."""
+"""Metrics that are averaged over the tokens of all samples that are not skipped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reads single keys from a terminal. The terminal's mode is restored at the end of the block, even after an error."""
+"""Reads single keys from a terminal. `keyboard` restores the terminal's mode at the end, even after an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ _EVENT_SIGNALS = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPENDED}
 
 
 class Keyboard:
-    """Keys of the terminal `terminal`; `signals` is a pipe that receives one byte per signal."""
+    """Keys typed in a terminal.
+
+    Args:
+        terminal: File descriptor of the terminal.
+        signals: File descriptor of a pipe that receives one byte per signal.
+    """
 
     def __init__(self, terminal: int, signals: int) -> None:
         self._terminal = terminal
@@ -93,10 +98,10 @@ class Keyboard:
 
 @contextmanager
 def keyboard(terminal: int) -> Iterator[Keyboard]:
-    """Take over the keys of `terminal`.
+    """Read single keys from `terminal` during a ``with`` block. Works only in the main thread.
 
-    Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the block can restore the
-    terminal. Works only in the main thread.
+    Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the terminal's mode is
+    restored before the program ends.
     """
     with ExitStack() as undo:
         reader, writer = os.pipe()

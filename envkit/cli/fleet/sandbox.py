@@ -52,7 +52,7 @@ app.add_typer(snapshot_app, name="snapshot")
 @app.command("run", context_settings=_PROGRAM_LAST)
 def run(
     program: Program = None,
-    backend: Annotated[Backend, typer.Option(help="Kind of sandbox; process isolates nothing.")] = "auto",
+    backend: Annotated[Backend, typer.Option(help="Kind of sandbox. The kind `process` does not isolate.")] = "auto",
     image: Annotated[str | None, typer.Option(metavar="NAME", help="Image with the sandbox's files.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, metavar="COUNT", help="Limit on processor cores.")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on memory.")] = None,
@@ -91,7 +91,7 @@ def run(
     """Run a program or a shell in a new sandbox.
 
     Without PROGRAM, starts a shell. The sandbox ends with the program. Input, output and exit code are those of the
-    program; 124 means a timeout, 125 a lost sandbox. With --url the sandbox is one of a server.
+    program; 124 means a timeout, 125 a lost sandbox. With --url, the sandbox runs on a server.
     """
     options = {
         "image": image,
@@ -183,8 +183,9 @@ def list_sandboxes(
 ) -> None:
     """List detached sandboxes, or all sandboxes of a server (--url).
 
-    With --all, sandboxes of servers on this machine are listed too, with the process id, address and ledger of their
-    server. A server stops its sandboxes; if it is killed, they stop by themselves. With --json, times are in seconds.
+    With --all, sandboxes of servers on this machine are listed too, with the process id, address and ledger (lease
+    database) of their server. A server stops its sandboxes when it ends; if it is killed, they stop by themselves.
+    With --json, times are in seconds.
     """
     _check_url(url, token_file, ca)
     from envkit import clock
@@ -211,7 +212,7 @@ def list_sandboxes(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove and list orphans of ended processes. Detached sandboxes stay; see envkit sandbox rm."""
+    """Remove and list what ended envkit processes left behind. Detached sandboxes stay; see envkit sandbox rm."""
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
 

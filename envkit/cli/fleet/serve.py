@@ -89,6 +89,6 @@ def _announce(line: str) -> None:
 
 
 def _ready(address: str) -> None:
-    # Exclude the objects of the start from garbage collection, which would block requests for 0.15 s.
+    # Exclude the objects created so far from garbage collection, which would block requests for 0.15 s.
     gc.freeze()
     print(f"ready {address}", flush=True)

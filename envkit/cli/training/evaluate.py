@@ -157,7 +157,7 @@ def evaluate(
         files = folder.finish(found)
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
-            typer.echo(f"no plot: {env_id} reports no shortest solutions, or no success", err=as_json)
+            typer.echo(f"no plot: {env_id} does not report both success and shortest solutions", err=as_json)
         if found.void:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SLOW_RESET_S = 5.0
-"""Seconds after which a running reset, or start of a sandbox, is answered with 202."""
+"""Seconds after which a request is answered with status 202 if its reset or start of a sandbox is still running."""
 
 _CANCEL_S = 2.0
 """Seconds that shutdown waits for cancelled calls to end."""

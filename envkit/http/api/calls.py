@@ -60,7 +60,7 @@ class Calls:
         self.bind(operations)
 
     def bind(self, owner: object) -> None:
-        """Use the methods of `owner` as the handlers of the operations to which they are bound."""
+        """Use the methods of `owner` that `handles` decorates as the handlers of their operations."""
         self._handlers |= {operation.name: handler for operation, handler in handlers_of(owner)}
 
     def handler(self, operation: Operation[Any, Any]) -> Handler | None:
@@ -74,11 +74,11 @@ class Calls:
         work = partial(self._run, operation, body, caller)
         try:
             if self.operations.sandboxes is not None:
-                # Reject a call that cannot start now, without storing its error.
+                # If the sandbox cannot be used, fail before `keyed.run`, which would store the error for the key.
                 self.operations.sandboxes.find(body.sandbox_id, caller)
             return await self.keyed.run(caller.key(body.sandbox_id), body.key, content_hash(body), work)
         except EnvkitError as error:
-            return self.operations.failure(error, caller, sandbox_id=body.sandbox_id)
+            return self.operations.failure(error)
 
     async def _run(self, operation: Operation[Any, Any], body: Any, caller: Caller) -> CallOutcome:
         session_id: str | None = getattr(body, "session_id", None)
@@ -87,7 +87,7 @@ class Calls:
             content = write(reply) if session_id is None else self.operations.encode(reply, caller, session_id)
             return CallOutcome(content, 503 if isinstance(reply, ReadyReply) and not reply.ready else 200)
         except Exception as error:
-            return self.operations.failure(error, caller, session_id, getattr(body, "sandbox_id", None))
+            return self.operations.failure(error, caller, session_id)
 
     async def respond(
         self, operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope, receive: Receive, send: Send
@@ -98,9 +98,9 @@ class Calls:
             outcome = await self._answer(operation, values, call)
         except Exception as error:
             if call.has_started:
-                # The server can report the error only by closing the connection.
+                # A part of the response is already sent, so only closing the connection can report the error.
                 raise
-            outcome = self.operations.failure(error, call.caller, values.get("session_id"), values.get("sandbox_id"))
+            outcome = self.operations.failure(error, call.caller, values.get("session_id"))
         if outcome is not None:
             await respond_outcome(send, outcome)
 
@@ -137,7 +137,7 @@ class Calls:
         assert isinstance(reply, SandboxReply)
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
-            raise SandboxConflictError(f"{why}; DELETE it to free its name, or choose another")
+            raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")
         if reply.state is SandboxState.STARTING:
             return CallOutcome(write(reply), 202, RETRY_AFTER_S)
         return CallOutcome(write(reply))

@@ -43,7 +43,7 @@ _MONITORED = (HEALTH, READY, METRICS_TEXT, INDEX)
 _KEY = {
     "in": "header",
     "name": KEY_HEADER,
-    "description": "Makes the call safe to repeat: the same key and body return the same answer.",
+    "description": "Makes the call safe to repeat: another call with the same key and body gets the same answer.",
     "schema": {"type": "string"},
 }
 
@@ -53,7 +53,7 @@ def describe(calls: Calls) -> FastAPI:
     api = FastAPI(
         title="envkit",
         version=__version__,
-        # Swagger UI and ReDoc are off: they load third-party scripts, which could call this server like its own pages.
+        # Swagger UI and ReDoc are off: they load third-party scripts, which could then call this server.
         docs_url=None,
         redoc_url=None,
         # A client that follows a redirect could send its token to another server.

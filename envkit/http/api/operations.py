@@ -12,7 +12,7 @@ import msgspec
 from envkit import __version__
 from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, to_problem
 from envkit.http.api.status_page import HEADERS, LINKS, Overview, page
-from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
+from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.asgi import CallOutcome, respond
 from envkit.http.protocol.handlers import HttpCall, handles, handles_http
@@ -40,13 +40,14 @@ from envkit.http.protocol.messages import (
     read_each,
     write,
 )
-from envkit.http.sandboxes.access import SandboxAccess, seen_by
+from envkit.http.sandboxes.access import SandboxAccess
 from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
 from envkit.protocols import ReadinessHost
 from envkit.registry import EnvSpec
+from envkit.types import TenantKey
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class Operations:
         """Return what the status page shows to the caller."""
         sandboxes = None
         if self.sandboxes is not None and caller.may(SANDBOX):
-            sandboxes = self.sandboxes.pool.views(tenant=seen_by(caller))
+            sandboxes = self.sandboxes.pool.views(tenant=caller.visible_tenant)
         may_play = caller.may(PLAY)
         return Overview(
             await self.ready(NoBody(), caller),
@@ -216,7 +217,7 @@ class Operations:
         return CallOutcome(b"[%b]" % b",".join(outcomes))
 
     def answers_now(
-        self, frames: Iterable[StepFrame], caller: Caller, used: set[str]
+        self, frames: Iterable[StepFrame], caller: Caller, used: set[TenantKey]
     ) -> tuple[list[bytes], list[StepFrame]]:
         """Answer the steps that can be answered without waiting. Add the sessions of all frames to `used`.
 
@@ -248,7 +249,7 @@ class Operations:
         """Start a step that `answers_now` could not answer. `send` is called with the answer when it arrives.
 
         Returns:
-            False if the step was not started, because it needs a task of its own.
+            False if the step was not started. Then the caller must play it with `step`, in a task of its own.
         """
         body = frame.params
 
@@ -267,29 +268,20 @@ class Operations:
         error: Exception,
         caller: Caller = EVERYBODY,
         session_id: str | None = None,
-        sandbox_id: str | None = None,
     ) -> CallOutcome:
         """Convert `error` to the problem that the caller receives, and count the error.
 
         Args:
             error: The error that a call raised.
             caller: The caller of the call.
-            session_id: The session of the call, if any, as the caller names it.
-            sandbox_id: The sandbox of the call, if any, as the caller names it.
+            session_id: The caller's id of the session in the call; None for a call without a session.
         """
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)
             error = EnvkitError("internal server error; see the server log")
         if isinstance(error, EnvError) and not self._sends_traces:
             error = error.for_callers()
-        turn = None
-        if session_id is not None:
-            key = caller.key(session_id)
-            turn = self.sessions.turn(key)
-            if key != session_id:
-                error = renamed(error, {key: session_id})
-        if sandbox_id is not None and self.sandboxes is not None:
-            error = self.sandboxes.in_caller_terms(error, sandbox_id, caller)
+        turn = None if session_id is None else self.sessions.turn(caller.key(session_id))
         self.sessions.counters.errors[error.code] += 1
         fields = {name: _as_utf8(getattr(error, name)) for name in error.fields}
         problem = {**to_problem(error), "detail": _as_utf8(str(error)), "fields": fields, "turn": turn}
@@ -305,7 +297,7 @@ class Operations:
             return write(reply)
         except RequestError as error:
             env_id = self.sessions.get(caller.key(session_id)).task.env_id
-            raise EnvError(env_id, f"an answer that {error}") from None
+            raise EnvError(env_id, f"an error: its answer {error}") from None
 
     def _refuse_when_closing(self) -> None:
         if self.sessions.is_closing:
@@ -313,11 +305,11 @@ class Operations:
 
     def _views(self, caller: Caller) -> list[SessionView]:
         """Return the state of the sessions that the caller may see."""
-        return [view for view in self.sessions.views() if caller.sees(view.id)]
+        return [view for view in self.sessions.views() if caller.visible_tenant in (None, view.key.tenant)]
 
 
 def _session_reply(view: SessionView, caller: Caller) -> SessionReply:
-    task, id = view.task, caller.name(view.id)
+    task, id = view.task, caller.name(view.key)
     return SessionReply(
         id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
     )

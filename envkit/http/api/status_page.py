@@ -12,7 +12,7 @@ from envkit import __version__, clock
 from envkit.http.protocol import messages
 from envkit.http.sessions.session import SessionView
 from envkit.registry import EnvSpec
-from envkit.types import CauseKind, SandboxState, SandboxView
+from envkit.types import CauseKind, SandboxState, SandboxView, TenantKey
 
 REFRESH_S = 5
 """Seconds after which a browser reloads the page."""
@@ -65,14 +65,14 @@ class Overview:
         sessions: The sessions that the caller may see; None if the caller lacks the scope ``play``.
         sandboxes: The sandboxes that the caller may see; None if the caller lacks the scope ``sandbox``, or the server
             lends no sandboxes.
-        name: Converts the server's key of a sandbox to the id that the caller uses.
+        name: Converts the key of a sandbox to what the caller calls it.
     """
 
     ready: messages.ReadyReply
     envs: Sequence[EnvSpec] | None
     sessions: Sequence[SessionView] | None
     sandboxes: Sequence[SandboxView] | None
-    name: Callable[[str], str]
+    name: Callable[[TenantKey], str]
 
 
 def page(overview: Overview | None) -> bytes:
@@ -103,10 +103,10 @@ def _sections(overview: Overview) -> Iterable[str]:
         if lost:
             lost.sort(key=lambda view: view.phases[-1].at_s, reverse=True)
             rows = [
-                [_time(view.phases[-1].at_s), overview.name(view.id), view.phases[-1].reason]
+                [_time(view.phases[-1].at_s), overview.name(view.key), view.phases[-1].reason]
                 for view in lost[:MAX_LOST]
             ]
-            more = f"<p>The last {len(rows)} of {len(lost)}.</p>" if len(lost) > len(rows) else ""
+            more = f"<p>Only the last {len(rows)} of {len(lost)} are shown.</p>" if len(lost) > len(rows) else ""
             yield f"<h2>Lost sandboxes</h2>{more}"
             yield _table(["time (UTC)", "sandbox", "cause"], [map(escape, row) for row in rows])
     if overview.envs is not None and overview.sessions is not None:
@@ -117,9 +117,8 @@ def _sections(overview: Overview) -> Iterable[str]:
 
 
 def _sandboxes(views: Sequence[SandboxView]) -> str:
-    # The server's own sandboxes, which play environments, have ids that begin with a colon. Callers cannot choose one.
-    own = Counter(_state(view) for view in views if view.id.startswith(":"))
-    others = Counter(_state(view) for view in views if not view.id.startswith(":"))
+    own = Counter(_state(view) for view in views if view.key.is_own)  # these play environments
+    others = Counter(_state(view) for view in views if not view.key.is_own)
     rows = []
     for state, meaning in _STATES.items():
         kind = ' class="bad"' if state == _LOST and own[state] + others[state] else ""
@@ -129,7 +128,7 @@ def _sandboxes(views: Sequence[SandboxView]) -> str:
 
 def _state(view: SandboxView) -> str:
     """Return the state of a sandbox: "finished" instead of "lost" if the command that its caller started has exited."""
-    may_exit = view.spec.command and not view.id.startswith(":")
+    may_exit = view.spec.command and not view.key.is_own
     cause = view.phases[-1].cause
     if may_exit and view.state is SandboxState.LOST and cause is not None and cause.kind is CauseKind.EXITED:
         return _FINISHED

@@ -29,15 +29,16 @@ from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFra
 from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sessions.counters import StepMetrics
+from envkit.types import TenantKey
 
 _FRAME_BYTES = 4096
-"""Memory of a frame that is answered by a task, in addition to its parameters."""
+"""Bytes of memory that a frame uses while a task answers it, in addition to its parameters."""
 
 _SMALL_STEP_BYTES = 1024
-"""Pending steps up to this size are not counted, because counting would slow down ordinary steps."""
+"""Size of a step in bytes up to which its memory is not counted: counting would slow down ordinary steps."""
 
 _BATCH_STEPS = 100
-"""Steps answered before the memory of answers is checked again."""
+"""Number of steps to answer between two checks of the memory of unread answers."""
 
 _RENEW_S = 1.0
 """Seconds between renewals of sandbox leases."""
@@ -56,7 +57,7 @@ class _Socket:
     """Runs the calls that are cancelled when the socket closes."""
     outbox: Outbox
     metrics: StepMetrics
-    sessions: set[str] = field(default_factory=set)
+    sessions: set[TenantKey] = field(default_factory=set)
     sandboxes: set[str] = field(default_factory=set)
 
 

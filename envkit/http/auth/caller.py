@@ -1,23 +1,20 @@
-"""The caller of a request: its tenant, its scopes, and the server's keys for its sessions and sandboxes.
+"""The caller of a request: its tenant, its scopes, and how it names sessions and sandboxes.
 
-The server stores the session `x` of a tenant under the key ``tenant:x``. Ids contain no colon, so keys of different
-tenants never collide. An administrator uses the key as the id of another tenant's session. On a server without tokens
-there are no tenants, and the key equals the id. If tokens are created later, an administrator refers to such a session
-as ``:x``.
+Each tenant has its own ids. An administrator names the session `x` of another tenant ``tenant:x``. On a server without
+tokens there are no tenants. If tokens are created later, an administrator names a session without a tenant ``:x``.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from envkit import clock
-from envkit.errors import EnvkitError, ForbiddenError, RateLimitError
+from envkit.errors import ForbiddenError, RateLimitError
 from envkit.http.auth.rate_limit import Bucket
-from envkit.types import Cause
+from envkit.types import TenantKey
 
 PLAY, SANDBOX, METRICS, ADMIN = "play", "sandbox", "metrics", "admin"
 
@@ -80,29 +77,23 @@ class Caller:
         """Count `n` received calls against the rate limit; return the seconds to wait before receiving more calls."""
         return 0.0 if self.bucket is None else self.bucket.charge(clock.stopwatch(), n)
 
-    def key(self, id: str) -> str:
-        """Return the server's key for the session or sandbox that the caller calls `id`."""
-        if not self.tenant:
-            return id
-        if ADMIN in self.scopes and ":" in id:
-            return id.removeprefix(":")
-        return f"{self.tenant}:{id}"
+    @property
+    def visible_tenant(self) -> str | None:
+        """The tenant whose sessions and sandboxes the caller may see; None for an administrator, who may see all."""
+        return None if self.is_admin else self.tenant
 
-    def sees(self, key: str) -> bool:
-        """Return whether the caller may see the session or sandbox with this key: its owner or an administrator may."""
-        return ADMIN in self.scopes or key.startswith(self.key(""))
+    def key(self, name: str) -> TenantKey:
+        """Return the key of the session or sandbox that the caller calls `name`."""
+        if ":" in name and self.is_admin:
+            tenant, _, id = name.partition(":")
+            if tenant or self.tenant:
+                return TenantKey(tenant, id)
+        # Without tokens, the ids of the server's own sandboxes, such as ":envs-1", need no prefix.
+        return TenantKey(self.tenant, name)
 
-    def name(self, key: str) -> str:
-        """Return the id that the caller uses for the session or sandbox with this key; the inverse of `Caller.key`."""
-        # Such a key was created without tokens, or belongs to a sandbox of the server itself.
-        if self.tenant and (":" not in key or key.startswith(":")):
-            return f":{key}"
-        return key.removeprefix(self.key(""))
-
-
-def tenant_of(key: str) -> str:
-    """Return the tenant that owns a session or sandbox; "" if the server itself owns it or there are no tenants."""
-    return key.partition(":")[0] if ":" in key else ""
+    def name(self, key: TenantKey) -> str:
+        """Return what the caller calls the session or sandbox with this key; the inverse of `Caller.key`."""
+        return key.id if key.tenant == self.tenant else f"{key.tenant}:{key.id}"
 
 
 EVERYBODY = Caller()
@@ -117,20 +108,3 @@ def caller_of(scope: Mapping[str, Any]) -> Caller:
     state = scope.get("state")
     caller: Caller = EVERYBODY if state is None else state.get("caller", EVERYBODY)
     return caller
-
-
-def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
-    """Return a copy of `error` in which the server's keys (keys of `names`) are replaced by the caller's ids
-    (values).
-    """
-    words = "|".join(re.escape(word) for word in names if word)
-    if not words:
-        return error
-    pattern = re.compile(rf"(?<![\w./:~-])(?:{words})(?![\w/~-]|[.:]\w)")
-
-    def rename(value: Any) -> Any:
-        if isinstance(value, Cause):
-            return replace(value, detail=rename(value.detail))
-        return pattern.sub(lambda found: names[found[0]], value) if isinstance(value, str) else value
-
-    return type(error)(*(rename(getattr(error, field)) for field in error.fields))

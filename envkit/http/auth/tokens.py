@@ -27,10 +27,10 @@ from envkit.http.auth.caller import SCOPES, Caller
 _log = logging.getLogger(__name__)
 
 FRESH_S = 0.5
-"""Seconds for which a valid token is cached; a revoked one is accepted for that long at most."""
+"""Seconds for which a valid token is cached. After a token is revoked, it is accepted for at most this time."""
 
 _TOUCH_S = 60.0
-"""Resolution of the time of the last use, seconds."""
+"""Minimum seconds between two updates of a token's time of last use."""
 
 _BUSY_S = 5.0
 _MAX_TTL_S = 100 * 365 * 86400.0
@@ -44,7 +44,7 @@ CREATE TABLE tokens (
 CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
 """
 _NOT_A_TOKEN_FILE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
-"""SQLite's error codes for a file that is no database, is damaged or has other tables, and for a folder."""
+"""SQLite's error codes for a path that is a folder, or a file that is no database, is damaged or has other tables."""
 _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
@@ -68,7 +68,7 @@ class TokenView(NamedTuple):
 
 
 class TokenStore:
-    """The tokens in one file. Many processes may use the file at the same time, but only one thread this object.
+    """The tokens in one file. Many processes may use the file at the same time. Only one thread may use this object.
 
     Args:
         path: The file. If the file or its folder is missing, it is created and only its owner gets access.
@@ -259,7 +259,9 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
             _create(path)
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
-            _log.warning("%s was accessible to other users; changed its mode to 600. It holds hashes, not tokens", path)
+            _log.warning(
+                "%s was accessible to other users; changed its mode to 600. It contains hashes, not tokens", path
+            )
         file = _identity(path)
         database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:

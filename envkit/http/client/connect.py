@@ -19,7 +19,7 @@ Connector: TypeAlias = Callable[[], Awaitable[ClientConnection]]
 OpenSocket: TypeAlias = Callable[[], Awaitable[socket.socket]]
 
 CONNECT_TIMEOUT_S = 10.0
-"""Limit on the timeout of connecting, in seconds."""
+"""Maximum timeout of connecting, in seconds; a shorter timeout of calls also applies to connecting."""
 
 _MAX_ANSWER_BYTES = 64 << 20
 _PING_S = 20.0
@@ -110,7 +110,7 @@ def trusted_context(ca: Path | str) -> ssl.SSLContext:
 
 
 def certificate_advice(error: ssl.SSLError) -> str:
-    """Return text to append to an error: why a certificate is not trusted, and what to do; else an empty text."""
+    """Return text to append to `error`: why the certificate is not trusted, and what to do. Empty for other errors."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return ""
     return f" ({error.verify_message}); pass ca, a PEM file of certificates to trust"

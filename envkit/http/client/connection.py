@@ -271,7 +271,7 @@ def _refusal(response: Response, address: str) -> EnvkitError:
     except (ValueError, RecursionError):
         if response.status_code == HTTPStatus.UNAUTHORIZED:  # the answer is from a proxy in front of the server
             return UnauthorizedError(f"{status}: it requires authentication")
-        return UnreachableError(f"{status}; is it an `envkit serve`?")
+        return UnreachableError(f"{status}; check that an envkit server runs there")
     if isinstance(error, (UnauthorizedError, ForbiddenError)):
         return type(error)(f"{address}: {error.detail}")
     return error

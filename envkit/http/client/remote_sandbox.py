@@ -45,10 +45,10 @@ CALL_S = 60.0
 """Timeout of a call that runs no program, in seconds."""
 
 SLACK_S = 60.0
-"""Seconds that a client waits beyond a command's own timeout; a server waits less."""
+"""Seconds that a client waits beyond a command's own timeout. The server waits less, so its error arrives first."""
 
 _SHELL_S = 3600.0 + SLACK_S
-"""Timeout of a shell command, which waits for earlier ones."""
+"""Timeout of a shell command, in seconds; long, because the command waits for earlier commands of the shell."""
 
 _RETRY_S = 60.0
 """Seconds for which a call is retried while the server has no memory for it."""
@@ -58,10 +58,10 @@ _TREE_S = 3600.0
 _STOP_S = 75.0
 _CANCEL_S = 40.0
 _FRAME_BYTES = 512 << 10
-"""Limit on a call sent over the WebSocket; the server rejects frames above twice that size."""
+"""Maximum bytes of a call over the WebSocket; larger calls use HTTP. The server rejects frames of twice this size."""
 
 _FRAME_OUTPUT_BYTES = 4 << 20
-"""Limit on an answer sent over the WebSocket."""
+"""Maximum bytes of an answer over the WebSocket; calls whose answer may be larger use HTTP."""
 
 T = TypeVar("T")
 P = TypeVar("P", wire.ExecFrame, wire.ShellFrame)
@@ -85,7 +85,7 @@ class SandboxTransport:
         self.websocket = SharedWebSocket(self.address, url_connector(self.address, CALL_S, token=token, ca=ca))
         self.http = HttpTransfers(self.address, token, ca)
         self.tasks: TaskGroup | None = None
-        """Runs the relays of connections; None while the client is not connected."""
+        """Runs the tasks that copy the bytes of open connections; None while the client is not connected."""
         self._token = token
         self._ca = ca
         self._folder_transport = folder_transport
@@ -115,7 +115,8 @@ class SandboxTransport:
             operation: The operation.
             request: Its request.
             timeout_s: Timeout of the call, in seconds.
-            content: The body of the HTTP request; None: the JSON body that `request` contains.
+            content: The body of the HTTP request; None: the fields of `request` that belong in the body, as
+                JSON.
         """
         key = getattr(request, "key", None)
         return await self.http.request(
@@ -254,7 +255,7 @@ class RemoteSandbox:
     async def connect(self, address: str | int) -> socket.socket:
         """Connect to a socket or a port in the sandbox; see `envkit.protocols.Sandbox.connect`.
 
-        If the connection in the sandbox fails, the returned socket is at its end.
+        If the connection in the sandbox fails, reading from the returned socket finds the end of the stream.
         """
         connection = await self._transport.open_stream(table.CONNECT, wire.ConnectQuery(self._id, str(address)))
         ours, theirs = socket.socketpair()
@@ -347,7 +348,7 @@ class RemoteSandbox:
         return await self._with_key(request.key, partial(self._transport.call, operation, request, timeout_s))
 
     async def _with_key(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call with an idempotency key: retry it, and if it is cancelled, cancel it on the server as well."""
+        """Make a call with an idempotency key, with retries. If it is cancelled here, cancel it on the server too."""
         with self._unknown_is_lost():
             async with self._cancelled_with_us(key):
                 return await self._transport.with_retries(call)

@@ -72,7 +72,7 @@ class SandboxClient:
             UsageError: `tenant` is not empty. The server derives the tenant from the token.
         """
         if tenant:
-            raise UsageError("a remote sandbox belongs to the tenant of the token; leave tenant out")
+            raise UsageError("the token determines the tenant of a remote sandbox; omit tenant")
         sandbox = await self.start(spec, wait_s=wait_s)
         try:
             yield sandbox
@@ -120,7 +120,7 @@ class SandboxClient:
             wait_s: Seconds to wait in the server's queue if there is no capacity; at most 60.
         """
         if spec.detached:
-            raise UsageError("a remote sandbox lives as long as its lease; leave detached out")
+            raise UsageError("a remote sandbox always ends with its lease, so it cannot be detached; omit detached")
         values = {name: getattr(spec, name) for name in wire.SpecBody.__struct_fields__}
         body = wire.CreateFrame(
             **{**values, "env": dict(spec.env)},

@@ -145,7 +145,9 @@ class _HttpExchange:
         try:
             problem = from_problem(_PROBLEM.decode(content))
         except (ValueError, RecursionError):
-            raise self._transfers.unreachable(f"status {response.status}; is it an `envkit serve`?") from None
+            raise self._transfers.unreachable(
+                f"status {response.status}; check that an envkit server runs there"
+            ) from None
         raise problem
 
     async def answer(self) -> bytes:

@@ -17,7 +17,7 @@ import anyio
 from envkit.errors import CapacityError
 
 UNCOUNTED_BYTES = 1 << 20
-"""Maximum size of a body or reply that is not counted."""
+"""Size in bytes up to which a body or reply is not counted."""
 
 WAIT_S = 10.0
 """Seconds that a request waits for memory; clients wait longer than that for a reply."""
@@ -35,7 +35,7 @@ class MemoryBudget:
         self.held_bytes = 0
         """Reserved bytes of all requests."""
         self.freed = anyio.Event()
-        """Set when bytes are released, and then replaced."""
+        """Event that is set when bytes are released; a new event then replaces it."""
 
     def reservation(self) -> Reservation:
         """Return an empty reservation."""
@@ -71,10 +71,10 @@ class Reservation:
             self.settle(count)
             return
         limit = f"{budget.max_bytes / (1 << 20):.4g} MiB"
-        raise CapacityError(f"too many bytes of large bodies and replies (limit {limit}); retry later")
+        raise CapacityError(f"not enough memory for large bodies and replies (limit {limit}); retry later")
 
     def settle(self, count: int) -> None:
-        """Set the reservation to the actual size `count`, even above the limit. Up to `UNCOUNTED_BYTES` count as 0."""
+        """Set the reservation to the actual size `count`, even above the limit; to 0 if it is not counted."""
         count = count if count > UNCOUNTED_BYTES else 0
         budget, change = self._budget, count - self.count
         budget.held_bytes += change
@@ -84,7 +84,7 @@ class Reservation:
             freed.set()
 
     def free(self) -> None:
-        """Release all bytes."""
+        """Release all memory of this reservation."""
         self.settle(0)
 
 

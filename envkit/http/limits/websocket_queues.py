@@ -16,7 +16,7 @@ MAX_OWED = 10_000
 """Number of unanswered frames above which the server stops reading from a socket."""
 
 MAX_UNREAD_BYTES = 8 << 20
-"""Bytes of unread replies above which the server stops reading from a socket and starts no call of it."""
+"""Bytes of unread replies above which the server stops reading from a socket and starts none of its calls."""
 
 MAX_PENDING_BYTES = 64 << 20
 """Bytes of frames without a reply above which the server stops reading from a socket."""
@@ -25,10 +25,10 @@ _AHEAD_BYTES = 1 << 20
 """Bytes read ahead from a paused socket, to notice when it closes."""
 
 _MESSAGE_BYTES = 256
-"""Memory of a message in addition to its content."""
+"""Bytes of memory that a message uses in addition to its content."""
 
 _BATCH_BYTES = 1 << 19
-"""Half of the default message limit of common clients."""
+"""Bytes up to which answers are sent in one message: half of the default message limit of common clients."""
 
 
 class Inbox:

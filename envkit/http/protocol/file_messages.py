@@ -1,6 +1,7 @@
 """Messages about files and folders of sandboxes.
 
-Over HTTP, contents are the raw body of a request or answer. Frames carry small files in base64.
+Over HTTP, the content of a file or folder is the raw body of a request or answer. Over the WebSocket, a frame contains
+a small file in base64.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from envkit.http.protocol.sandbox_messages import AnySandboxId, Key
 from envkit.types import FileUser
 
 MAX_FRAME_FILE_BYTES = 1 << 20
-"""Maximum size of a file read over a socket; HTTP allows larger ones."""
+"""Maximum size of a file that is read over the WebSocket, in bytes; HTTP allows larger files."""
 
 MAX_FILE_BYTES = 64 << 20
 """Limit on a file that is read or written as a whole, bytes."""
 
 MAX_TREE_BYTES = 1 << 30
-"""Limit on the contents of a tar stream, bytes."""
+"""Maximum total size of the files in a tar stream, in bytes."""
 
 FilePath: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"^[^\x00]+$", description="Path of the file or folder in the sandbox.")
 ]
 FramePath: TypeAlias = Annotated[
-    str, msgspec.Meta(pattern=r"^[^\x00]*$", description="Path of the file in the sandbox, without NUL.")
+    str, msgspec.Meta(pattern=r"^[^\x00]*$", description="Path of the file in the sandbox, without NUL characters.")
 ]
 Size: TypeAlias = Annotated[
     int, msgspec.Meta(ge=0, description="Maximum size in bytes; a larger file or folder is rejected.")

@@ -47,7 +47,7 @@ HandlesHttp: TypeAlias = Callable[[S, Q, HttpCall], Awaitable[CallOutcome | None
 
 
 def handles(operation: Operation[Q, R]) -> Callable[[Handles[S, Q, R]], Handles[S, Q, R]]:
-    """Return a decorator for the method that handles an operation. Its docstring describes the operation."""
+    """Return a decorator for the method that handles an operation. The method's docstring documents the operation."""
     return partial(_bind, operation)
 
 

@@ -21,23 +21,23 @@ from envkit.http.protocol.decode_errors import explained
 from envkit.types import Observation, Reset, Step, Task
 
 PROTOCOL = 1
-"""Version of the protocol, the prefix of its paths."""
+"""Version of the protocol. The paths of version 1 begin with ``/v1``."""
 
 SOCKET_PATH = f"/v{PROTOCOL}/ws"
 """Path of the WebSocket."""
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Default maximum of a request body or socket frame, bytes."""
+"""Default maximum size of a request body or WebSocket frame, in bytes."""
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Maximum of one WebSocket message from a client, bytes; it may contain many frames."""
+"""Maximum size of one WebSocket message from a client, in bytes; a message may contain many frames."""
 
 MAX_FRAMES = 1000
 """Maximum number of frames in one WebSocket message from a client."""
 
 # List MsgspecError too, because it is not a ValueError in older versions of msgspec.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""Errors of a decoder."""
+"""Exceptions that a decoder raises for invalid data."""
 
 T = TypeVar("T")
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -95,7 +95,7 @@ class SessionStepBody(StepBody, frozen=True, forbid_unknown_fields=True, kw_only
     """One step of a session."""
 
     session_id: str
-    """Not validated, because that would take a fifth of the time of a step. No session has an invalid id."""
+    """Not validated, because validation would take a fifth of the time of a step. No session has an invalid id."""
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,7 +217,7 @@ class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DoneReply(msgspec.Struct, frozen=True):
-    """The call is done."""
+    """The call has succeeded; there is no other result."""
 
     done: bool = True
 
@@ -317,7 +317,7 @@ def write(message: object) -> bytes:
 def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
     """Join messages into JSON lists of about `most_bytes` bytes and at most `MAX_FRAMES` messages.
 
-    A message that stays alone is not put into a list.
+    A list of only one message is yielded as that message, without a list around it.
     """
     if messages and len(messages) <= MAX_FRAMES and sum(map(len, messages)) <= most_bytes:
         yield _joined(messages)

@@ -4,9 +4,12 @@ The server makes its WebSocket methods, its HTTP routes, the check of token scop
 table, the clients make their calls from it, and ``docs/http-api.md`` lists it. A handler on the server is bound to its
 operation with `envkit.http.protocol.handlers.handles`.
 
-A request travels over the WebSocket as JSON, as the parameters of a frame. In an HTTP request, the fields that are
-named in the path travel there, the field `key` is the header ``Idempotency-Key``, the fields of the JSON body are those
-of the base class of the request's class, and all other fields are query parameters.
+Over the WebSocket, a request is sent as JSON, as the parameters of a frame. Over HTTP, its fields are divided:
+
+* Fields named in the path of the route are part of the path.
+* The field `key` is the header ``Idempotency-Key``.
+* The fields of the base class of the request's class are the JSON body.
+* All other fields are query parameters.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MAX_OUTPUT_BYTES = 64 << 20
 MAX_START_S = 600.0
 
 MAX_WAIT_S = 60.0
-"""Maximum seconds that a call waits for capacity; to wait longer, repeat it."""
+"""Maximum seconds that a call waits for capacity; to wait longer, repeat the call."""
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
@@ -142,7 +142,7 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProgramQuery(msgspec.Struct, frozen=True):
-    """The sandbox in which to run a program. The first message is a `ProgramBody`."""
+    """The sandbox in which to run a program. The first WebSocket message is a `ProgramBody`."""
 
     sandbox_id: AnySandboxId
 
@@ -279,7 +279,7 @@ class PhaseReply(msgspec.Struct, frozen=True):
 
 
 class SandboxReply(msgspec.Struct, frozen=True):
-    """The status of a sandbox; see `envkit.types.SandboxView`. `state` is the state of the last phase."""
+    """The status of a sandbox; see `envkit.types.SandboxView`. `phases` is its history, `state` its current state."""
 
     sandbox_id: str
     state: SandboxState

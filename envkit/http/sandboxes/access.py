@@ -7,7 +7,6 @@ any effect, so the caller can repeat it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -15,7 +14,7 @@ from typing import TypeVar
 import anyio
 
 from envkit.errors import DeadlineError, EnvkitError, OptionError, RequestError, UnreachableError
-from envkit.http.auth.caller import Caller, renamed
+from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
@@ -41,11 +40,6 @@ _SMALL_OUTPUT_BYTES = 2 << 20
 """Output limit, bytes, up to which no memory is reserved."""
 
 T = TypeVar("T")
-
-
-def seen_by(caller: Caller) -> str | None:
-    """Return the tenant whose sandboxes `caller` may see; None for an administrator, who may see all sandboxes."""
-    return None if caller.is_admin else caller.tenant
 
 
 class SandboxAccess:
@@ -99,7 +93,7 @@ class SandboxAccess:
         self.check_timeout(body.timeout_s)
         run = partial(shell.run, body.command, timeout_s=body.timeout_s, max_output_bytes=body.max_output_bytes)
         try:
-            # No deadline for the queue: earlier commands of this shell run first, each with its own timeout.
+            # Waiting in the queue of the shell has no timeout: earlier commands run first, each with its own timeout.
             return wire.ExecReply.of(await within(self.max_timeout_s + SLACK_S, run))
         except ValueError as error:
             raise _refused("command", error) from None
@@ -130,22 +124,17 @@ class SandboxAccess:
         Raises the same errors as `SandboxPool.get`, and `UnreachableError` while the server shuts down.
         """
         self.refuse_when_closing()
-        return self.pool.get(caller.key(id), tenant=seen_by(caller))
+        key = caller.key(id)
+        return self.pool.get(key.id, tenant=key.tenant)
 
     def view(self, id: str, caller: Caller) -> SandboxView:
         """Return the state of the sandbox that the caller calls `id`, without renewing its lease."""
-        return self.pool.view(caller.key(id), tenant=seen_by(caller))
-
-    def in_caller_terms(self, error: EnvkitError, id: str, caller: Caller) -> EnvkitError:
-        """Return a copy of `error` that names the sandbox by the caller's id instead of the server's key."""
-        names = {caller.key(id): id}
-        with suppress(EnvkitError):
-            names[self.pool.view(caller.key(id), tenant=seen_by(caller)).backend_id] = id
-        return renamed(error, names)
+        key = caller.key(id)
+        return self.pool.view(key.id, tenant=key.tenant)
 
     def reply(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
         """Convert the state of a sandbox to a reply that uses the caller's id of the sandbox."""
-        return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))
+        return wire.SandboxReply.of(replace(view, id=caller.name(view.key)))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         """Wait until the server shuts down, and then cancel `scope`."""
@@ -203,9 +192,9 @@ async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
 def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
     """Return the number of bytes to reserve for the output of a program before it starts.
 
-    If the output limit of the program is large, the whole limit is reserved. If it is small, only a part of it is
-    reserved, because thousands of programs may run for hours and few of them reach their limit. When the program has
-    ended, the actual size of the output is counted.
+    If the output limit of the program is large, the limit is reserved for each of its two outputs. If it is small,
+    nothing is reserved, because thousands of programs may run for hours and few of them reach their limit. When the
+    program has ended, the actual size of the output is counted.
     """
     return 2 * body.max_output_bytes if body.max_output_bytes > _SMALL_OUTPUT_BYTES else 0
 

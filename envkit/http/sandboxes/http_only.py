@@ -18,15 +18,15 @@ from envkit.http.protocol.asgi import CallOutcome, Send, cancel_on_disconnect, r
 from envkit.http.protocol.handlers import HttpCall, handles_http
 from envkit.http.protocol.messages import DoneReply, NoBody, read_each, write
 from envkit.http.protocol.operations import Operation
-from envkit.http.sandboxes.access import FILE_S, MAX_EXEC_BYTES, SandboxAccess, bytes_to_reserve, seen_by, within
+from envkit.http.sandboxes.access import FILE_S, MAX_EXEC_BYTES, SandboxAccess, bytes_to_reserve, within
 from envkit.http.sandboxes.transfers import FolderTransfers
-from envkit.types import PoolEvent
+from envkit.types import PoolEvent, TenantKey
 
 HEARTBEAT_S = 15.0
 """Seconds between the heartbeats of an event stream."""
 
 _MAX_OUTPUT_BYTES = 256 << 20
-"""Limit on the sum of the output limits in one list, standard output and standard error each."""
+"""Maximum bytes that the programs of one list may reserve for their output; see `bytes_to_reserve`."""
 
 _MAX_EXECS = 1000
 _FIRST_FILE_BYTES = 1 << 20
@@ -72,7 +72,7 @@ class HttpOnlyOperations:
         output_bytes = sum(bytes_to_reserve(body) for body in bodies if not isinstance(body, RequestError))
         if output_bytes > _MAX_OUTPUT_BYTES:
             wanted = f"limit {_MAX_OUTPUT_BYTES} bytes, got {output_bytes}"
-            raise RequestError(f"the output limits of the list are too large together ({wanted}); split the list")
+            raise RequestError(f"the sum of the output limits in the list is too large ({wanted}); split the list")
         await call.reserve(output_bytes)
         outcomes = [b""] * len(bodies)
 
@@ -138,7 +138,7 @@ class HttpOnlyOperations:
         self._access.refuse_when_closing()
         last = next((value for name, value in call.scope["headers"] if name == b"last-event-id"), b"")
         after = max(query.after, int(last) if last.isdigit() else 0)
-        tenant = seen_by(call.caller)
+        tenant = call.caller.visible_tenant
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await call.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
@@ -169,7 +169,7 @@ async def _send_heartbeats(send: Send) -> None:
 
 
 def _encode(event: PoolEvent, caller: Caller) -> bytes:
-    name = event.sandbox_id and caller.name(event.sandbox_id)
+    name = event.sandbox_id and caller.name(TenantKey(event.tenant, event.sandbox_id))
     state, cause = event.state, event.cause
     reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, state, cause)
     kind = "".join(one for one in event.kind if one.isprintable())

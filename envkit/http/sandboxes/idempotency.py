@@ -7,7 +7,8 @@
 
 A key is valid for one sandbox and is deleted with the sandbox. The last `MAX_COUNT` keys are stored for `KEEP_S`
 seconds. All stored answers together have at most `MAX_BYTES` bytes; the oldest answers are deleted first. If a call is
-repeated after its answer was deleted, the repeated call fails, so that nothing runs twice.
+repeated after its answer was deleted, the repeated call fails, so that nothing runs twice. If its key was deleted
+too, the repeated call runs again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from anyio.abc import TaskGroup
 from envkit import clock
 from envkit.errors import SandboxConflictError
 from envkit.http.protocol.asgi import CallOutcome
+from envkit.types import TenantKey
 
 KEEP_S = 600.0
 MAX_COUNT = 10_000
@@ -65,16 +67,16 @@ class IdempotentCalls:
         self._keep_s = keep_s
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._calls: defaultdict[str, dict[str, _KeyedCall]] = defaultdict(dict)
-        self._ended: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
-        self._with_outcome: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
+        self._calls: defaultdict[TenantKey, dict[str, _KeyedCall]] = defaultdict(dict)
+        self._ended: OrderedDict[tuple[TenantKey, str], _KeyedCall] = OrderedDict()
+        self._with_outcome: OrderedDict[tuple[TenantKey, str], _KeyedCall] = OrderedDict()
         self._bytes = 0
 
-    async def run(self, sandbox_id: str, key: str, content: bytes, work: Work) -> CallOutcome:
+    async def run(self, sandbox: TenantKey, key: str, content: bytes, work: Work) -> CallOutcome:
         """Run `work`, or return the outcome of an earlier call with the same key.
 
         Args:
-            sandbox_id: The sandbox of the call.
+            sandbox: The sandbox of the call.
             key: Its idempotency key.
             content: Its content, or a hash of it.
             work: Runs it; must not raise.
@@ -82,50 +84,50 @@ class IdempotentCalls:
         Raises:
             SandboxConflictError: An earlier call with this key had another content.
         """
-        call = self._calls[sandbox_id].get(key) if sandbox_id in self._calls else None
+        call = self._calls[sandbox].get(key) if sandbox in self._calls else None
         if call is None:
             assert self.tasks is not None
-            call = self._calls[sandbox_id][key] = _KeyedCall(content)
-            self.tasks.start_soon(self._run, sandbox_id, key, call, work)
+            call = self._calls[sandbox][key] = _KeyedCall(content)
+            self.tasks.start_soon(self._run, sandbox, key, call, work)
         elif call.content not in (content, _CANCELLED_CONTENT):
-            raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox")
+            raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox; use a new key")
         await call.done.wait()
         assert call.outcome is not None
         return call.outcome
 
-    async def cancel(self, sandbox_id: str, key: str) -> None:
-        """Cancel the call with this key, and wait until it has ended. If the call arrives only later, it does not
-        start.
+    async def cancel(self, sandbox: TenantKey, key: str) -> None:
+        """Cancel the call with this key, and wait until it has ended. If the call arrives after this
+        cancellation, it does not start.
         """
-        call = self._calls[sandbox_id].get(key)
+        call = self._calls[sandbox].get(key)
         if call is None:
-            call = self._calls[sandbox_id][key] = _KeyedCall(_CANCELLED_CONTENT)
-            self._end(sandbox_id, key, call, self._failure(_cancelled(key)))
+            call = self._calls[sandbox][key] = _KeyedCall(_CANCELLED_CONTENT)
+            self._end(sandbox, key, call, self._failure(_cancelled(key)))
         call.scope.cancel()
         await call.done.wait()
 
-    def drop(self, sandbox_id: str) -> None:
+    def drop(self, sandbox: TenantKey) -> None:
         """Delete the stored calls of a sandbox that was stopped. Running calls are not cancelled; they end by
         themselves.
         """
-        for key in self._calls.pop(sandbox_id, {}):
-            self._ended.pop((sandbox_id, key), None)
-            self._drop_outcome(sandbox_id, key)
+        for key in self._calls.pop(sandbox, {}):
+            self._ended.pop((sandbox, key), None)
+            self._drop_outcome(sandbox, key)
 
-    async def _run(self, sandbox_id: str, key: str, call: _KeyedCall, work: Work) -> None:
+    async def _run(self, sandbox: TenantKey, key: str, call: _KeyedCall, work: Work) -> None:
         outcome = None
         try:
             with call.scope:
                 outcome = await work()
         finally:
-            self._end(sandbox_id, key, call, outcome or self._failure(_cancelled(key)))
+            self._end(sandbox, key, call, outcome or self._failure(_cancelled(key)))
 
-    def _end(self, sandbox_id: str, key: str, call: _KeyedCall, outcome: CallOutcome) -> None:
+    def _end(self, sandbox: TenantKey, key: str, call: _KeyedCall, outcome: CallOutcome) -> None:
         call.outcome = outcome
         call.ended_at = clock.now()
         call.done.set()
-        if self._calls.get(sandbox_id, {}).get(key) is call:  # otherwise `drop` removed it
-            full_key = sandbox_id, key
+        if self._calls.get(sandbox, {}).get(key) is call:  # otherwise `drop` removed it
+            full_key = sandbox, key
             self._ended[full_key] = self._with_outcome[full_key] = call
             self._bytes += len(outcome.body)
             self._trim()
@@ -133,28 +135,28 @@ class IdempotentCalls:
     def _trim(self) -> None:
         expired_s = clock.now() - self._keep_s
         while self._ended:
-            (sandbox_id, key), call = next(iter(self._ended.items()))
+            (sandbox, key), call = next(iter(self._ended.items()))
             if len(self._ended) <= self._max_count and call.ended_at >= expired_s:
                 break
-            del self._ended[sandbox_id, key]
-            self._drop_outcome(sandbox_id, key)
-            calls = self._calls[sandbox_id]
+            del self._ended[sandbox, key]
+            self._drop_outcome(sandbox, key)
+            calls = self._calls[sandbox]
             del calls[key]
             if not calls:
-                del self._calls[sandbox_id]
+                del self._calls[sandbox]
         while self._bytes > self._max_bytes:
-            sandbox_id, key = next(iter(self._with_outcome))
-            dropped = _KeyedCall(self._with_outcome[sandbox_id, key].content)
-            dropped.outcome = self._failure(SandboxConflictError(f"the answer to the key {key!r} is no longer kept"))
-            dropped.ended_at = self._with_outcome[sandbox_id, key].ended_at
+            sandbox, key = next(iter(self._with_outcome))
+            dropped = _KeyedCall(self._with_outcome[sandbox, key].content)
+            dropped.outcome = self._failure(SandboxConflictError(f"the answer for the key {key!r} is no longer stored"))
+            dropped.ended_at = self._with_outcome[sandbox, key].ended_at
             dropped.done.set()
-            self._drop_outcome(sandbox_id, key)
+            self._drop_outcome(sandbox, key)
             # Replace the stored call by one that fails. Callers that already wait refer to the old call, so they still
             # get its answer.
-            self._calls[sandbox_id][key] = self._ended[sandbox_id, key] = dropped
+            self._calls[sandbox][key] = self._ended[sandbox, key] = dropped
 
-    def _drop_outcome(self, sandbox_id: str, key: str) -> None:
-        call = self._with_outcome.pop((sandbox_id, key), None)
+    def _drop_outcome(self, sandbox: TenantKey, key: str) -> None:
+        call = self._with_outcome.pop((sandbox, key), None)
         if call is not None and call.outcome is not None:
             self._bytes -= len(call.outcome.body)
 

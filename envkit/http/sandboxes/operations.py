@@ -6,21 +6,20 @@ Each operation has a timeout, so that a call ends even if its sandbox hangs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 import anyio
 from anyio.abc import TaskGroup
 
-from envkit.errors import EnvkitError, OptionError, SandboxNotFoundError, TooLargeError, UnsupportedError
+from envkit.errors import EnvkitError, OptionError, TooLargeError, UnsupportedError
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.handlers import handles
 from envkit.http.protocol.messages import DoneReply, NoBody, write
-from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, seen_by, within
+from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
@@ -74,7 +73,7 @@ class SandboxOperations:
         self._snapshots = Snapshots(access.pool, snapshots or SnapshotBounds())
 
     def run_in(self, tasks: TaskGroup) -> None:
-        """Set the task group that runs starts, which continue after their caller disconnects."""
+        """Set the task group that starts the sandboxes. A start continues after its caller disconnects."""
         self._starts.tasks = tasks
 
     def keep(self, used: set[str], caller: Caller) -> None:
@@ -82,9 +81,10 @@ class SandboxOperations:
         `used`.
         """
         for id in list(used):
-            if caller.key(id) not in self._starts:
+            key = caller.key(id)
+            if key not in self._starts:
                 try:
-                    self.access.pool.get(caller.key(id), tenant=seen_by(caller))
+                    self.access.pool.get(key.id, tenant=key.tenant)
                 except EnvkitError:
                     used.discard(id)
 
@@ -98,7 +98,7 @@ class SandboxOperations:
         after a `DELETE`, or ten minutes after the end.
         """
         self.access.refuse_when_closing()
-        snapshot = None if body.snapshot is None else self._snapshots.pool_id(body.snapshot, seen_by(caller))
+        snapshot = None if body.snapshot is None else self._snapshots.pool_id(body.snapshot, caller.visible_tenant)
         if len(write(body)) > _MAX_SPEC_BYTES:
             raise TooLargeError(
                 f"the spec of a sandbox exceeds {_MAX_SPEC_BYTES} bytes; write large contents into files of the sandbox"
@@ -107,7 +107,7 @@ class SandboxOperations:
         if (why := why_no_network(spec.network)) is not None:
             raise OptionError("network", why)
         self._policy.require(spec, caller)
-        request = StartRequest(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
+        request = StartRequest(caller.key(body.sandbox_id), spec, body.lease_s, snapshot, body.wait_s)
         if body.wait_s:
             await self.access.unless_closing(partial(self._starts.run, request))
         else:
@@ -122,32 +122,31 @@ class SandboxOperations:
     @handles(table.VIEWS)
     async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
         """List all sandboxes."""
-        return wire.SandboxesReply(
-            [self.access.reply(view, caller) for view in self.access.pool.views(tenant=seen_by(caller))]
-        )
+        views = self.access.pool.views(tenant=caller.visible_tenant)
+        return wire.SandboxesReply([self.access.reply(view, caller) for view in views])
 
     @handles(table.SNAPSHOT)
     async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> wire.SnapshotReply:
         """Take a snapshot of the files of a sandbox. New sandboxes can start from the snapshot."""
         sandbox = self.access.find(body.sandbox_id, caller)
         view = self.access.view(body.sandbox_id, caller)
-        keep = partial(self._snapshots.keep, view.tenant, view.id, sandbox.snapshot)
+        keep = partial(self._snapshots.keep, view.key, sandbox.snapshot)
         return wire.SnapshotReply(await within(self.access.max_timeout_s, keep))
 
     @handles(table.LIST_SNAPSHOTS)
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
         """List all snapshots with their sizes, oldest first."""
-        found = self._snapshots.all(seen_by(caller))
+        found = self._snapshots.all(caller.visible_tenant)
         return wire.SnapshotsReply(
-            [wire.KeptReply(one.name, one.tenant, caller.name(one.sandbox_id), one.at_s, one.bytes) for one in found]
+            [wire.KeptReply(one.name, one.key.tenant, caller.name(one.key), one.at_s, one.bytes) for one in found]
         )
 
     @handles(table.REMOVE_SNAPSHOT)
     async def remove_snapshot(self, body: wire.KeptFrame, caller: Caller) -> DoneReply:
         """Remove a snapshot. The call is safe to repeat, and succeeds if the snapshot does not exist."""
-        # The removal continues if the caller disconnects; so does `stop`.
+        # As in `stop`, the removal continues if the caller disconnects.
         with anyio.CancelScope(shield=True):
-            await within(_STOP_S, partial(self._snapshots.remove, body.snapshot, seen_by(caller)))
+            await within(_STOP_S, partial(self._snapshots.remove, body.snapshot, caller.visible_tenant))
         return DoneReply()
 
     @handles(table.PROBE)
@@ -191,14 +190,11 @@ class SandboxOperations:
 
         Afterwards, `PUT` can start a new sandbox with the same id.
         """
-        id = caller.key(body.sandbox_id)
+        key = caller.key(body.sandbox_id)
         with anyio.CancelScope(shield=True):
-            await self._starts.cancel(id, seen_by(caller))
-            # If the sandbox belongs to another tenant, `view` raises this error, and the stored calls are not deleted.
-            with suppress(SandboxNotFoundError):
-                self.access.view(body.sandbox_id, caller)
-                self._keyed.drop(id)
-            await within(_STOP_S, partial(self.access.pool.stop, id, tenant=seen_by(caller)))
+            await self._starts.cancel(key)
+            self._keyed.drop(key)
+            await within(_STOP_S, partial(self.access.pool.stop, key.id, tenant=key.tenant))
         return DoneReply()
 
     @handles(table.CANCEL)

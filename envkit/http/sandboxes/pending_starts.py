@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from envkit import clock
 from envkit.errors import SandboxNotFoundError
 from envkit.protocols import SandboxPool
-from envkit.types import SandboxSpec
+from envkit.types import SandboxSpec, TenantKey
 
 _RESULT_TTL_S = 600.0
 
@@ -24,9 +24,8 @@ MAX_WAITING = 256
 class StartRequest:
     """A request to start a sandbox; see `envkit.protocols.SandboxPool.create`."""
 
-    id: str
+    key: TenantKey
     spec: SandboxSpec
-    tenant: str
     ttl_s: float | None
     snapshot: str | None
     wait_s: float = field(default=0.0, compare=False)
@@ -46,22 +45,22 @@ class PendingStarts:
 
     Args:
         pool: Creates the sandboxes.
-        on_new: Called with the id of a sandbox before its start, unless the pool already knows the id.
+        on_new: Called with the key of a sandbox before its start, unless the pool already knows the key.
         ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
     """
 
-    def __init__(self, pool: SandboxPool, on_new: Callable[[str], None], *, ttl_s: float | None = None) -> None:
+    def __init__(self, pool: SandboxPool, on_new: Callable[[TenantKey], None], *, ttl_s: float | None = None) -> None:
         self.tasks: TaskGroup | None = None
         """Runs the starts, which outlive their callers; None while the server is not running."""
         self._pool = pool
         self._on_new = on_new
         self._ttl_s = ttl_s
-        self._starts: dict[str, _PendingStart] = {}
+        self._starts: dict[TenantKey, _PendingStart] = {}
         self._in_progress: Counter[str] = Counter()
 
-    def __contains__(self, id: str) -> bool:
-        """Return whether the start of a sandbox with this id is in progress."""
-        start = self._starts.get(id)
+    def __contains__(self, key: TenantKey) -> bool:
+        """Return whether the start of a sandbox with this key is in progress."""
+        start = self._starts.get(key)
         return start is not None and not start.done.is_set()
 
     async def run(self, request: StartRequest) -> None:
@@ -70,56 +69,51 @@ class PendingStarts:
         If the start fails, all callers that wait for it get the error. If no caller waits, the next call with the same
         request gets the error. The errors are those of `SandboxPool.create`.
         """
-        start = self._starts.get(request.id)
-        # If another start has the same id but a different request, begin this start too: the pool then rejects it.
+        start = self._starts.get(request.key)
+        # If another start has the same key but a different request, begin this start too: the pool then rejects it.
         if start is None or start.request != request:
             start = self._begin(request)
         await start.done.wait()
-        if self._starts.get(request.id) is start:
-            del self._starts[request.id]
+        if self._starts.get(request.key) is start:
+            del self._starts[request.key]
         if start.error is not None:
             raise start.error.with_traceback(None)
 
-    async def cancel(self, id: str, owner: str | None) -> None:
-        """Cancel the start of a sandbox, if one is in progress and belongs to the tenant `owner`; None means any
-        tenant.
-        """
-        start = self._starts.get(id)
-        if start is not None and owner in (None, start.request.tenant):
+    async def cancel(self, key: TenantKey) -> None:
+        """Cancel the start of a sandbox, if one is in progress."""
+        if (start := self._starts.get(key)) is not None:
             start.scope.cancel()
             await start.done.wait()
-            self._starts.pop(id, None)
+            self._starts.pop(key, None)
 
     def _begin(self, request: StartRequest) -> _PendingStart:
         try:
-            self._pool.view(request.id)
+            self._pool.view(request.key.id, tenant=request.key.tenant)
         except SandboxNotFoundError:
-            self._on_new(request.id)
+            self._on_new(request.key)
         expired_s = clock.now() - _RESULT_TTL_S
-        for id, one in list(self._starts.items()):
+        for key, one in list(self._starts.items()):
             if one.done.is_set() and one.ended_at < expired_s:
-                del self._starts[id]
+                del self._starts[key]
         start = _PendingStart(request)
-        self._starts.setdefault(request.id, start)
+        self._starts.setdefault(request.key, start)
         assert self.tasks is not None
         self.tasks.start_soon(self._run, start)
         return start
 
     async def _run(self, start: _PendingStart) -> None:
-        new = start.request
-        wait_s = new.wait_s if new.wait_s and self._in_progress[new.tenant] < MAX_WAITING else None
-        self._in_progress[new.tenant] += 1
-        start.error = SandboxNotFoundError(f"sandbox {new.id} was stopped during its start")
+        new, (tenant, id) = start.request, start.request.key
+        wait_s = new.wait_s if new.wait_s and self._in_progress[tenant] < MAX_WAITING else None
+        self._in_progress[tenant] += 1
+        start.error = SandboxNotFoundError(f"sandbox {id} was stopped during its start")
         try:
             with start.scope:
                 ttl_s = min((one for one in (new.ttl_s, self._ttl_s) if one is not None), default=None)
-                await self._pool.create(
-                    new.id, new.spec, tenant=new.tenant, ttl_s=ttl_s, snapshot=new.snapshot, wait_s=wait_s
-                )
+                await self._pool.create(id, new.spec, tenant=tenant, ttl_s=ttl_s, snapshot=new.snapshot, wait_s=wait_s)
                 start.error = None
         except Exception as error:
             start.error = error
         finally:
-            self._in_progress -= Counter({new.tenant: 1})
+            self._in_progress -= Counter({tenant: 1})
             start.ended_at = clock.now()
             start.done.set()

@@ -16,6 +16,7 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxNotFoundError, SnapshotLimitError
 from envkit.protocols import SandboxPool
+from envkit.types import TenantKey
 
 _REMOVE_S = 30.0
 _WHAT_TO_DO = "remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
@@ -40,16 +41,14 @@ class Snapshot:
 
     Attributes:
         name: Name that callers use. It is random, because the names that sandbox backends choose can be guessed.
-        tenant: Tenant that owns the snapshot.
-        sandbox_id: Sandbox of which the snapshot was taken.
+        key: Sandbox of which the snapshot was taken; its tenant owns the snapshot.
         at_s: Time at which the snapshot was taken, in seconds since 1970.
-        bytes: Size on disk.
+        bytes: Size on disk, in bytes.
         pool_id: Name of the snapshot in the sandbox pool.
     """
 
     name: str
-    tenant: str
-    sandbox_id: str
+    key: TenantKey
     at_s: float
     bytes: int
     pool_id: str
@@ -69,17 +68,17 @@ class Snapshots:
         self._snapshots: dict[str, Snapshot] = {}
         self._in_progress: Counter[str] = Counter()
 
-    async def keep(self, tenant: str, sandbox_id: str, take: Callable[[], Awaitable[str]]) -> str:
+    async def keep(self, key: TenantKey, take: Callable[[], Awaitable[str]]) -> str:
         """Take a snapshot of a sandbox and return its name for callers.
 
         Args:
-            tenant: Tenant that owns the snapshot.
-            sandbox_id: Id of the sandbox.
+            key: The sandbox, whose tenant owns the snapshot.
             take: Function that takes the snapshot and returns its name in the pool.
 
         Raises:
             SnapshotLimitError: The number of snapshots or their total size would exceed a limit.
         """
+        tenant = key.tenant
         self._check_limits(tenant)
         self._in_progress[tenant] += 1
         try:
@@ -93,7 +92,7 @@ class Snapshots:
         finally:
             self._in_progress[tenant] -= 1
         name = f"snapshot-{secrets.token_hex(16)}"
-        self._snapshots[name] = Snapshot(name, tenant, sandbox_id, clock.wall(), size, pool_id)
+        self._snapshots[name] = Snapshot(name, key, clock.wall(), size, pool_id)
         return name
 
     def pool_id(self, name: str, owner: str | None) -> str:
@@ -103,13 +102,13 @@ class Snapshots:
             SandboxNotFoundError: No snapshot of the tenant `owner` has this name; None means any tenant.
         """
         found = self._snapshots.get(name)
-        if found is None or owner not in (None, found.tenant):
+        if found is None or owner not in (None, found.key.tenant):
             raise SandboxNotFoundError(f"no snapshot {name[:200]!r}")
         return found.pool_id
 
     def all(self, owner: str | None) -> Sequence[Snapshot]:
         """Return the snapshots of the tenant `owner`, oldest first; None means any tenant."""
-        return [one for one in self._snapshots.values() if owner in (None, one.tenant)]
+        return [one for one in self._snapshots.values() if owner in (None, one.key.tenant)]
 
     async def remove(self, name: str, owner: str | None) -> None:
         """Remove a snapshot if it belongs to the tenant `owner`; None means any tenant. The call is safe to repeat.
@@ -118,7 +117,7 @@ class Snapshots:
             EnvkitError: The removal failed. The snapshot still exists and counts towards the limits.
         """
         found = self._snapshots.get(name)
-        if found is not None and owner in (None, found.tenant):
+        if found is not None and owner in (None, found.key.tenant):
             await self._pool.remove_snapshot(found.pool_id)
             self._snapshots.pop(name, None)
 

@@ -38,7 +38,7 @@ from envkit.protocols import InteractiveSandbox, Program, Sandbox
 _PROGRAM = msgspec.json.Decoder(wire.ProgramBody)
 _INPUT = msgspec.json.Decoder(wire.ProgramInput)
 CHANNELS = {"out": b"\x01", "err": b"\x02"}
-"""The first byte of a message with output, by stream."""
+"""The first byte of a binary message with output, for standard output and for standard error."""
 
 _PIECE_BYTES = 1 << 16
 _RENEW_S = 20.0
@@ -52,7 +52,7 @@ class SandboxStreams:
         failure: Converts an error to an outcome; see `envkit.http.api.operations.Operations.failure`.
     """
 
-    def __init__(self, access: SandboxAccess, failure: Callable[..., CallOutcome]) -> None:
+    def __init__(self, access: SandboxAccess, failure: Callable[[Exception], CallOutcome]) -> None:
         self._access = access
         self._failure = failure
 
@@ -91,7 +91,7 @@ class SandboxStreams:
         except (_DisconnectedError, OSError):
             raise
         except Exception as error:
-            problem = self._failure(error, caller, sandbox_id=id).body
+            problem = self._failure(error).body
             return wire.StreamEnd(error=msgspec.json.decode(problem, type=Problem))
 
     async def _renew(self, id: str, caller: Caller) -> None:

@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidState
 class CoalescingTransport:
     """A transport that writes the head of a reply together with its body, if the body has a known length.
 
-    uvicorn writes them separately, and a system call costs a sixth of a step.
+    uvicorn itself writes head and body separately. A second system call would take a sixth of the time of a step.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:

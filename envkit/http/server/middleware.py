@@ -36,10 +36,10 @@ from envkit.http.server.access_log import AccessLog
 from envkit.http.server.request_context import RequestContext, WebSocketContext
 
 MAX_SOCKETS = 256
-"""Default limit on the open sockets of a tenant."""
+"""Default limit on the open WebSockets of a tenant."""
 
 MAX_REQUESTS = 2000
-"""Default of the concurrent requests of a tenant: a fifth of a server's connections."""
+"""Default limit on the concurrent requests of a tenant: a fifth of the default limit on connections."""
 
 _ROUTES = [one for one in OPERATIONS if one.verb]
 _SCOPES: Mapping[str, str | None] = {
@@ -89,7 +89,7 @@ class AuthMiddleware:
             the server stops reading from it until calls are allowed again.
         max_sockets: Maximum number of open WebSockets of a tenant.
         max_requests: Maximum number of concurrent requests of a tenant; applies only if the server has tokens.
-        bodies: Memory budget of request bodies, answers and WebSockets; None for no limit.
+        bodies: Memory budget of request bodies and answers; None for no limit.
         log: Access log; None for no log.
         errors: Counter of error answers by code, which the application uses too; see `App.errors`.
     """
@@ -231,7 +231,9 @@ class AuthMiddleware:
         return self._tenants.setdefault(name, _Tenant())
 
     def _take_slot(self, context: RequestContext) -> _Tenant | None:
-        """Count one more running request or open WebSocket of a tenant; return None if it has no limit.
+        """Count one more running request or open WebSocket of a tenant, and return the tenant's counters.
+
+        Return None, without counting, for a request without a token.
 
         Raises:
             RateLimitError: The tenant is at the limit.

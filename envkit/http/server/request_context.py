@@ -22,7 +22,7 @@ less than a second, because a revoked token closes its sockets within a second.
 """
 
 STALLED_S = 120.0
-"""Seconds that a client may pause reading a large reply; a training client pauses for long."""
+"""Seconds for which a client may stop reading a large reply; a client that trains a model reads late."""
 
 _PIECE_BYTES = 256 << 10
 
@@ -61,7 +61,7 @@ class RequestContext:
         self.status = self._bytes_in = self._bytes_out = 0
         self._reservation: Reservation | None = None
         self._is_large = False
-        """Whether the reply is above `UNCOUNTED_BYTES`."""
+        """Whether the reply is larger than `UNCOUNTED_BYTES`."""
         self._id = self.host = b""
         self.origin: bytes | None = None
         for name, value in scope["headers"]:
@@ -166,11 +166,14 @@ class WebSocketContext(RequestContext):
                 await app(self.scope, self.receive, self.send)
 
     async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "websocket.receive":
+        while True:
+            message = await self._receive()
+            if message["type"] != "websocket.receive":
+                return message
             self._messages_in += 1
             self._bytes_in += _size(message)
-        return message
+            if not self.is_revoked():  # otherwise ignore the message: `_monitor_token` closes the WebSocket
+                return message
 
     async def send(self, message: Message) -> None:
         kind = message["type"]

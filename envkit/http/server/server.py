@@ -28,13 +28,16 @@ MAX_CONNECTIONS = 10_000
 """Default limit on concurrent connections."""
 
 _FILES = 1 << 16
-"""Maximum limit on open files to request. A higher one slows down programs that close every possible descriptor."""
+"""Highest limit on open files that the server sets for itself.
+
+A higher limit would slow down programs that inherit the limit and close every possible file descriptor.
+"""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _PING_S = 20.0
 _PONG_S = 120.0
-"""Seconds to wait for a pong: a client that trains in its event loop's thread cannot answer during an update."""
+"""Seconds to wait for a pong. A client that trains in the thread of its event loop cannot answer during an update."""
 _LEAVE_S = 3
 _UVICORN = logging.getLogger("uvicorn.error")
 _EXPECTED = frozenset(
@@ -159,9 +162,9 @@ class _Server(uvicorn.Server):
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Hide warnings of uvicorn that are normal for this server.
+    """Return whether to log a record of uvicorn. False for warnings about normal events, which are not logged.
 
-    They concern invalid requests, answers that the server aborts, and WebSockets that the server rejects.
+    Normal events are invalid requests, answers that the server aborts, and WebSockets that the server rejects.
     """
     return record.msg not in _EXPECTED
 

@@ -33,7 +33,7 @@ class LogThread:
 
     Args:
         write: Writes whole lines. Only the thread calls it, and it may block.
-        max_waiting: Lines that may wait or be in a running `write`; further lines are dropped.
+        max_waiting: Maximum number of lines that wait or are being written; further lines are dropped.
         delay_s: Seconds for which lines are collected before they are written together.
     """
 

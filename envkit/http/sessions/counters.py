@@ -26,7 +26,7 @@ class StepMetrics:
 
 
 def step_metrics_of(scope: Mapping[str, Any]) -> StepMetrics:
-    """Return the step metrics of an ASGI scope's request, which the access log reads from the scope's state."""
+    """Return the step metrics of a request. They are stored in its ASGI scope, where the access log reads them."""
     metrics: StepMetrics = scope.get("state", {}).setdefault("step_metrics", StepMetrics())
     return metrics
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from envkit.http.sessions.table import SessionTable
 
 Collect: TypeAlias = "Callable[[], Iterable[Metric]]"
-"""Collects further metrics at each scrape."""
+"""A function that returns metrics; called each time that Prometheus requests them."""
 
 
 def exposition(table: SessionTable, more: Collect | None = None) -> bytes:

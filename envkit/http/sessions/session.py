@@ -15,14 +15,14 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import EnvError, EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
 from envkit.protocols import Episode, SplitStepEpisode
-from envkit.types import Reset, Step, Task
+from envkit.types import Reset, Step, Task, TenantKey
 
 
 class SessionState(StrEnum):
     """The state of a session."""
 
     OPENING = "opening"
-    """A slot is being leased and the environment reset."""
+    """The session waits for its slot, or for the reset of its environment."""
     READY = "ready"
     """Waiting for the next action."""
     STEPPING = "stepping"
@@ -30,7 +30,7 @@ class SessionState(StrEnum):
     FINISHED = "finished"
     """The episode has ended; its last answer can still be requested."""
     BROKEN = "broken"
-    """A reset or step failed; the episode is void."""
+    """A reset or step failed, and the episode cannot continue."""
 
 
 class SessionEvent(StrEnum):
@@ -83,7 +83,7 @@ class Opened(NamedTuple):
 class SessionView:
     """The status of a session at one moment. `idle_s` is the number of seconds since the last use of the session."""
 
-    id: str
+    key: TenantKey
     task: Task
     state: SessionState
     turn: int
@@ -97,7 +97,7 @@ class ComputingEpisode(Protocol):
     def step_now(self, action: str) -> Step: ...
 
 
-# A msgspec struct, because creating it takes a third of the time of another object.
+# A msgspec struct takes a third of the time of an ordinary object to create.
 class Move(msgspec.Struct):
     """A step of a session. `answer` is None while the step is in progress."""
 
@@ -127,8 +127,10 @@ class Move(msgspec.Struct):
 class Session:
     """One session. A single task leases its episode until the session ends; the tasks of callers play the steps."""
 
-    def __init__(self, id: str, task: Task) -> None:
-        self.id = id
+    def __init__(self, key: TenantKey, task: Task) -> None:
+        self.key = key
+        self.id = key.id
+        """Id for errors."""
         self.task = task
         self.state = SessionState.OPENING
         self.turn = 0
@@ -136,21 +138,21 @@ class Session:
         """Whether an earlier server process started it and this one resumed it."""
         self.used_at = clock.now()
         self.began_at = self.used_at
-        """When the current reset or step began."""
+        """When the current reset or step began, on the event loop's clock."""
         self.step_began = 0.0
-        """When the current step began, on the clock for durations."""
+        """When the current step began, on the finer clock `envkit.clock.precise`."""
         self.start: Reset | None = None
         self.episode: Episode | None = None
         self.computing: ComputingEpisode | None = None
         self.split_step: SplitStepEpisode | None = None
         self.move: Move | None = None
         self.error: EnvkitError | None = None
-        """Raised by steps of a broken session."""
-        self.interrupt_error: EnvkitError = SessionBrokenError(f"session {id}: cancelled")
+        """The error that steps raise while the session is broken."""
+        self.interrupt_error: EnvkitError = SessionBrokenError(f"session {key.id}: cancelled")
         self.is_interrupted = False
         self.lease_scope = anyio.CancelScope()
         self.stepping: anyio.CancelScope | Future[Raw] | None = None
-        """Cancels the step in progress; None without one."""
+        """Its method `cancel` cancels the step in progress; None if no step is in progress."""
         self.opened = anyio.Event()
         self.released = anyio.Event()
         self.closed = anyio.Event()
@@ -163,7 +165,7 @@ class Session:
         self.state = after(self.state, event)
 
     def is_previous(self, turn: int) -> bool:
-        """Return whether `turn` is the last turn that the previous server process played. We have no answer for it."""
+        """Return whether `turn` is the last turn that the previous server process played. Its answer is not stored."""
         return self.move is None and turn == self.turn - 1
 
     def is_next(self, turn: int) -> bool:
@@ -189,7 +191,7 @@ class Session:
         if turn != self.turn or self.state is SessionState.STEPPING:
             raise StepOrderError(f"session {self.id}: expected turn {self.turn}, got {turn}")
         if self.state is SessionState.OPENING:
-            raise StepOrderError(f"session {self.id}: step before create has returned")
+            raise StepOrderError(f"session {self.id}: the first step must wait until create has returned")
         raise StepOrderError(f"session {self.id}: step after the end of the episode")
 
     def begin(self, turn: int, action: str) -> Move:
@@ -243,4 +245,4 @@ class Session:
             self.released.set()
 
     def view(self, now: float) -> SessionView:
-        return SessionView(self.id, self.task, self.state, self.turn, max(0.0, now - self.used_at))
+        return SessionView(self.key, self.task, self.state, self.turn, max(0.0, now - self.used_at))

@@ -87,7 +87,7 @@ class Stepper:
         try:
             if not (session.is_interrupted or answer.cancelled()):
                 step = session.split_step.finish_step(answer)
-        except (SandboxLostError, UnreachableError):  # `step` recovers from that
+        except (SandboxLostError, UnreachableError):  # the call of `step` below can still recover the episode
             session.stepping = anyio.CancelScope()
             self._tasks.start_soon(self._play_again, session, move, settled, session.stepping)
             return
@@ -132,7 +132,7 @@ def attributed(error: Exception, task: Task) -> EnvkitError:
 
     If the environment raised the error, its traceback is logged here.
     """
-    # A lease that uses its own task group raises the error inside an exception group.
+    # A host whose lease uses a task group raises the error inside an exception group.
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     found = error if isinstance(error, EnvkitError) else env_error(error, task.env_id, "its host")

@@ -35,7 +35,6 @@ from envkit.errors import (
     SessionNotFoundError,
     StepOrderError,
 )
-from envkit.http.auth.caller import tenant_of
 from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import (
     ComputingEpisode,
@@ -48,7 +47,7 @@ from envkit.http.sessions.session import (
 )
 from envkit.http.sessions.stepper import Stepper, attributed
 from envkit.protocols import EnvHost, Episode, ResumableEpisode, ResumableHost, SplitStepEpisode
-from envkit.types import Step, Task
+from envkit.types import Step, Task, TenantKey
 
 TTL_S = 600.0
 """Default time without a call after which a session expires, in seconds."""
@@ -100,13 +99,13 @@ class SessionTable:
         self._resumable = host if isinstance(host, ResumableHost) else None
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[TenantKey, Session] = {}
         self._leased: Counter[str] = Counter()
         """Slots in use, by tenant."""
         self._tenant_share = tenant_share
-        self._resuming: dict[str, Task] = {}
-        """Tasks of the sessions that are being resumed, by session id."""
-        self._kept_alive: list[set[str]] = []
+        self._resuming: dict[TenantKey, Task] = {}
+        """Tasks of the sessions that are being resumed."""
+        self._kept_alive: list[set[TenantKey]] = []
         self._computing = anyio.Lock()
         self._tasks: TaskGroup  # created in __aenter__, because it needs a running event loop
         self._has_sessions: anyio.Event
@@ -121,13 +120,13 @@ class SessionTable:
         """Number of slots in use. A session whose episode has ended uses no slot."""
         return self._leased.total()
 
-    def can_resume(self, id: str) -> bool:
+    def can_resume(self, key: TenantKey) -> bool:
         """Whether an earlier server process began this session, the host still plays it, and it is not resumed yet."""
         if self._resumable is None:
             return False
-        return id in self._resuming or (id not in self._sessions and self._resumable.resumable_task(id) is not None)
+        return key in self._resuming or (key not in self._sessions and self._resumable.resumable_task(key) is not None)
 
-    async def create(self, id: str, task: Task) -> Opened:
+    async def create(self, key: TenantKey, task: Task) -> Opened:
         """Start a session, or return the first observation of an existing session with the same task.
 
         Cancelling the caller does not cancel the session. If the reset fails, all calls that wait for the reset raise
@@ -140,28 +139,28 @@ class SessionTable:
                 too.
             DeadlineError: The reset timed out.
         """
-        session = self._sessions.get(id)
+        session = self._sessions.get(key)
         if session is None:
-            session = self._open(id, task)
+            session = self._open(key, task)
         elif session.task != task:
-            raise SessionConflictError(f"session {id} plays another task")
+            raise SessionConflictError(f"session {key.id} plays another task")
         session.used_at = self.now()
         await session.opened.wait()
         if session.start is None:
-            if self._sessions.get(id) is session:
-                del self._sessions[id]
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
             assert session.error is not None
             raise session.error.with_traceback(None)
         return Opened(session.turn, session.start)
 
-    def step_now(self, id: str, turn: int, action: str, now: float) -> Step | None:
+    def step_now(self, key: TenantKey, turn: int, action: str, now: float) -> Step | None:
         """Play a step, or return its answer again, without waiting; None if this call would have to wait.
 
         The arguments are those of `step`; `now` is the current time, `self.now()`.
         """
-        if self._resumable is not None and self.can_resume(id):
+        if self._resumable is not None and self.can_resume(key):
             return None
-        session = self._sessions.get(id) or self._find(id)
+        session = self._sessions.get(key) or self._find(key)
         session.used_at = now
         # This is the body of `session.is_next`, inlined to save time in every step.
         if turn == session.turn and session.state is SessionState.READY:
@@ -171,19 +170,19 @@ class SessionTable:
         move = session.find_repeat(turn, action)
         return None if move.answer is None else move.result()
 
-    def start_step(self, id: str, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
+    def start_step(self, key: TenantKey, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
         """Start a step that `step_now` cannot play, and call `settled` when the step has ended; see `step`.
 
         Returns:
             False if no step was started, because only `step` can play this step.
         """
-        session = None if self.can_resume(id) else self._sessions.get(id)
+        session = None if self.can_resume(key) else self._sessions.get(key)
         if session is None or not session.is_next(turn):
             return False
         session.used_at = self.now()
         return self._stepper.start_step(session, turn, action, settled)
 
-    async def step(self, id: str, turn: int, action: str) -> Step:
+    async def step(self, key: TenantKey, turn: int, action: str) -> Step:
         """Play step number `turn`, or return its answer again.
 
         Raises:
@@ -195,12 +194,12 @@ class SessionTable:
             EnvError: The environment raised.
             SandboxLostError: The sandbox of the environment is lost.
         """
-        if self.can_resume(id):
-            await self._resume(id, turn)
-        answer = self.step_now(id, turn, action, self.now())
+        if self.can_resume(key):
+            await self._resume(key, turn)
+        answer = self.step_now(key, turn, action, self.now())
         if answer is not None:
             return answer
-        session = self._find(id)
+        session = self._find(key)
         if session.is_next(turn):
             move = session.begin(turn, action)
             await self._stepper.play(session, move)
@@ -211,26 +210,26 @@ class SessionTable:
             await move.wait()
         return move.result()
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, key: TenantKey) -> None:
         """End a session and wait until its slot is free; safe to repeat."""
-        if self.can_resume(id):
-            await self._resume(id)
-        session = self._sessions.pop(id, None)
+        if self.can_resume(key):
+            await self._resume(key)
+        session = self._sessions.pop(key, None)
         if session is not None:
-            session.end(SessionNotFoundError(f"session {id} was deleted"))
+            session.end(SessionNotFoundError(f"session {key.id} was deleted"))
             await session.closed.wait()
 
-    def get(self, id: str) -> SessionView:
+    def get(self, key: TenantKey) -> SessionView:
         """Return the state of a session without using it.
 
         Raises:
             SessionNotFoundError: No session has this id.
         """
-        return self._find(id).view(self.now())
+        return self._find(key).view(self.now())
 
-    def turn(self, id: str) -> int | None:
+    def turn(self, key: TenantKey) -> int | None:
         """Return the turn of a session; None if no session has this id."""
-        session = self._sessions.get(id)
+        session = self._sessions.get(key)
         return None if session is None else session.turn
 
     def views(self) -> list[SessionView]:
@@ -239,17 +238,17 @@ class SessionTable:
         return [session.view(now) for session in self._sessions.values()]
 
     @contextmanager
-    def keep_alive(self, ids: set[str]) -> Iterator[None]:
+    def keep_alive(self, keys: set[TenantKey]) -> Iterator[None]:
         """Prevent sessions from expiring during the block while their episodes run.
 
         Args:
-            ids: Session ids. The caller may add ids during the block; ids of finished sessions are removed.
+            keys: Session keys. The caller may add keys during the block; keys of finished sessions are removed.
         """
-        self._kept_alive.append(ids)
+        self._kept_alive.append(keys)
         try:
             yield
         finally:
-            self._kept_alive = [kept for kept in self._kept_alive if kept is not ids]
+            self._kept_alive = [kept for kept in self._kept_alive if kept is not keys]
 
     async def __aenter__(self) -> Self:
         self.now = clock.reader()
@@ -259,8 +258,8 @@ class SessionTable:
         self._tasks.start_soon(self._sweep)
         if self._resumable is not None:
             # Resume the sessions of the earlier server process now, so that they count as used slots and can expire.
-            for id in self._resumable.resumable_keys():
-                self._tasks.start_soon(self._resume_or_drop, id)
+            for key in self._resumable.resumable_keys():
+                self._tasks.start_soon(self._resume_or_drop, key)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -272,8 +271,8 @@ class SessionTable:
                 await session.closed.wait()
         await clock.end_tasks(self._tasks, error)
 
-    def _open(self, id: str, task: Task) -> Session:
-        tenant, capacity = tenant_of(id), self.host.capacity
+    def _open(self, key: TenantKey, task: Task) -> Session:
+        tenant, capacity = key.tenant, self.host.capacity
         # If the host has no slots at all, continue: the lease then fails with an error that says why.
         if self._leased.total() >= capacity > 0:
             raise CapacityError(f"all {capacity} slots are in use; retry later")
@@ -281,17 +280,19 @@ class SessionTable:
             raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots, which is its limit")
         self._leased[tenant] += 1
         self.counters.sessions += 1
-        session = self._sessions[id] = Session(id, task)
+        session = self._sessions[key] = Session(key, task)
         if not self._has_sessions.is_set():
             self._has_sessions.set()
         self._tasks.start_soon(self._hold_lease, session)
         return session
 
-    def _find(self, id: str) -> Session:
+    def _find(self, key: TenantKey) -> Session:
         try:
-            return self._sessions[id]
+            return self._sessions[key]
         except KeyError:
-            raise SessionNotFoundError(f"no session {id}: it was never created, was deleted or has expired") from None
+            raise SessionNotFoundError(
+                f"no session {key.id}: it was never created, was deleted or has expired"
+            ) from None
 
     async def _hold_lease(self, session: Session) -> None:
         """Lease and reset the session's episode, and hold the lease until the session releases it."""
@@ -322,9 +323,9 @@ class SessionTable:
         except Exception as error:
             failure = attributed(error, session.task)
             if session.is_over and not isinstance(error, _VoidError):
-                _log.warning("session %s: releasing its slot failed: %s", session.id, failure)
+                _log.warning("session %s: releasing its slot failed: %s", session.key, failure)
         finally:
-            self._leased[tenant_of(session.id)] -= 1
+            self._leased[session.key.tenant] -= 1
             self._break_unfinished(session, failure)
             session.opened.set()
             session.closed.set()
@@ -332,32 +333,32 @@ class SessionTable:
     def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
         if self._resumable is None:
             return self.host.lease(session.task)
-        return self._resumable.lease_as(session.id, session.task, tenant_of(session.id))
+        return self._resumable.lease_as(session.key, session.task)
 
-    async def _resume(self, id: str, turn: int = 0) -> None:
+    async def _resume(self, key: TenantKey, turn: int = 0) -> None:
         """Resume a session of an earlier server process.
 
         Raises:
             SessionNotFoundError: The session has expired: its episode is back at turn 0, but the caller expects `turn`.
         """
         assert self._resumable is not None
-        task = self._resuming.get(id) or self._resumable.resumable_task(id)
+        task = self._resuming.get(key) or self._resumable.resumable_task(key)
         if task is None:
             return
-        self._resuming[id] = task
+        self._resuming[key] = task
         try:
-            found = await self.create(id, task)
+            found = await self.create(key, task)
         finally:
-            self._resuming.pop(id, None)
+            self._resuming.pop(key, None)
         if found.turn == 0 < turn:
-            await self.delete(id)
-            self._find(id)
+            await self.delete(key)
+            self._find(key)
 
-    async def _resume_or_drop(self, id: str) -> None:
+    async def _resume_or_drop(self, key: TenantKey) -> None:
         try:
-            await self._resume(id)
+            await self._resume(key)
         except EnvkitError as error:
-            _log.warning("cannot resume session %s of an earlier server process: %s", id, error)
+            _log.warning("cannot resume session %s of an earlier server process: %s", key, error)
 
     async def _repeat_last_step(self, session: Session, action: str) -> Step:
         """Return the answer to the last step before the session was resumed, if its caller repeats that step."""
@@ -387,11 +388,11 @@ class SessionTable:
                 await self._has_sessions.wait()
             await anyio.sleep(interval_s)
             now = self.now()
-            alive = {id for id, session in self._sessions.items() if not session.is_over}
-            for ids in self._kept_alive:
-                ids &= alive
-                for id in ids:
-                    self._sessions[id].used_at = now
+            alive = {key for key, session in self._sessions.items() if not session.is_over}
+            for keys in self._kept_alive:
+                keys &= alive
+                for key in keys:
+                    self._sessions[key].used_at = now
             for session in list(self._sessions.values()):
                 if session.state is SessionState.STEPPING:
                     if now - session.began_at >= self._step_timeout_s:
@@ -400,5 +401,5 @@ class SessionTable:
                     if now - session.began_at >= self._ttl_s:
                         session.end(DeadlineError(f"the reset exceeded its timeout of {self._ttl_s:g} s"))
                 elif now - session.used_at >= self._ttl_s:
-                    del self._sessions[session.id]
+                    del self._sessions[session.key]
                     session.end(SessionNotFoundError(f"session {session.id} has expired"))

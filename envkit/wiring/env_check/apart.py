@@ -78,7 +78,7 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
     try:
         request = pickle.dumps((spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise SkippedCheckError(f"another process cannot import it ({error}); {_IMPORTABLE}") from None
+        raise SkippedCheckError(f"another process cannot import the environment ({error}); {_IMPORTABLE}") from None
     with tempfile.TemporaryDirectory(prefix="check-env-") as folder:
         result, log, temporary = (Path(folder, name) for name in ("result", "log", "tmp"))
         temporary.mkdir()
@@ -100,10 +100,10 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
             ) from None
         if not result.exists():
             last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise FailedCheckError(f"a new process crashed while playing it: {last[0]}")
+            raise FailedCheckError(f"a new process crashed while playing the environment: {last[0]}")
         found: dict[str, Any] = json.loads(result.read_text())
     if "missing" in found:
-        raise SkippedCheckError(f"another process cannot import it ({found['missing']}); {_IMPORTABLE}")
+        raise SkippedCheckError(f"another process cannot import the environment ({found['missing']}); {_IMPORTABLE}")
     if "error" in found:
         raise FailedCheckError(f"in a new process, {found['error']}")
     return found
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _written_files() -> set[Path]:
-    """Return a set of paths, to which each file is added when this process opens the file for writing."""
+    """Return a set to which the path of each file is added that this process opens for writing from now on."""
     written: set[Path] = set()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

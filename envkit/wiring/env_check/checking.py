@@ -92,7 +92,7 @@ def check_env(
         if missing := [one for one in after if one in failed]:
             results.append(CheckResult(name, "skip", f"needs: {missing[0]}"))
         elif after is _REPEATED and not env.spec.replayable:
-            results.append(CheckResult(name, "skip", "it is registered with replayable=False"))
+            results.append(CheckResult(name, "skip", "the environment is registered with replayable=False"))
         else:
             results.append(_run(env, name, check))
             if results[-1].outcome == "fail":

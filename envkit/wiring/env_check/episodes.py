@@ -106,7 +106,7 @@ class EnvUnderTest:
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
-        """Create an instance for the duration of the block; `options` replace the default options."""
+        """Create an instance for the duration of a ``with`` block; `options` replace the default options."""
         with attributed(self.env_id, "__init__"):
             env = make_here(self.env_id, self.options if options is None else options)
         with closing(env):

@@ -103,7 +103,7 @@ def metrics_are_numbers(env: EnvUnderTest) -> str:
     infos = [seen.info for played in env.episodes for seen in played.seen[1:]]
     for name, how in named.items():
         if how not in get_args(Fold):
-            raise FailedCheckError(f"metric {name} is folded by {how!r}; take one of {', '.join(get_args(Fold))}")
+            raise FailedCheckError(f"metric {name} has the aggregation {how!r}; use {', '.join(get_args(Fold))}")
         values = [info[name] for info in infos if name in info]
         if not values:
             raise FailedCheckError(f"metric {name} is missing in the infos of {len(infos)} steps; report it there")
@@ -168,7 +168,7 @@ def options_count_at_reset(env: EnvUnderTest) -> str:
             break
     if not same:
         raise SkippedCheckError("no option was found that changes an episode; name one with --option KEY=VALUE")
-    return f"{', '.join(same)}: the same by make and by reset"
+    return f"{', '.join(same)}: same effect when passed to make as to reset"
 
 
 def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
@@ -207,7 +207,7 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
 
 
 def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
-    """Play the test episodes in one instance, first with the reset options `at_reset` if given, then with none."""
+    """Play the test episodes in one instance, first with `at_reset` as reset options if given, then without options."""
     with env.opened(options) as instance:
         return [
             repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
@@ -235,8 +235,8 @@ def expert_solves(env: EnvUnderTest) -> str:
     solved = sum(_solves(env, seed) for seed in env.seeds)
     if not solved:
         raise FailedCheckError(
-            f"the expert solves none of {len(env.seeds)} episodes (success in the info of the last step); let its "
-            "moves lead there from what it observes"
+            f"the expert solves none of {len(env.seeds)} episodes (success in the info of the last step); its "
+            "moves must solve them from the observations alone"
         )
     return f"solves {solved} of {len(env.seeds)} episodes"
 

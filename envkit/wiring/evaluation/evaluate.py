@@ -76,8 +76,8 @@ class Evaluation:
         void_by_agent: Void episodes whose sandbox was ended by a program inside it; see `envkit.types.Cause.by_agent`.
         metrics: ``"success"``, if the environment reports it. ``"pass@k"``, if there are several attempts: the
             probability that at least one of k attempts solves a task, over tasks with at least k finished attempts.
-            ``"return"``, the sum of an episode's rewards. ``"turns"``. The environment's own metrics, folded over each
-            episode. See `statistics.estimate` for the intervals.
+            ``"return"``, the sum of an episode's rewards. ``"turns"``. The environment's own metrics, aggregated over
+            each episode. See `statistics.estimate` for the intervals.
         levels: One entry per task whose shortest solution is known: its number of moves, and whether each episode
             succeeded. Empty if the environment does not report success.
         seconds: Duration; earlier parts of a resumed evaluation do not count.
@@ -154,8 +154,8 @@ async def evaluate(
     """Play `episodes` different tasks, each `attempts` times. The same arguments play the same episodes.
 
     Split and seed select the same tasks as the evaluation of a training file with the same ``env.options`` and
-    ``evaluation.seed``. Attempts at a task differ only in what the policy samples; the first attempts do not depend on
-    `attempts`.
+    ``evaluation.seed``. Attempts at a task differ only in what the policy samples. With a larger value of `attempts`,
+    the earlier attempts stay the same.
 
     Args:
         env_id: Registered environment.

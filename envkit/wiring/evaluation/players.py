@@ -235,7 +235,7 @@ async def play(
 ) -> None:
     """Play every task `attempts` times, with as many parallel episodes as the host's capacity allows.
 
-    The first attempts do not depend on `attempts`.
+    With a larger value of `attempts`, the earlier attempts stay the same.
 
     Args:
         player: Chooses the actions.

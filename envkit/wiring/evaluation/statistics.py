@@ -85,7 +85,7 @@ def share(values: Sequence[float]) -> Estimate:
 
 
 def clipped(found: Estimate) -> Estimate:
-    """Return the estimate of a share with its interval inside [0, 1]."""
+    """Return the estimate of a share, with its interval cut to [0, 1]."""
     return Estimate(found.mean, max(0.0, found.low), min(1.0, found.high))
 
 

@@ -39,7 +39,7 @@ def dedicated_env_ids() -> set[str]:
 
 
 def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
-    """Return how many shared sandboxes serve environments, and how many dedicated ones may.
+    """Return the number of shared sandboxes that serve environments, and the maximum number of dedicated sandboxes.
 
     Raises:
         UsageError: The shared sandboxes exceed the capacity of the node.
@@ -65,9 +65,9 @@ class EnvHosts(NamedTuple):
     """The hosts of a gateway.
 
     Attributes:
-        shared: Its sandboxes play many episodes each.
-        own: Its sandboxes play one episode each and are then replaced; started on demand.
-        suspects: Its sandboxes retry calls that may have caused the loss of a shared sandbox; started on demand.
+        shared: Host whose sandboxes play many episodes each.
+        own: Host whose sandboxes play one episode each and are then replaced; started on demand.
+        suspects: Host whose sandboxes retry calls that may have caused the loss of a shared sandbox; started on demand.
     """
 
     shared: FleetHost
@@ -88,7 +88,7 @@ async def env_hosts(
     slots = math.ceil(config.envs.capacity / count)
 
     def host(kind: WorkerKind, workers: int, slots_each: int = 1, suspects: FleetHost | None = None) -> FleetHost:
-        # Suspects need one slot only, but with the same spec as the shared sandboxes they can use warm ones.
+        # Suspects need one slot only, but get the spec of the shared sandboxes, so that warm sandboxes fit them too.
         return FleetHost(
             pool,
             env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots),

@@ -154,7 +154,7 @@ class _ShutdownSignals:
 
     @contextmanager
     def cancel_on_signal(self) -> Iterator[None]:
-        """Run a block that a signal cancels without an error. Outside of this block, signals are ignored."""
+        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored."""
         with anyio.CancelScope() as self._scope:
             try:
                 yield
@@ -168,7 +168,7 @@ class _ShutdownSignals:
 
 @asynccontextmanager
 async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Send alerts and scale the fleet automatically for the duration of the block, where configured."""
+    """Send alerts and scale the fleet during a ``with`` block, as far as `config` asks for it."""
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
@@ -185,7 +185,7 @@ async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[
 
 @asynccontextmanager
 async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[Fleet]:
-    """Start the fleet of `config`, and stop it at the end of the block.
+    """Start the fleet of `config`, and stop it at the end of the ``with`` block.
 
     Args:
         config: The configuration.
@@ -230,7 +230,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"capacity: {capacity.describe(node.capacity)}; a tenant may use {share} % of each (node, limits)")
+            announce(f"capacity: {capacity.describe(node.capacity)}; a tenant may use {share} % of each")
         await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
         dedicated = dedicated_env_ids()
         host = RoutedHosts(hosts.shared, hosts.own, lambda env_id: env_id not in dedicated, offenders, bool(dedicated))

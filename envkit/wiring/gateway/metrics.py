@@ -28,7 +28,7 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield GaugeMetricFamily("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
     yield GaugeMetricFamily("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
     slowest = max(counts.probe_s.values(), default=0.0)
-    yield GaugeMetricFamily("envkit_probe_seconds_max", "Slowest of the last probes of all sandboxes.", slowest)
+    yield GaugeMetricFamily("envkit_probe_seconds_max", "Slowest of the latest probes, one per sandbox.", slowest)
     yield CounterMetricFamily("envkit_sandbox_starts", "Sandbox starts.", counts.starts)
     yield CounterMetricFamily(
         "envkit_sandbox_failed_starts", "Failed starts, except for invalid requests.", counts.failed_starts

@@ -74,14 +74,14 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
 
 @asynccontextmanager
 async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
-    """Open a backend for the duration of the block. Raises the same errors as `choose`."""
+    """Open a backend for the duration of a ``with`` block. Raises the same errors as `choose`."""
     async with (await choose(kind)).backend as backend:
         yield backend
 
 
 @asynccontextmanager
 async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnySandbox]:
-    """Run a sandbox for the duration of the block. Raises the same errors as `SandboxBackend.start` and `restore`."""
+    """Run a sandbox during a ``with`` block. Raises the same errors as `SandboxBackend.start` and `restore`."""
     sandbox = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
     try:
         yield sandbox
@@ -133,9 +133,9 @@ def open_sandbox(
 
 @asynccontextmanager
 async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> AsyncIterator[Sandbox]:
-    """Start a sandbox on this machine during the block, for code in an event loop, such as an `AsyncEnv`.
+    """Run a sandbox on this machine during an ``async with`` block, for code in an event loop, such as an `AsyncEnv`.
 
-    The block may be entered in one task and exited in another: for example, ``reset`` may enter it into an
+    One task may enter this context manager and another may exit it: for example, ``reset`` may enter it into an
     ``AsyncExitStack`` that ``close`` closes.
 
     Args:

@@ -38,9 +38,9 @@ _HINT = (
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
 )
 _PACKAGE_HINT = (
-    "it comes from the package {package!r}, which the sandbox does not contain; for docker, build an image with it: "
-    "envkit image build games --with ./{package} (with --tag NAME:1, and NAME:1 in envs.image of the server's file, "
-    "for an image of its own); otherwise install it by pip, not by PYTHONPATH"
+    "it comes from the package {package!r}, which the sandbox does not contain; without docker, install the package by "
+    "pip, not by PYTHONPATH; for docker, build an image with it: envkit image build games --with ./{package} "
+    "(to keep the present image, add --tag NAME:1 and set envs.image: NAME:1 in the server's file)"
 )
 
 

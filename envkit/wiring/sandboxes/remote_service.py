@@ -22,7 +22,7 @@ from envkit.wiring.sandboxes.service import SandboxService
 
 @dataclass(frozen=True, slots=True)
 class RemoteService(SandboxService):
-    """The sandboxes of a server. It stops a detached sandbox after its time to live, or after an hour without use.
+    """The sandboxes of a server. The server stops a detached sandbox after its time to live, or an hour without use.
 
     Attributes:
         url: Address of the server.

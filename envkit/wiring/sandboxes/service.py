@@ -25,15 +25,15 @@ class SandboxService(ABC):
 
     @abstractmethod
     def running(self, spec: SandboxSpec) -> AbstractAsyncContextManager[AnySandbox]:
-        """Run a new sandbox for the duration of the block."""
+        """Run a new sandbox for the duration of an ``async with`` block."""
 
     @abstractmethod
     def start_detached(self, spec: SandboxSpec) -> AbstractAsyncContextManager[AnySandbox]:
-        """Start a detached sandbox, which is stopped only if the block fails."""
+        """Start a detached sandbox. It outlives the ``async with`` block, unless the block raises."""
 
     @abstractmethod
     def attached(self, id: str) -> AbstractAsyncContextManager[AnySandbox]:
-        """Connect to a detached sandbox for the duration of the block."""
+        """Connect to a detached sandbox for the duration of an ``async with`` block."""
 
     @abstractmethod
     async def stop(self, id: str) -> None:

@@ -18,11 +18,12 @@ process and then also its process group."""
 
 @contextmanager
 def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] = clock.stopwatch) -> Iterator[None]:
-    """Call `request` in the running event loop at the first SIGINT or SIGTERM of the block.
+    """Call `request` in the running event loop at the first SIGINT or SIGTERM during a ``with`` block.
 
-    A signal more than `ONE_S` seconds after the first ends the process immediately. If a signal came during the block,
-    the handlers stay installed after the block, so that a repeated signal does not kill the process while it prints its
-    summary. A signal more than `ONE_S` seconds after the first then goes to the previous handler.
+    Signals in the following `ONE_S` seconds are ignored. A later signal during the block ends the process immediately.
+
+    If a signal came during the block, the handlers stay installed after it, so that a repeated signal does not kill the
+    process while it prints its summary. A later signal then goes to the handler that was installed before the block.
 
     Must be called in the main thread. `now` returns the seconds of a monotonic clock.
     """

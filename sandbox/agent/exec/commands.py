@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..linux import User
     from ..users import Context
 
-# The Linux value of `termios.TIOCSWINSZ`, because a reduced Python has no `termios`.
+# The Linux value of `termios.TIOCSWINSZ`. It is defined here because a reduced Python has no `termios`.
 _TIOCSWINSZ = 0x5414
 _NO_START = 126
 _KEEP_BYTES = 1 << 20
@@ -135,7 +135,7 @@ class Exec(IncomingCall):
         return name.encode()
 
     def _taker(self, of: str) -> Callable[[bytes], None]:
-        """Return the function that stores or sends the output of the program: its stream `of` ("out" or "err")."""
+        """Return a callback that stores or sends pieces of the program's output stream `of` (``out`` or ``err``)."""
         if not self._streams:
             return self._tails[of].add
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..event_loop import Loop
 
 MAX_WAITING_BYTES = 64 << 20
-"""Maximum number of bytes that wait for a program to read them; a program that exceeds it is ended."""
+"""Maximum number of bytes that wait for a program to read them. If more bytes wait, the program is killed."""
 
 
 class Input:

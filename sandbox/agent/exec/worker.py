@@ -30,17 +30,17 @@ else:
     import _signal as signal
 
 ANSWER = struct.Struct(">iii")
-"""A reply: kind (`STARTED` or `ENDED`), pid or exit code, whether processes are left."""
+"""A reply: kind (`STARTED` or `ENDED`), pid or exit code, and whether processes of the command are left (1 or 0)."""
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
 ROOM_TIMEOUT_S = 2.0
-"""How long the start of a program is retried at the process limit, while preemptible programs are killed."""
+"""Seconds to retry the start of a grader's program at the process limit, while the agent's programs are killed."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
 # The descriptors of a command have numbers below this one.
 _FIRST_FREE = 10
-# Signals to reset before a program starts, because it would inherit from Python that some signals are ignored.
+# Signals to reset to their defaults before a program starts. Otherwise it would ignore the signals that Python ignores.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _SURPLUS_S = 2.0
 """Interval at which surplus idle workers are closed."""
 _RESERVE = 32
-"""Free pids reserved for users that are not preemptible; at most a quarter of the sandbox's limit."""
+"""Free pids reserved for graders, root and file transfers; at most a quarter of the sandbox's limit of processes."""
 _CHECK_S = 0.01
 _RETRY_S = 0.5
-"""Interval of the next check of free pids after a check that found no process to kill."""
+"""Seconds until the next check of free pids, if a check found no process that may be killed."""
 _ROUNDS = 200
 LOST = -9
 """Exit code of a command whose worker was killed."""
@@ -266,7 +266,7 @@ class Workers:
         return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
-        """Kill child `pid`, its descendants and processes that ended workers have left, then call `then`.
+        """Kill child `pid`, its descendants and the processes that ended workers left behind, then call `then`.
 
         `owner` fails if a callback raises.
         """

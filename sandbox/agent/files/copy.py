@@ -1,7 +1,7 @@
 """Copies folders out of and into the sandbox, in a child process with a user's rights.
 
-Because of these rights, a link cannot give access to other files. Because of the child process, a huge folder does not
-block other calls.
+The user's rights ensure that a link gives no access to other users' files. The separate process ensures that a huge
+folder does not block other calls.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
-    """Write a file or link."""
+    """Write one file or symbolic link of the folder `folder` to the archive; `steps` is its path in the archive."""
     if stat.S_ISLNK(about.st_mode):
         write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):

@@ -12,6 +12,7 @@ import pytest
 
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from tests.contract.kinds import Kind, run
+from tests.sandbox.containers import image
 
 EVIDENCE = Path(__file__).parents[3] / "benchmarks" / "evidence" / "memory_without_owner.py"
 MEMORY_MIB = 256  # of which the agent has 224
@@ -49,6 +50,8 @@ def test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns(kind: Ki
     if kind.name == "process":
         pytest.skip("it bounds nothing")
     options = ["--short", "--within-s", "10", "--kind", kind.name, "--folder", str(tmp_path)]
+    if kind.name == "docker":
+        options += ["--image", image()]
     command = [sys.executable, str(EVIDENCE), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
     assert done.stdout.splitlines()[-1:] == ["the grader ran within 10 s in 3 of 3; sandboxes lost: none"], done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_what_cannot_be_read_is_missing(shared: Shared) -> None:
     async def main(sandbox: AnySandbox) -> None:
         await sh(sandbox, "mkdir folder; mkfifo pipe; ln -s loop loop; ln -s nowhere dangling; echo x > file")
         for name in ("nothing", "folder", "pipe", "loop", "dangling", "file/x", "/dev/zero", ""):
-            with pytest.raises(MissingFileError, match=f"^{sandbox.id}: "):
+            with pytest.raises(MissingFileError, match=re.escape(name) or None):
                 await sandbox.read(name)
         with pytest.raises(MissingFileError):
             await sandbox.read("x" * 5000)
@@ -161,7 +162,7 @@ def test_what_cannot_be_written_is_refused(shared: Shared) -> None:
         await sandbox.write("file", b"x")
         await sh(sandbox, "mkdir folder")
         for name in ("folder", "file/inner", "/proc/x", ""):
-            with pytest.raises(RefusedFileError, match=f"^{sandbox.id}: "):
+            with pytest.raises(RefusedFileError, match=re.escape(name) or None):
                 await sandbox.write(name, b"y")
         assert await sh(sandbox, "ls -A; cat file") == "file\nfolder\nx"
 
@@ -259,7 +260,7 @@ def test_a_folder_does_not_go_where_nothing_can_be_written(shared: Shared, tree:
     async def main(sandbox: AnySandbox) -> None:
         await sandbox.write("file", b"x")
         for target in ("file", "file/inner", "/proc/x"):
-            with pytest.raises(RefusedFileError, match=f"^{sandbox.id}: "):
+            with pytest.raises(RefusedFileError, match=re.escape(target)):
                 await sandbox.upload(tree, target)
 
     shared.run(main)

@@ -32,6 +32,7 @@ from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
 from envkit.wiring.sandboxes import running_servers
 from tests.contract.kinds import arguments, containers, processes, volumes
+from tests.keys import key
 from tests.sandbox.containers import docker, image, missing
 
 LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
@@ -137,7 +138,7 @@ class Gateway:
             copy = Path(folder) / self.ledger.name
             await clock.to_thread(self._copy_ledger, copy)
             async with Ledger(copy) as ledger:
-                found = ledger.get(session_id)
+                found = ledger.get(key(session_id))
         return None if found is None else found.sandbox_id
 
     def _copy_ledger(self, copy: Path) -> None:

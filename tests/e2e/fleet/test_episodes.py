@@ -100,7 +100,7 @@ def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: st
         run(lambda: main(gateway), 60)
 
 
-@both
+@pytest.mark.parametrize("kind", [LOCAL, pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.alone])])
 def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         tasks = [Task("Sokoban-v0", 3), Task("FrozenLake-v0", 4)]
@@ -131,7 +131,7 @@ def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds
                 async with anyio.create_task_group() as group:
                     for task, episode in zip(tasks, (one, two), strict=True):
                         group.start_soon(play_on, task, episode)
-        assert max(seconds) < 2 * (HUNG_S + REBUILD_S)  # two sandboxes may start at once on a busy machine
+        assert max(seconds) < HUNG_S + REBUILD_S
 
     with serving(kind, tmp_path, *ONE_SANDBOX) as gateway:
         run(lambda: main(gateway), 40)

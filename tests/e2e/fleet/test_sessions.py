@@ -17,7 +17,7 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.fleet.ledger import Ledger
-from envkit.types import JSON
+from envkit.types import JSON, TenantKey
 
 pytestmark = pytest.mark.bwrap
 
@@ -59,10 +59,10 @@ def answers(moves: list[str]) -> list[str]:
     return observations
 
 
-def seated(path: Path) -> Sequence[str]:
+def seated(path: Path) -> Sequence[TenantKey]:
     """Return the sessions in the ledger of a server that has ended."""
 
-    async def main() -> Sequence[str]:
+    async def main() -> Sequence[TenantKey]:
         async with Ledger(path) as ledger:
             return ledger.keys()
 

@@ -35,7 +35,9 @@ def test_tenants_are_isolated(tmp_path: Path) -> None:
         for name in ("acme:mine", shared["sandbox_id"], shared["backend_id"], "pool-1", "%61cme:mine", "..%2Fmine"):
             for verb, rest, body in (("GET", "", None), ("POST", "/exec", RUN), ("GET", "/logs", None)):
                 answer = beta.request(verb, f"/v1/sandboxes/{name}{rest}", json=body)
-                assert answer.status_code in (400, 404, 405), (name, answer.text)
+                # The router decodes %2F; the handler of POST then rejects the id "../mine".
+                status = 400 if name == "..%2Fmine" and verb == "POST" else 404
+                assert answer.status_code == status, (name, verb, answer.text)
             assert beta.delete(f"/v1/sandboxes/{name}").status_code in (200, 404)
         assert admin.post("/v1/sandboxes/acme:mine/exec", json=RUN).json()["stdout"] == "acme"
 

@@ -138,7 +138,7 @@ def test_without_a_needed_token_the_page_shows_only_version_and_links(tmp_path: 
 
 def test_a_tenant_sees_its_own_names_of_lost_sandboxes() -> None:
     phases = (Phase(SandboxState.LOST, 0.0, "killed by signal 9"),)
-    lost = SandboxView("acme:a", "", "here", "acme", SandboxSpec(), phases)
+    lost = SandboxView("a", "", "here", "acme", SandboxSpec(), phases)
     overview = Overview(ReadyReply(True, 4, 0), None, None, [lost], Caller("acme", frozenset({"sandbox"})).name)
     assert Page(page(overview).decode()).tables["Lost sandboxes"][1][1:] == ["a", "killed by signal 9"]
 

@@ -70,7 +70,7 @@ def test_errors_use_the_callers_names(tmp_path: Path) -> None:
             await stage.ask("PUT", "/v1/sandboxes/a", token, json={"memory_mib": 1}),
             await stage.ask("GET", "/v1/sandboxes/a/files?path=/none", token),
         ]
-        assert wrong[-1].json()["detail"] == "a: /none: there is no such file"
+        assert wrong[-1].json()["detail"] == "/none: there is no such file"
         await stage.ask("DELETE", "/v1/sandboxes/a", token)
         wrong.append(await stage.ask("POST", "/v1/sandboxes/a/exec", token, json=run | {"sandbox_id": "a"}))
         wrong.append(await stage.ask("POST", "/v1/sandboxes:exec", token, json=[run]))
@@ -78,6 +78,36 @@ def test_errors_use_the_callers_names(tmp_path: Path) -> None:
             assert "acme:" not in answer.text
             assert "fake-" not in answer.text
         assert wrong[-1].json()[0]["error"]["fields"]["sandbox_id"] == "a"
+
+    on_stage(main, tmp_path, has_sandboxes=True)
+
+
+def test_sandboxes_with_equal_ids_of_two_tenants_are_separate(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, umbrella = stage.token("acme", "sandbox"), stage.token("umbrella", "sandbox")
+        for token, whose in ((acme, "acme"), (umbrella, "umbrella")):
+            await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
+            path, headers = "/v1/sandboxes/a/files?path=whose", {"Idempotency-Key": "k"}
+            written = await stage.ask("PUT", path, token, content=whose, headers=headers)
+            assert written.json() == {"done": True}
+        snapshot = (await stage.ask("POST", "/v1/sandboxes/a/snapshot", acme)).json()["snapshot"]
+        assert (await stage.ask("GET", "/v1/snapshots", umbrella)).json() == {"snapshots": []}
+        await stage.ask("DELETE", f"/v1/snapshots/{snapshot}", umbrella)
+        assert len((await stage.ask("GET", "/v1/snapshots", acme)).json()["snapshots"]) == 1
+        for token, whose in ((acme, "acme"), (umbrella, "umbrella")):
+            assert (await stage.ask("GET", "/v1/sandboxes/a/files?path=whose", token)).text == whose
+            listed = (await stage.ask("GET", "/v1/sandboxes", token)).json()["sandboxes"]
+            assert [(one["sandbox_id"], one["tenant"]) for one in listed] == [("a", whose)]
+        for name in ("acme:a", ":a", "::a", "::acme:a"):
+            run = {"argv": ["true"], "timeout_s": 1}
+            assert (await stage.ask("POST", f"/v1/sandboxes/{name}/exec", umbrella, json=run)).status_code in (400, 404)
+            assert (await stage.ask("PUT", f"/v1/sandboxes/{name}", umbrella, json={})).status_code in (400, 404)
+            await stage.ask("DELETE", f"/v1/sandboxes/{name}", umbrella)
+        await stage.ask("DELETE", "/v1/sandboxes/a", umbrella)
+        assert (await stage.ask("GET", "/v1/sandboxes/a", acme)).json()["state"] == "leased"
+        admin = stage.token("ops", "admin")
+        assert (await stage.ask("DELETE", "/v1/sandboxes/acme:a", admin)).json() == {"done": True}
+        assert (await stage.ask("GET", "/v1/sandboxes/a", acme)).json()["state"] == "stopped"
 
     on_stage(main, tmp_path, has_sandboxes=True)
 

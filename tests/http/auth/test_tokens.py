@@ -208,7 +208,7 @@ def test_a_file_that_others_can_read_is_made_private_with_a_warning(
         assert tokens.check(text) is not None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path} was accessible to other users; changed its mode to 600. It holds hashes, not tokens"
+        f"{path} was accessible to other users; changed its mode to 600. It contains hashes, not tokens"
     ]
 
 

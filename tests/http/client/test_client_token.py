@@ -98,8 +98,8 @@ def test_an_invalid_token_is_rejected_before_it_is_sent(token: str) -> None:
         (401, '{"type":"unauthorized","fields":{"detail":"who?"}}', UnauthorizedError, ": who?"),
         (403, '{"type":"forbidden","fields":{"detail":"not you"}}', ForbiddenError, ": not you"),
         (401, "<html>", UnauthorizedError, "status 401: it requires authentication"),
-        (403, "<html>", UnreachableError, "status 403; is it an `envkit serve`"),
-        (500, "[]", UnreachableError, "status 500; is it an `envkit serve`"),
+        (403, "<html>", UnreachableError, "status 403; check that an envkit server runs there"),
+        (500, "[]", UnreachableError, "status 500; check that an envkit server runs there"),
     ],
 )
 def test_a_rejected_handshake_raises_the_error_of_the_server(

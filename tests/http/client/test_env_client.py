@@ -387,7 +387,7 @@ def test_an_error_of_the_connector_is_raised_unchanged() -> None:
 
 def test_a_server_of_another_kind_is_recognised() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
-        with pytest.raises(UnreachableError, match="/else answered with status 403; is it an `envkit serve`"):
+        with pytest.raises(UnreachableError, match="/else answered with status 403; check that an envkit server runs"):
             async with EnvClient(client.address + "/else"):
                 pass
 

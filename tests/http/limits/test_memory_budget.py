@@ -187,7 +187,7 @@ def test_a_list_of_programs_has_a_limit_on_all_its_outputs_together() -> None:
         program: dict[str, Any] = {"sandbox_id": "a", "timeout_s": 9, "max_output_bytes": 16 * MIB, "argv": ["true"]}
         refused = await stage.client.post("/v1/sandboxes:exec", json=[program] * 9)
         assert (refused.status_code, refused.json()["type"]) == (400, "bad_request")
-        assert "the output limits of the list are too large together" in refused.json()["detail"]
+        assert "the sum of the output limits in the list is too large" in refused.json()["detail"]
         assert (await stage.client.post("/v1/sandboxes:exec", json=[program] * 8)).status_code == 200
 
     on_stage(main, 256 * MIB)

@@ -13,6 +13,7 @@ from envkit.errors import EnvkitError, SandboxConflictError
 from envkit.http.protocol.asgi import CallOutcome
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from tests.http.stage import settle
+from tests.keys import key
 
 
 class Work:
@@ -49,14 +50,14 @@ def test_a_repeat_returns_the_first_answer_for_ten_minutes() -> None:
     async def main(calls: IdempotentCalls) -> None:
         work = Work()
         for _ in range(3):
-            assert (await calls.run("one", "a", b"x", work)).body == b"1"
-        assert (await calls.run("one", "b", b"x", work)).body == b"2"
-        assert (await calls.run("other", "a", b"x", work)).body == b"3"
+            assert (await calls.run(key("one"), "a", b"x", work)).body == b"1"
+        assert (await calls.run(key("one"), "b", b"x", work)).body == b"2"
+        assert (await calls.run(key("other"), "a", b"x", work)).body == b"3"
         await anyio.sleep(599)
-        assert (await calls.run("one", "a", b"x", work)).body == b"1"
+        assert (await calls.run(key("one"), "a", b"x", work)).body == b"1"
         await anyio.sleep(2)
-        assert (await calls.run("one", "c", b"x", work)).body == b"4"
-        assert (await calls.run("one", "a", b"x", work)).body == b"5"
+        assert (await calls.run(key("one"), "c", b"x", work)).body == b"4"
+        assert (await calls.run(key("one"), "a", b"x", work)).body == b"5"
 
     on_calls(main)
 
@@ -67,7 +68,7 @@ def test_a_repeat_of_a_running_call_waits_for_it() -> None:
         bodies = []
 
         async def call() -> None:
-            bodies.append(((await calls.run("one", "a", b"x", work)).body, clock.now()))
+            bodies.append(((await calls.run(key("one"), "a", b"x", work)).body, clock.now()))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
@@ -80,9 +81,9 @@ def test_a_repeat_of_a_running_call_waits_for_it() -> None:
 
 def test_a_key_of_another_call_is_rejected() -> None:
     async def main(calls: IdempotentCalls) -> None:
-        await calls.run("one", "a", b"x", Work())
+        await calls.run(key("one"), "a", b"x", Work())
         with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
-            await calls.run("one", "a", b"y", Work())
+            await calls.run(key("one"), "a", b"y", Work())
 
     on_calls(main)
 
@@ -91,8 +92,8 @@ def test_a_call_continues_when_its_caller_is_cancelled() -> None:
     async def main(calls: IdempotentCalls) -> None:
         work = Work(seconds=5)
         with anyio.move_on_after(1):
-            await calls.run("one", "a", b"x", work)
-        assert (await calls.run("one", "a", b"x", work)).body == b"1"
+            await calls.run(key("one"), "a", b"x", work)
+        assert (await calls.run(key("one"), "a", b"x", work)).body == b"1"
         assert (work.runs, clock.now()) == (1, 5)
 
     on_calls(main)
@@ -102,14 +103,14 @@ def test_a_cancelled_key_does_not_start_again() -> None:
     async def main(calls: IdempotentCalls) -> None:
         work = Work(seconds=100)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(calls.run, "one", "a", b"x", work)
+            tasks.start_soon(calls.run, key("one"), "a", b"x", work)
             await settle()
-            await calls.cancel("one", "a")
+            await calls.cancel(key("one"), "a")
         assert clock.now() == 0
-        for key in ("a", "b"):
-            await calls.cancel("one", key)
-            again = await calls.run("one", key, b"x", work)
-            assert (again.status, again.body) == (409, f"the call with the key '{key}' was cancelled".encode())
+        for name in ("a", "b"):
+            await calls.cancel(key("one"), name)
+            again = await calls.run(key("one"), name, b"x", work)
+            assert (again.status, again.body) == (409, f"the call with the key '{name}' was cancelled".encode())
         assert work.runs == 1
 
     on_calls(main)
@@ -118,11 +119,11 @@ def test_a_cancelled_key_does_not_start_again() -> None:
 def test_calls_are_dropped_with_their_sandbox() -> None:
     async def main(calls: IdempotentCalls) -> None:
         work = Work()
-        await calls.run("one", "a", b"x", work)
-        await calls.run("other", "a", b"x", work)
-        calls.drop("one")
-        assert (await calls.run("one", "a", b"x", work)).body == b"3"
-        assert (await calls.run("other", "a", b"x", work)).body == b"2"
+        await calls.run(key("one"), "a", b"x", work)
+        await calls.run(key("other"), "a", b"x", work)
+        calls.drop(key("one"))
+        assert (await calls.run(key("one"), "a", b"x", work)).body == b"3"
+        assert (await calls.run(key("other"), "a", b"x", work)).body == b"2"
 
     on_calls(main)
 
@@ -130,26 +131,26 @@ def test_calls_are_dropped_with_their_sandbox() -> None:
 def test_only_the_last_calls_are_kept() -> None:
     async def main(calls: IdempotentCalls) -> None:
         work = Work()
-        for key in "abcd":
-            await calls.run("one", key, b"x", work)
-        assert (await calls.run("one", "b", b"x", work)).body == b"2"
-        assert (await calls.run("one", "a", b"x", work)).body == b"5"
+        for name in "abcd":
+            await calls.run(key("one"), name, b"x", work)
+        assert (await calls.run(key("one"), "b", b"x", work)).body == b"2"
+        assert (await calls.run(key("one"), "a", b"x", work)).body == b"5"
 
     on_calls(main, max_count=3)
 
 
 def test_the_oldest_large_answers_are_dropped_and_their_calls_do_not_run_again() -> None:
     async def main(calls: IdempotentCalls) -> None:
-        works = {key: Work(size=40) for key in "abc"}
-        for key, work in works.items():
-            assert (await calls.run("one", key, b"x", work)).body == b"1" * 40
-        gone = await calls.run("one", "a", b"x", works["a"])
-        assert (gone.status, gone.body) == (409, b"the answer to the key 'a' is no longer kept")
-        for key in "bc":
-            assert (await calls.run("one", key, b"x", works[key])).body == b"1" * 40
+        works = {name: Work(size=40) for name in "abc"}
+        for name, work in works.items():
+            assert (await calls.run(key("one"), name, b"x", work)).body == b"1" * 40
+        gone = await calls.run(key("one"), "a", b"x", works["a"])
+        assert (gone.status, gone.body) == (409, b"the answer for the key 'a' is no longer stored")
+        for name in "bc":
+            assert (await calls.run(key("one"), name, b"x", works[name])).body == b"1" * 40
         huge = Work(size=1000)
-        assert (await calls.run("one", "huge", b"x", huge)).body == b"1" * 1000
-        assert (await calls.run("one", "huge", b"x", huge)).status == 409
+        assert (await calls.run(key("one"), "huge", b"x", huge)).body == b"1" * 1000
+        assert (await calls.run(key("one"), "huge", b"x", huge)).status == 409
         assert (huge.runs, works["a"].runs) == (1, 1)
 
     on_calls(main, max_bytes=100)

@@ -96,7 +96,7 @@ def test_the_name_of_a_lost_sandbox_is_in_use_until_it_is_deleted() -> None:
             refused = await client.put(A, json={})
             assert (refused.status_code, refused.json()["type"]) == (409, "sandbox_conflict")
             assert refused.json()["detail"] == (
-                "sandbox a has ended: killed by signal 9; DELETE it to free its name, or choose another"
+                "sandbox a has ended: killed by signal 9; send DELETE to free its id, or choose another id"
             )
         assert (await client.delete(A)).status_code == 200
         assert (await client.get(A)).json()["state"] == "lost"

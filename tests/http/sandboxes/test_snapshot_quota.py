@@ -13,6 +13,7 @@ from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
 from envkit.protocols import Sandbox
 from envkit.types import SandboxSpec
 from tests.http.pools import SmallPool
+from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend
 
 WHAT_TO_DO = "; remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
@@ -30,20 +31,20 @@ def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], 
 
 def test_a_snapshot_above_the_limit_is_rejected_until_one_is_removed() -> None:
     async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
-        names = [await snapshots.keep("ann", "a", sandbox.snapshot) for _ in range(2)]
+        names = [await snapshots.keep(key("a", "ann"), sandbox.snapshot) for _ in range(2)]
         with pytest.raises(SnapshotLimitError) as caught:
-            await snapshots.keep("ann", "a", sandbox.snapshot)
+            await snapshots.keep(key("a", "ann"), sandbox.snapshot)
         assert str(caught.value) == "tenant 'ann' is at its limit of 2 snapshots" + WHAT_TO_DO
-        await snapshots.keep("bob", "a", sandbox.snapshot)
+        await snapshots.keep(key("a", "bob"), sandbox.snapshot)
         with pytest.raises(SnapshotLimitError, match="this server is at its limit of 3 snapshots"):
-            await snapshots.keep("cid", "a", sandbox.snapshot)
+            await snapshots.keep(key("a", "cid"), sandbox.snapshot)
         assert [one.name for one in snapshots.all("ann")] == names
         await snapshots.remove(names[0], "bob")  # not its owner
         assert [one.name for one in snapshots.all("ann")] == names
         await snapshots.remove(names[0], "ann")
         with pytest.raises(SandboxNotFoundError):
             snapshots.pool_id(names[0], None)
-        await snapshots.keep("ann", "a", sandbox.snapshot)
+        await snapshots.keep(key("a", "ann"), sandbox.snapshot)
 
     run(SnapshotBounds(per_tenant=2, total=3), work)
 
@@ -58,15 +59,15 @@ def test_snapshots_in_progress_count_and_failed_ones_do_not() -> None:
 
         async def failing() -> None:
             with pytest.raises(OSError, match="the disk is full"):
-                await snapshots.keep("ann", "a", slow)
+                await snapshots.keep(key("a", "ann"), slow)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(failing)
             await anyio.sleep(1)
             with pytest.raises(SnapshotLimitError, match="at its limit of 1"):
-                await snapshots.keep("ann", "a", sandbox.snapshot)
+                await snapshots.keep(key("a", "ann"), sandbox.snapshot)
             go.set()
-        await snapshots.keep("ann", "a", sandbox.snapshot)
+        await snapshots.keep(key("a", "ann"), sandbox.snapshot)
 
     run(SnapshotBounds(per_tenant=1), work)
 
@@ -80,15 +81,15 @@ def test_a_snapshot_above_the_size_limit_is_rejected_and_removed() -> None:
             return taken[-1]
 
         await sandbox.write("/workspace/f", bytes(600 << 10))
-        await snapshots.keep("ann", "a", take)
+        await snapshots.keep(key("a", "ann"), take)
         with pytest.raises(SnapshotLimitError) as caught:
-            await snapshots.keep("ann", "a", take)
+            await snapshots.keep(key("a", "ann"), take)
         message = "tenant 'ann': no space for 1 MiB (0 MiB used, limit 1 MiB)"
         assert str(caught.value) == message + WHAT_TO_DO
         assert [await pool.snapshot_bytes(name) for name in taken] == [600 << 10, 0]
         for tenant in ("bob", "cid"):
-            await snapshots.keep(tenant, "a", take)
+            await snapshots.keep(key("a", tenant), take)
         with pytest.raises(SnapshotLimitError, match=r"^this server: no space for 1 MiB \(1 MiB used, limit 2 MiB\)"):
-            await snapshots.keep("dan", "a", take)
+            await snapshots.keep(key("a", "dan"), take)
 
     run(SnapshotBounds(per_tenant_mib=1, total_mib=2), work)

@@ -28,6 +28,7 @@ from envkit.types import Observation, Reset, Step, Task
 from tests.causes import cause
 from tests.http.envs import Lender, slots
 from tests.http.stage import on_table, settle
+from tests.keys import key
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)
@@ -35,24 +36,24 @@ SLEEPER = Task("Sleeper-v0", 0)
 
 def test_deleting_is_safe_to_repeat_and_ends_a_session_in_any_state() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        await table.delete("never made")
-        await table.create("ready", COUNT)
-        await table.create("stepping", SLEEPER)
+        await table.delete(key("never made"))
+        await table.create(key("ready"), COUNT)
+        await table.create(key("stepping"), SLEEPER)
 
         async def refused(call: Awaitable[object], error: type[EnvkitError]) -> None:
             with pytest.raises(error):
                 await call
 
         async with anyio.create_task_group() as tasks:
-            opening = table.create("opening", Task("Sleeper-v0", 0, {"reset_s": 50}))
+            opening = table.create(key("opening"), Task("Sleeper-v0", 0, {"reset_s": 50}))
             tasks.start_soon(refused, opening, SessionNotFoundError)
-            tasks.start_soon(refused, table.step("stepping", 0, "sleep 50"), SessionNotFoundError)
+            tasks.start_soon(refused, table.step(key("stepping"), 0, "sleep 50"), SessionNotFoundError)
             await settle()
             for id in ("ready", "stepping", "opening"):
-                await table.delete(id)
-                await table.delete(id)
+                await table.delete(key(id))
+                await table.delete(key(id))
                 with pytest.raises(SessionNotFoundError, match=f"no session {id}"):
-                    await table.step(id, 0, "x")
+                    await table.step(key(id), 0, "x")
         assert (clock.now(), lender.open, table.leased, table.views()) == (0, 0, 0, [])
 
     on_table(main)
@@ -60,15 +61,15 @@ def test_deleting_is_safe_to_repeat_and_ends_a_session_in_any_state() -> None:
 
 def test_an_unused_session_expires() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", COUNT)
+        await table.create(key("a"), COUNT)
         await anyio.sleep(599)
-        await table.step("a", 0, "x")
+        await table.step(key("a"), 0, "x")
         await anyio.sleep(599)
-        assert table.get("a").idle_s == 599  # reading the state is not use
+        assert table.get(key("a")).idle_s == 599  # reading the state is not use
         assert lender.open == 1
         await anyio.sleep(2)
         with pytest.raises(SessionNotFoundError, match="has expired"):
-            await table.step("a", 1, "x")
+            await table.step(key("a"), 1, "x")
         assert lender.open == 0
 
     on_table(main)
@@ -76,16 +77,16 @@ def test_an_unused_session_expires() -> None:
 
 def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 9}))
+        await table.create(key("a"), Task("Sleeper-v0", 0, {"reset_s": 9}))
         await anyio.sleep(8)
-        assert (await table.step("a", 0, "sleep 30")).observation.text == "1 slept"
+        assert (await table.step(key("a"), 0, "sleep 30")).observation.text == "1 slept"
         await anyio.sleep(8)
-        assert (await table.step("a", 1, "sleep 0")).observation.text == "2 slept"
-        names = {"a", "unknown"}
+        assert (await table.step(key("a"), 1, "sleep 0")).observation.text == "2 slept"
+        names = {key("a"), key("unknown")}
         with table.keep_alive(names):
             await anyio.sleep(1000)
-            assert (await table.step("a", 2, "sleep 0")).observation.text == "3 slept"
-        assert names == {"a"}
+            assert (await table.step(key("a"), 2, "sleep 0")).observation.text == "3 slept"
+        assert names == {key("a")}
         await anyio.sleep(11)
         assert table.views() == []
 
@@ -94,9 +95,9 @@ def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
 
 def test_a_finished_session_is_not_kept_from_expiring() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", Task("Count-v0", 0, {"end": 1}))
-        await table.step("a", 0, "x")
-        with table.keep_alive({"a"}):
+        await table.create(key("a"), Task("Count-v0", 0, {"end": 1}))
+        await table.step(key("a"), 0, "x")
+        with table.keep_alive({key("a")}):
             await anyio.sleep(12)
         assert table.views() == []
 
@@ -105,8 +106,11 @@ def test_a_finished_session_is_not_kept_from_expiring() -> None:
 
 def test_a_reset_that_exceeds_its_timeout_is_cancelled() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        with table.keep_alive({"a"}), pytest.raises(DeadlineError, match="the reset exceeded its timeout of 100 s"):
-            await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 1000}))
+        with (
+            table.keep_alive({key("a")}),
+            pytest.raises(DeadlineError, match="the reset exceeded its timeout of 100 s"),
+        ):
+            await table.create(key("a"), Task("Sleeper-v0", 0, {"reset_s": 1000}))
         assert (clock.now(), lender.open) == (100, 0)
 
     on_table(main, ttl_s=100)
@@ -116,11 +120,11 @@ def test_a_caller_that_stops_waiting_for_a_reset_can_repeat_the_call() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         task = Task("Sleeper-v0", 0, {"reset_s": 20})
         with anyio.move_on_after(5):
-            await table.create("a", task)
-        assert table.get("a").state is SessionState.OPENING
-        with pytest.raises(StepOrderError, match="step before create has returned"):
-            await table.step("a", 0, "sleep 1")
-        assert (await table.create("a", task)).start.observation.text == "awake"
+            await table.create(key("a"), task)
+        assert table.get(key("a")).state is SessionState.OPENING
+        with pytest.raises(StepOrderError, match="the first step must wait until create has returned"):
+            await table.step(key("a"), 0, "sleep 1")
+        assert (await table.create(key("a"), task)).start.observation.text == "awake"
         assert clock.now() == 20
 
     on_table(main)
@@ -134,9 +138,9 @@ def test_a_failed_reset_is_raised_to_all_waiters_and_frees_the_id() -> None:
         ):
             for _ in range(2):
                 with pytest.raises(error):
-                    await table.create("a", task)
+                    await table.create(key("a"), task)
             assert (lender.open, table.leased, table.views()) == (0, 0, [])
-        await table.create("a", COUNT)
+        await table.create(key("a"), COUNT)
 
     on_table(main)
 
@@ -145,11 +149,11 @@ def test_a_failed_reset_without_a_waiter_is_raised_by_the_next_call() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         task = Task("Sleeper-v0", 0, {"reset_s": "no number"})
         with anyio.move_on_after(0):
-            await table.create("a", task)
+            await table.create(key("a"), task)
         await settle()
-        assert table.get("a").state is SessionState.BROKEN
+        assert table.get(key("a")).state is SessionState.BROKEN
         with pytest.raises(EnvError, match="could not convert string to float"):
-            await table.create("a", task)
+            await table.create(key("a"), task)
         assert table.views() == []
 
     on_table(main)
@@ -162,16 +166,16 @@ def test_all_leases_are_released_when_the_server_stops() -> None:
 
             async def step(table: SessionTable) -> None:
                 with pytest.raises(SessionBrokenError, match="the server stopped"):
-                    await table.step("stepping", 0, "sleep 500")
+                    await table.step(key("stepping"), 0, "sleep 500")
 
             async def create(table: SessionTable) -> None:
                 with pytest.raises(SessionBrokenError, match="the server stopped"):
-                    await table.create("opening", Task("Sleeper-v0", 0, {"reset_s": 500}))
+                    await table.create(key("opening"), Task("Sleeper-v0", 0, {"reset_s": 500}))
 
             async def stop_by_an_error() -> None:
                 async with SessionTable(lender) as table:
-                    await table.create("ready", COUNT)
-                    await table.create("stepping", SLEEPER)
+                    await table.create(key("ready"), COUNT)
+                    await table.create(key("stepping"), SLEEPER)
                     tasks.start_soon(step, table)
                     tasks.start_soon(create, table)
                     await settle()
@@ -210,12 +214,12 @@ class LosingHost:
 def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) -> None:
     async def main() -> None:
         async with SessionTable(LosingHost()) as table:
-            await table.create("a", COUNT)
+            await table.create(key("a"), COUNT)
             if not is_stepping:
                 await anyio.sleep(11)
             with pytest.raises(SandboxLostError, match="sandbox-1 lost: killed by signal 9"):
-                await table.step("a", 0, "x")
-            assert (table.leased, table.get("a").state) == (0, SessionState.BROKEN)
+                await table.step(key("a"), 0, "x")
+            assert (table.leased, table.get(key("a")).state) == (0, SessionState.BROKEN)
 
     clock.run(main, virtual=True)
 
@@ -225,10 +229,10 @@ def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
         texts = Counter[str]()
 
         async def episode(id: str) -> None:
-            await table.create(id, SLEEPER)
+            await table.create(key(id), SLEEPER)
             for turn in range(3):
-                texts[(await table.step(id, turn, f"sleep {turn + 1}")).observation.text] += 1
-            await table.delete(id)
+                texts[(await table.step(key(id), turn, f"sleep {turn + 1}")).observation.text] += 1
+            await table.delete(key(id))
 
         async with anyio.create_task_group() as tasks:
             for number in range(1000):

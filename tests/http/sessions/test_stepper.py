@@ -28,6 +28,7 @@ from envkit.protocols import SplitStepEpisode
 from envkit.types import Observation, Reset, Step, Task
 from tests.causes import cause
 from tests.http.stage import settle
+from tests.keys import key
 
 TASK = Task("Far-v0", 1)
 
@@ -86,7 +87,7 @@ def play(main: Callable[[SessionTable, Far], Awaitable[None]]) -> None:
     async def run() -> None:
         host = FarHost()
         async with SessionTable(host, ttl_s=600, step_timeout_s=60) as table:
-            await table.create("a", TASK)
+            await table.create(key("a"), TASK)
             await main(table, host.far)
 
     clock.run(run, virtual=True)
@@ -102,10 +103,10 @@ def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
         texts: list[str] = []
 
         async def repeat() -> None:
-            texts.append((await table.step("a", 0, "x")).observation.text)
+            texts.append((await table.step(key("a"), 0, "x")).observation.text)
 
-        assert table.start_step("a", 0, "x", moves.append)
-        assert table.get("a").state is SessionState.STEPPING
+        assert table.start_step(key("a"), 0, "x", moves.append)
+        assert table.get(key("a")).state is SessionState.STEPPING
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(repeat)
             await anyio.sleep(3)
@@ -114,7 +115,7 @@ def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
         await repeat()
         assert [text(move) for move in moves] == ["far 1"]
         assert texts == ["far 1", "far 1"]
-        assert (len(far.started), far.stepped, table.get("a").turn) == (1, [], 1)
+        assert (len(far.started), far.stepped, table.get(key("a")).turn) == (1, [], 1)
         assert (sum(table.counters.buckets), table.counters.step_seconds) == (1, 3)
 
     play(main)
@@ -122,7 +123,7 @@ def test_a_repeat_of_a_started_step_returns_the_same_answer() -> None:
 
 def test_an_idle_session_keeps_no_message_in_memory() -> None:
     async def main(table: SessionTable, far: Far) -> None:
-        assert table.start_step("a", 0, "x", lambda move: None)
+        assert table.start_step(key("a"), 0, "x", lambda move: None)
         far.answer("far 1")
         await settle()
         answer = weakref.ref(far.started.pop()[1])
@@ -135,18 +136,18 @@ def test_an_idle_session_keeps_no_message_in_memory() -> None:
 def test_a_step_that_cannot_be_started_changes_nothing() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert not table.start_step("b", 0, "x", moves.append)
-        assert not table.start_step("a", 1, "x", moves.append)
+        assert not table.start_step(key("b"), 0, "x", moves.append)
+        assert not table.start_step(key("a"), 1, "x", moves.append)
         far.is_there = False
-        assert not table.start_step("a", 0, "x", moves.append)
+        assert not table.start_step(key("a"), 0, "x", moves.append)
         far.is_there = True
         far.refusal = UnreachableError("closed")
-        assert not table.start_step("a", 0, "x", moves.append)
+        assert not table.start_step(key("a"), 0, "x", moves.append)
         far.refusal = None
-        assert table.start_step("a", 0, "x", moves.append)
-        assert not table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
+        assert not table.start_step(key("a"), 0, "x", moves.append)
         with pytest.raises(StepOrderError, match="expected turn 0, got 1"):
-            await table.step("a", 1, "y")
+            await table.step(key("a"), 1, "y")
         far.answer("far 1")
         await settle()
         assert [text(move) for move in moves] == ["far 1"]
@@ -158,13 +159,13 @@ def test_a_step_that_cannot_be_started_changes_nothing() -> None:
 def test_a_started_step_whose_sandbox_is_lost_is_played_again_once(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         far.started[0][1].set_exception(error)
         await anyio.sleep(4)
         assert moves == []
-        assert (await table.step("a", 0, "x")).observation.text == "stepped x"
+        assert (await table.step(key("a"), 0, "x")).observation.text == "stepped x"
         assert [text(move) for move in moves] == ["stepped x"]
-        assert (far.stepped, table.get("a").turn, sum(table.counters.buckets)) == (["x"], 1, 1)
+        assert (far.stepped, table.get(key("a")).turn, sum(table.counters.buckets)) == (["x"], 1, 1)
 
     play(main)
 
@@ -173,13 +174,13 @@ def test_a_started_step_whose_sandbox_is_lost_is_played_again_once(error: Except
 def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         far.started[0][1].set_exception(error)
         await settle()
         for _ in range(2):
             with pytest.raises(EnvkitError, match=str(error)):
                 moves[0].result()
-        assert (table.get("a").state, far.stepped, len(moves)) == (SessionState.BROKEN, [], 1)
+        assert (table.get(key("a")).state, far.stepped, len(moves)) == (SessionState.BROKEN, [], 1)
 
     play(main)
 
@@ -187,7 +188,7 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
 def test_a_cancelled_future_of_a_step_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         far.started[0][1].cancel()
         await settle()
         with pytest.raises(SessionBrokenError, match="cancelled"):
@@ -200,7 +201,7 @@ def test_the_deadline_of_a_started_step_begins_with_the_step() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         await anyio.sleep(300)
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         await anyio.sleep(59)
         far.answer("far 1")
         await settle()
@@ -212,14 +213,14 @@ def test_the_deadline_of_a_started_step_begins_with_the_step() -> None:
 def test_an_unrecoverable_sandbox_loss_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         far.is_there = False
         far.started[0][1].set_exception(SandboxLostError("far", cause("away")))
         await anyio.sleep(6)
         with pytest.raises(SandboxLostError, match="away"):
             moves[0].result()
         with pytest.raises(SessionBrokenError):
-            await table.step("a", 1, "y")
+            await table.step(key("a"), 1, "y")
 
     play(main)
 
@@ -228,14 +229,14 @@ def test_an_unrecoverable_sandbox_loss_breaks_the_session() -> None:
 def test_deleting_a_session_cancels_its_started_step(when: str) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         if when == "in the moment of the answer":
             far.answer("far 1")
         elif when == "while it is played again":
             far.started[0][1].set_exception(UnreachableError("gone"))
             await anyio.sleep(1)
         with anyio.fail_after(1):
-            await table.delete("a")
+            await table.delete(key("a"))
         with pytest.raises(SessionNotFoundError, match="was deleted"):
             moves[0].result()
         assert (len(moves), table.leased) == (1, 0)
@@ -246,12 +247,12 @@ def test_deleting_a_session_cancels_its_started_step(when: str) -> None:
 def test_a_started_step_has_a_deadline() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
         await anyio.sleep(62)
         with pytest.raises(DeadlineError, match="timeout of 60 s"):
             moves[0].result()
         assert far.started[0][1].cancelled()
-        assert (table.get("a").state, table.leased) == (SessionState.BROKEN, 0)
+        assert (table.get(key("a")).state, table.leased) == (SessionState.BROKEN, 0)
 
     play(main)
 
@@ -260,7 +261,7 @@ def test_a_server_that_stops_answers_started_steps() -> None:
     moves: list[Move] = []
 
     async def main(table: SessionTable, far: Far) -> None:
-        assert table.start_step("a", 0, "x", moves.append)
+        assert table.start_step(key("a"), 0, "x", moves.append)
 
     play(main)
     with pytest.raises(EnvkitError, match="the server stopped"):

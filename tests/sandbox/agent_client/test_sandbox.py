@@ -232,7 +232,7 @@ def test_each_error_code_of_the_agent_raises_its_own_exception(code: str, kind: 
             await answered(case, case.sandbox.read("x"), error=code, text="x: no\nway")
         (error,) = caught.value.exceptions
         assert type(error) is kind
-        assert str(error) == "case-1: x: no way"
+        assert str(error) == "x: no way"
         assert case.done == []
         await case.sandbox.stop()
 
@@ -248,7 +248,7 @@ def test_snapshots_are_made_by_the_host_resources() -> None:
         assert await case.sandbox.snapshot() == "snapshot-7"
         await case.sandbox.stop()
         other = await Case().started()
-        with pytest.raises(UnsupportedError, match="case-1: sandboxes of this kind do not support snapshots"):
+        with pytest.raises(UnsupportedError, match="sandboxes of this kind do not support snapshots"):
             await other.sandbox.snapshot()
         await other.sandbox.stop()
 

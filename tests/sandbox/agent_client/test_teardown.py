@@ -172,7 +172,7 @@ def test_a_sandbox_whose_agent_does_not_answer_is_killed() -> None:
 def test_an_unanswered_probe_does_not_end_the_sandbox() -> None:
     async def main() -> None:
         case = await Case().started()
-        with pytest.raises(DeadlineError, match=r"case-1 did not answer within 0.5 s"):
+        with pytest.raises(DeadlineError, match=r"the sandbox did not answer within 0.5 s"):
             await case.sandbox.probe(0.5)
         assert (clock.now(), case.done) == (0.5, [])
         for header in [(await case.peer.next_frame())[0] for _ in range(2)]:

@@ -141,7 +141,9 @@ def test_a_snapshot_of_a_root_counts_holes_too_and_leaves_nothing_when_it_is_ref
             sandbox = await started(backend, disk_mib=20)
             await sandbox.exec(["sh", "-c", "for n in 1 2; do truncate -s 15M /f$n; done"], timeout_s=20)
             images = set(docker("images", "--all", "--quiet").split())
-            with pytest.raises(SandboxError, match=r"no snapshot: its files take 30 MiB \(limit 20 MiB\)"):
+            with pytest.raises(
+                SandboxError, match=r"no snapshot: the files of the sandbox take 30 MiB \(limit 20 MiB\)"
+            ):
                 await sandbox.snapshot()
             assert set(docker("images", "--all", "--quiet").split()) == images
             await sandbox.exec(["sh", "-c", "rm /f2"], timeout_s=20)  # it is not left standing still

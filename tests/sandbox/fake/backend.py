@@ -269,9 +269,9 @@ class FakeSandbox:
         await self._pass(0.0)
         content = self.files.get(_full(path))
         if content is None or not self._reaches(user, path):
-            raise MissingFileError(f"{self._id}: {path}: there is no such file")
+            raise MissingFileError(f"{path}: there is no such file")
         if len(content) > max_bytes:
-            raise TooLargeError(f"{self._id}: {path} has more than {max_bytes} bytes")
+            raise TooLargeError(f"{path} has more than {max_bytes} bytes")
         return content
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
@@ -290,15 +290,15 @@ class FakeSandbox:
         path = _full(source)
         found = {name: self.files[name] for name in self.files if _is_in(path, name) and self._reaches(user, name)}
         if not found:
-            raise MissingFileError(f"{self._id}: {source}: there is no such file or folder")
+            raise MissingFileError(f"{source}: there is no such file or folder")
         if sum(map(len, found.values())) > max_bytes:
-            raise TooLargeError(f"{self._id}: {source} has more than {max_bytes} bytes")
+            raise TooLargeError(f"{source} has more than {max_bytes} bytes")
         _write_tree({name[len(path) :].lstrip("/"): content for name, content in found.items()}, target)
 
     async def connect(self, address: str | int) -> socket.socket:
         await self._pass(0.0)
         if address not in self._fate.listens:
-            raise UnreachableError(f"{self._id}: nothing listens on {address}")
+            raise UnreachableError(f"nothing listens on {address}")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -309,7 +309,7 @@ class FakeSandbox:
         with anyio.move_on_after(timeout_s):
             await self._pass(0.0, math.inf)
             return 0.0
-        raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
+        raise DeadlineError(f"the sandbox did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
         await self._pass(0.0)
@@ -326,12 +326,12 @@ class FakeSandbox:
 
     def _reaches(self, user: FileUser, path: str) -> bool:
         if user not in ("agent", "grader"):
-            raise UnsupportedError(f"{self._id}: it reads and writes no files as {user}")
+            raise UnsupportedError(f"it reads and writes no files as {user}")
         return user == "grader" or not _is_in(self.grader_home, _full(path))
 
     def _require_reach(self, user: FileUser, path: str) -> None:
         if not self._reaches(user, path):
-            raise RefusedFileError(f"{self._id}: {path}: Permission denied")
+            raise RefusedFileError(f"{path}: Permission denied")
 
     async def _pass(self, seconds: float, grace_s: float = _GRACE_S) -> None:
         """Let a call take `seconds`; if the sandbox hangs meanwhile, the call ends it after `grace_s`.

@@ -14,7 +14,7 @@ from envkit.sandbox.pool.events import LedgerStore
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
-from envkit.types import PoolEvent, SandboxSpec, SandboxState, SandboxView
+from envkit.types import PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
 SPEC = SandboxSpec()
@@ -26,7 +26,7 @@ class FakeLedger:
     def __init__(self, save_s: float = 0.01) -> None:
         self.id = "ledger"
         self.save_s = save_s
-        self.views: dict[str, SandboxView] = {}
+        self.views: dict[TenantKey, SandboxView] = {}
         self.order: list[tuple[str, SandboxState]] = []
         self.is_full = False
 
@@ -34,7 +34,7 @@ class FakeLedger:
         await anyio.sleep(self.save_s)
         if self.is_full:
             raise OSError("no space left on device")
-        self.views[view.id] = view
+        self.views[view.key] = view
         self.order.append((view.id, view.state))
 
     def load(self) -> Sequence[SandboxView]:

@@ -20,6 +20,7 @@ from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, Cause, ExecResult, SandboxSpec, SandboxState
 from tests.causes import cause
+from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
@@ -236,7 +237,7 @@ def test_counts_have_the_duration_of_the_last_probe() -> None:
             await pool.create("a", SPEC)
             assert pool.counts().probe_s == {}
             await anyio.sleep(3)
-            assert pool.counts().probe_s == {"a": 0.0}
+            assert pool.counts().probe_s == {key("a"): 0.0}
 
     run(main)
 

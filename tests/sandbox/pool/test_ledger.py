@@ -9,13 +9,14 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import CapacityError, LeaseNotPersistedError, SandboxConflictError, SandboxLostError
+from envkit.errors import CapacityError, LeaseNotPersistedError, SandboxLostError, SandboxNotFoundError
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.events import LedgerWriter
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.causes import cause
+from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
 from tests.sandbox.pool.pools import SPEC, FakeLedger, past_events, run, states
 
@@ -82,20 +83,37 @@ def test_a_named_sandbox_is_re_attached_with_its_history_and_time_to_live() -> N
         backend, ledger = lasting(), FakeLedger()
         async with opened(backend, ledger, is_killed=True) as pool:
             await pool.create("a", SPEC, tenant="ann", ttl_s=60)
-            assert ledger.views["a"].state is LEASED
-            await pool.get("a").write("there", b"x")
+            assert ledger.views[key("a", "ann")].state is LEASED
+            await pool.get("a", tenant="ann").write("there", b"x")
         async with opened(backend, ledger) as pool:
-            view = pool.view("a")
+            view = pool.view("a", tenant="ann")
             assert states(view) == [STARTING, LEASED, LEASED]
             assert view.phases[-1].reason == "re-attached after a restart"
             assert (view.tenant, view.backend_id, view.node) == ("ann", "fake-0", "here")
-            assert await pool.get("a").read("there") == b"x"
+            assert await pool.get("a", tenant="ann").read("there") == b"x"
             assert (await pool.create("a", SPEC, tenant="ann")).backend_id == "fake-0"
-            with pytest.raises(SandboxConflictError):
-                await pool.create("a", SPEC)
+            with pytest.raises(SandboxNotFoundError):
+                pool.get("a")
             await anyio.sleep(61)
-            assert pool.view("a").state is STOPPED
+            assert pool.view("a", tenant="ann").state is STOPPED
         assert len(backend.sandboxes) == 1
+
+    run(main)
+
+
+def test_sandboxes_of_two_tenants_with_one_id_are_re_attached_to_their_tenants() -> None:
+    async def main() -> None:
+        backend, ledger = lasting(), FakeLedger()
+        async with opened(backend, ledger, is_killed=True) as pool:
+            for tenant in ("ann", "bob"):
+                await pool.create("a", SPEC, tenant=tenant)
+                await pool.get("a", tenant=tenant).write("whose", tenant.encode())
+        async with opened(backend, ledger) as pool:
+            for tenant in ("ann", "bob"):
+                assert await pool.get("a", tenant=tenant).read("whose") == tenant.encode()
+            await pool.stop("a", tenant="bob")
+            assert [pool.view("a", tenant=tenant).state for tenant in ("ann", "bob")] == [LEASED, STOPPED]
+            assert [view.id for view in pool.views(tenant="")] == []
 
     run(main)
 
@@ -124,11 +142,11 @@ def test_a_sandbox_that_ended_while_the_server_was_down_is_lost() -> None:
             await pool.create("a", SPEC, tenant="ann")
         backend.sandboxes[0].die(cause("killed"))
         async with opened(backend, ledger) as pool:
-            assert states(pool.view("a")) == [STARTING, LEASED, LOST]
+            assert states(pool.view("a", tenant="ann")) == [STARTING, LEASED, LOST]
             with pytest.raises(SandboxLostError, match="gone while the server was down"):
                 pool.get("a", tenant="ann")
             assert [(event.sandbox_id, event.state) for event in await past_events(pool)] == [("a", LOST)]
-        assert ledger.views["a"].state is LOST
+        assert ledger.views[key("a", "ann")].state is LOST
 
     run(main)
 
@@ -140,8 +158,8 @@ def test_unrecorded_sandboxes_are_removed_before_new_ones_start() -> None:
             for owner in (ledger.id, ledger.id, "another", ""):
                 await backend.start(SandboxSpec(detached=True, ledger=owner))
         leased = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""))
-        ledger.views["a"] = SandboxView("a", "fake-0", "here", "", SPEC, leased)
-        ledger.views["b"] = SandboxView("b", "", "here", "", SPEC, leased[:1])
+        ledger.views[key("a")] = SandboxView("a", "fake-0", "here", "", SPEC, leased)
+        ledger.views[key("b")] = SandboxView("b", "", "here", "", SPEC, leased[:1])
         async with opened(backend, ledger) as pool:
             assert [sandbox.is_gone for sandbox in backend.sandboxes] == [False, True, False, False]
             await pool.create("c", SPEC)
@@ -211,7 +229,7 @@ def test_nodes_may_be_added_and_removed_while_sandboxes_are_re_attached() -> Non
             async with backend:
                 for _ in range(count):  # the last one is recorded
                     sandbox = await FakeBackend.start(backend, SandboxSpec(detached=True, ledger=ledger.id))
-            ledger.views[node] = SandboxView(node, sandbox.id, node, "", SPEC, leased)
+            ledger.views[key(node)] = SandboxView(node, sandbox.id, node, "", SPEC, leased)
         async with here, gone, late, anyio.create_task_group() as tasks:
             pool = Pool([Node("here", here), Node("gone", gone)], ledger=ledger)
 
@@ -236,8 +254,8 @@ def test_unready_and_anonymously_leased_sandboxes_are_stopped() -> None:
         async with backend:
             sandbox = await backend.start(SandboxSpec(detached=True))
         leased = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""), Phase(SUSPECT, 3.0, ""))
-        ledger.views["pool-8"] = SandboxView("pool-8", sandbox.id, "here", "", SPEC, leased)
-        ledger.views["b"] = SandboxView("b", "", "here", "", SPEC, leased[:1])
+        ledger.views[key("pool-8")] = SandboxView("pool-8", sandbox.id, "here", "", SPEC, leased)
+        ledger.views[key("b")] = SandboxView("b", "", "here", "", SPEC, leased[:1])
         async with opened(backend, ledger) as pool:
             await anyio.sleep(1)
             assert states(pool.view("b")) == [STARTING, STOPPED]
@@ -255,8 +273,8 @@ def test_a_warm_sandbox_recorded_under_two_names_is_re_attached_under_the_new_on
         async with backend:
             sandbox = await backend.start(SandboxSpec(detached=True))
         warm = (Phase(STARTING, 1.0, ""), Phase(READY, 2.0, ""))
-        ledger.views["pool-1"] = SandboxView("pool-1", sandbox.id, "here", "", SPEC, warm)
-        ledger.views["a"] = SandboxView("a", sandbox.id, "here", "", SPEC, (*warm, Phase(LEASED, 3.0, "")))
+        ledger.views[key("pool-1")] = SandboxView("pool-1", sandbox.id, "here", "", SPEC, warm)
+        ledger.views[key("a")] = SandboxView("a", sandbox.id, "here", "", SPEC, (*warm, Phase(LEASED, 3.0, "")))
         async with opened(backend, ledger, stocks=[WarmSpec(SPEC, 1)]) as pool:
             assert pool.view("a").state is LEASED
             assert pool.view("pool-1").state is LOST
@@ -352,10 +370,10 @@ def test_only_the_newest_pending_view_of_a_sandbox_is_written() -> None:
                 phases = (*phases, Phase(READY, 2.0, ""))
                 saver.put(SandboxView("b", "", "", "", SPEC, phases))
                 saver.put(SandboxView("a", "", "", "", SPEC, phases))
-            assert await saver.saved("a")
+            assert await saver.saved(key("a"))
             assert clock.now() == pytest.approx(3.1)
             tasks.cancel_scope.cancel()
         assert ledger.order == [("a", STARTING), ("b", READY), ("a", READY)]
-        assert len(ledger.views["a"].phases) == 6
+        assert len(ledger.views[key("a")].phases) == 6
 
     run(main)

@@ -14,8 +14,9 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
 from tests.causes import cause
+from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
-from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
+from tests.sandbox.pool.pools import SPEC, FakeLedger, opened, past_events, run, states
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 
@@ -31,10 +32,10 @@ def test_a_lease_stops_its_sandbox_before_the_block_ends() -> None:
             async with pool.lease(SPEC, tenant="ann") as sandbox:
                 assert clock.now() == 2
                 assert (await sandbox.exec(["true"], timeout_s=5)).exit_code == 0
-                view = pool.view(sandbox.id)
+                view = pool.view(sandbox.id, tenant="ann")
                 assert (view.backend_id, view.node, view.tenant) == ("fake-0", "here", "ann")
             assert backend.sandboxes[0].is_gone
-            view = pool.view(sandbox.id)
+            view = pool.view(sandbox.id, tenant="ann")
             assert states(view) == [STARTING, LEASED, STOPPED]
             assert view.phases[-1].reason == "released"
             with pytest.raises(SandboxLostError, match="lost: released"):
@@ -147,13 +148,12 @@ def test_create_can_be_repeated_also_at_the_same_moment() -> None:
     run(main)
 
 
-def test_a_name_belongs_to_one_sandbox_of_one_spec_and_tenant() -> None:
+def test_a_name_belongs_to_one_sandbox_of_one_spec() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
             await pool.create("a", SPEC, tenant="ann")
-            for spec, tenant in ((replace(SPEC, memory_mib=64), "ann"), (SPEC, "bob")):
-                with pytest.raises(SandboxConflictError, match="'a' is taken"):
-                    await pool.create("a", spec, tenant=tenant)
+            with pytest.raises(SandboxConflictError, match="'a' is taken"):
+                await pool.create("a", replace(SPEC, memory_mib=64), tenant="ann")
             for name in ("pool-7", ""):
                 with pytest.raises(SandboxConflictError, match="is not a valid id"):
                     await pool.create(name, SPEC)
@@ -172,9 +172,30 @@ def test_the_sandboxes_of_other_tenants_are_not_found() -> None:
             await pool.stop("a", tenant="bob")
             assert [view.id for view in pool.views(tenant="bob")] == []
             assert [view.id for view in pool.views(tenant="ann")] == ["a"]
-            assert pool.get("a").id == pool.get("a", tenant="ann").id == "a"
-            with pytest.raises(SandboxNotFoundError):
-                pool.get("b")
+            assert pool.get("a", tenant="ann").id == "a"
+            for name in ("a", "b", "ann:a"):
+                with pytest.raises(SandboxNotFoundError):
+                    pool.get(name)
+
+    run(main)
+
+
+def test_two_tenants_use_one_id_for_two_sandboxes() -> None:
+    async def main() -> None:
+        ledger = FakeLedger()
+        async with opened(Fate(dies_after_s=9), Fate(), ledger=ledger) as (pool, _):
+            for tenant in ("ann", "bob"):
+                view = await pool.create("a", SPEC, tenant=tenant)
+                assert (view.id, view.tenant, pool.get("a", tenant=tenant).id) == ("a", tenant, "a")
+            await anyio.sleep(10)
+            assert [pool.view("a", tenant=tenant).state for tenant in ("ann", "bob")] == [LOST, LEASED]
+            assert list(ledger.views) == [key("a", "ann"), key("a", "bob")]
+            with pytest.raises(SandboxLostError, match="sandbox a lost: killed by signal 9"):
+                pool.get("a", tenant="ann")
+            await pool.stop("a", tenant="ann")
+            assert pool.get("a", tenant="bob").id == "a"
+            lost = {(event.tenant, event.sandbox_id) for event in await past_events(pool) if event.state is LOST}
+            assert lost == {("ann", "a")}
 
     run(main)
 
@@ -219,7 +240,7 @@ def test_a_name_whose_sandbox_was_lost_or_expired_is_free_once_its_owner_stops_i
             await pool.stop("a", tenant="bob")
             assert (await pool.create("a", SPEC, tenant="ann")).state is LOST
             await pool.stop("a", tenant="ann")
-            assert pool.view("a").state is LOST  # its end is still visible
+            assert pool.view("a", tenant="ann").state is LOST  # its end is still visible
             assert (await pool.create("a", SPEC, tenant="ann", ttl_s=60)).state is LEASED
             await anyio.sleep(61)
             assert (await pool.create("a", SPEC, tenant="ann")).state is STOPPED

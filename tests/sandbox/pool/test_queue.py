@@ -36,9 +36,9 @@ def test_a_lease_waits_for_capacity_and_times_out() -> None:
     run(main)
 
 
-async def stop_later(pool: Pool, id: str, seconds: float) -> None:
+async def stop_later(pool: Pool, id: str, seconds: float, tenant: str = "") -> None:
     await anyio.sleep(seconds)
-    await pool.stop(id)
+    await pool.stop(id, tenant=tenant)
 
 
 def test_a_request_that_no_node_can_hold_is_rejected_at_once() -> None:
@@ -115,7 +115,7 @@ def test_a_tenant_at_its_quota_does_not_delay_others() -> None:
             with pytest.raises(CapacityError, match="tenant 'ann' is at its limit of 2 sandboxes"):
                 await pool.create("c", SPEC, tenant="ann")
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(stop_later, pool, "a", 7)
+                tasks.start_soon(stop_later, pool, "a", 7, "ann")
                 tasks.start_soon(borrow, pool, SPEC, "bob", 0)
                 async with pool.lease(SPEC, tenant="ann"):
                     assert clock.now() == 7
@@ -193,7 +193,7 @@ def test_capacity_that_a_starving_request_cannot_use_is_given_to_others() -> Non
                 await anyio.sleep(1)
                 for _ in range(60):
                     async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0) as sandbox:
-                        assert pool.view(sandbox.id).node == "small" or clock.now() < 33
+                        assert pool.view(sandbox.id, tenant="small").node == "small" or clock.now() < 33
                         await anyio.sleep(1)
                 # What the large request can use is reserved for it by now.
                 async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0):

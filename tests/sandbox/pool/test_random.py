@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Literal, TypeAlias
 
 import anyio
@@ -15,7 +16,7 @@ from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
-from envkit.types import PoolEvent, SandboxSpec, SandboxState
+from envkit.types import PoolEvent, SandboxSpec, SandboxState, TenantKey
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pool.pools import past_events
@@ -51,7 +52,7 @@ class Play:
         elif kind == "cancelled lease":
             self.tasks.start_soon(self.lease, number, 0.3)
         elif kind == "stop":
-            self.tasks.start_soon(self.pool.stop, f"name {number % 4}")
+            self.tasks.start_soon(partial(self.pool.stop, f"name {number % 4}", tenant=TENANTS[number % 2]))
         elif kind == "wait":
             await anyio.sleep(number % 50 / 10)
         elif kind == "remove":
@@ -100,14 +101,15 @@ def new_node(at: int, backend: FakeBackend) -> Node:
 
 def is_allowed(events: list[PoolEvent]) -> bool:
     """Whether an ended sandbox has no further events, unless it starts again or a warm one takes its name."""
-    over: set[str] = set()
+    over: set[TenantKey] = set()
     for event in events:
+        one = TenantKey(event.tenant, event.sandbox_id)
         if event.state is SandboxState.STARTING or event.text.startswith("leased; was warm as"):
-            over.discard(event.sandbox_id)
-        elif event.state is not None and event.sandbox_id in over:
+            over.discard(one)
+        elif event.state is not None and one in over:
             return False
         if event.state in OVER:
-            over.add(event.sandbox_id)
+            over.add(one)
     return True
 
 

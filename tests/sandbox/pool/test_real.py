@@ -24,6 +24,7 @@ from envkit.sandbox.pool.reattach import Attaches
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.contract.kinds import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
+from tests.keys import key
 from tests.sandbox.containers import containers_of, docker
 from tests.sandbox.pool.pools import FakeLedger
 
@@ -196,7 +197,7 @@ async def leave(
     """Start a sandbox, leave it running as a killed server does, and record it."""
     sandbox = await backend.start(replace(spec, detached=True, orphan_ttl_s=60, ledger=ledger.id))
     phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, 2.0, ""))
-    ledger.views[id] = SandboxView(id, sandbox.id, "here", "", spec, phases)
+    ledger.views[key(id)] = SandboxView(id, sandbox.id, "here", "", spec, phases)
     return sandbox
 
 
@@ -210,7 +211,7 @@ def test_unrecorded_sandboxes_of_an_earlier_server_are_removed_and_those_of_othe
         async with kind.backend() as backend:
             known = await leave(backend, ledger, "a", spec, SandboxState.LEASED)
             started = await leave(backend, ledger, "b", spec, SandboxState.LEASED)
-            ledger.views["b"] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
+            ledger.views[key("b")] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
             others = await leave(backend, other, "a", spec, SandboxState.LEASED)
             unowned = await backend.start(replace(spec, detached=True, orphan_ttl_s=60))
         async with kind.backend() as backend, Pool([Node("here", backend)], ledger=ledger) as pool:

@@ -380,7 +380,10 @@ def test_a_cluster_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
     ("address", "hint"),
     [
         ("127.0.0.1:1", "there is no Ray cluster at '127.0.0.1:1' .as given by ray.address.: .*refused; start one"),
-        ("ray://127.0.0.1:1", "'ray://127.0.0.1:1' .as given by ray.address.: Ray's client is not enough; run this on"),
+        (
+            "ray://127.0.0.1:1",
+            "'ray://127.0.0.1:1' .as given by ray.address.: Ray Client is not supported; run this on",
+        ),
         ("here", "'here' .as given by ray.address. is not the address of a Ray cluster, such as"),
     ],
 )

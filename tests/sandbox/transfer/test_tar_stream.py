@@ -207,7 +207,7 @@ BAD: dict[str, tuple[list[bytes], str]] = {
     "pipe": ([member("x", tarfile.FIFOTYPE)], "'x' is not a file, folder or link"),
     "file with holes": ([member("x", tarfile.GNUTYPE_SPARSE)], "'x' is not a file, folder or link"),
     "no folder": ([member("d/x")], "'d/x': No such file"),
-    "two wholes": ([member(".", tarfile.DIRTYPE)], "'.' is out of order"),
+    "two wholes": ([member(".", tarfile.DIRTYPE)], "'.': the first entry, and only it, must be the root of the tree"),
     "endless name": (
         [member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=1 << 30)],
         "name or extended header too large (1073741824 bytes, limit 65536)",

@@ -100,7 +100,7 @@ def test_weights_without_a_location_are_copied_from_the_trainer_s_model(tiny_fol
 
 def test_weights_without_a_location_need_a_model_to_copy_from(tiny_folder: Path) -> None:
     async def main() -> None:
-        with pytest.raises(ValueError, match="without a location"):
+        with pytest.raises(ValueError, match="the weights have no location, and the engine has no source"):
             await TransformersEngine(open_model(tiny_folder), pad_id=0).load(Weights(1, ""))
 
     clock.run(main, virtual=True)

@@ -39,7 +39,7 @@ def test_a_correct_environment_passes_every_check() -> None:
     results = checked("Walk")
     assert {name for name, result in results.items() if result.outcome != "pass"} == set()
     assert len(results) == 15
-    assert results["options count at reset"].seen == "top: the same by make and by reset"
+    assert results["options count at reset"].seen == "top: same effect when passed to make as to reset"
     assert results["expert solves"].seen == "solves 3 of 3 episodes"
     assert results["autoreset is honoured"].seen.startswith("SameStep and NextStep begin the next episode")
 
@@ -137,7 +137,7 @@ def test_an_environment_without_replay_is_not_compared() -> None:
     assert set(failures(results)) == {"expert solves"}
     skipped = {name for name, result in results.items() if result.outcome == "skip"}
     assert {"same seed, same episode", "replay gives the same", "vector equals single"} <= skipped
-    assert results["same seed, same episode"].seen == "it is registered with replayable=False"
+    assert results["same seed, same episode"].seen == "the environment is registered with replayable=False"
 
 
 def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
