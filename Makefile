@@ -27,15 +27,18 @@ quickstart-llm: install
 	$(BIN)/envkit train examples/llm-arithmetic.yaml --output runs/quickstart-llm
 
 # All tests: first in parallel, then those marked `alone`, one by one. Tests whose component (Docker, bubblewrap, the
-# language model) is missing are skipped with the reason. Durations are in .reports/.
+# language model) is missing are skipped with the reason. At most three failed tests are run once more. Durations are in
+# .reports/.
 test: .venv/dev .venv/model
 	docker/install-missing
+	rm -f .pytest_cache/v/cache/lastfailed .reports/flaky.txt
 	docker/with-daemon docker/with-base sh -c '\
 	$(PYTEST) --junitxml=.reports/parallel.xml -n $(WORKERS) --dist loadgroup -m "not alone" "$$@"; beside=$$?; \
 	[ $$# -gt 0 ] || set -- $$(grep -rl --include="test_*.py" "mark[.]alone" tests); \
 	$(PYTEST) --junitxml=.reports/alone.xml -m alone "$$@"; alone=$$?; \
-	[ $$beside -ne $(NO_TESTS) ] || exit $$alone; [ $$alone -ne $(NO_TESTS) ] || exit $$beside; \
-	exit $$((beside | alone))' pytest $(ARGS)
+	[ $$beside -ne $(NO_TESTS) ] || beside=$$alone; [ $$alone -ne $(NO_TESTS) ] || alone=$$beside; \
+	code=$$((beside | alone)); [ $$code -ne 1 ] || { $(BIN)/python tools/rerun_failed.py; code=$$?; }; \
+	exit $$code' pytest $(ARGS)
 
 # The quick tests, without Docker, bubblewrap, Ray and end-to-end tests.
 test-fast: .venv/dev

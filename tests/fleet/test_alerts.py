@@ -183,13 +183,15 @@ def test_a_users_program_that_fails_is_logged(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         clock.run(run_command, command, 2)
-    assert [record.message.endswith(message) for record in caplog.records] == [True]
+    assert [record.message.endswith(message) for record in caplog.records if record.name.startswith("envkit")] == [True]
 
 
 def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         clock.run(partial(run_command, within_s=0.2), ["sleep", "60"], 2)
-    assert [record.message for record in caplog.records] == ["sleep did not end within 0.2 s and was stopped"]
+    # asyncio may warn as well, if its child watcher comes too late for the exit status.
+    own = [record.message for record in caplog.records if record.name.startswith("envkit")]
+    assert own == ["sleep did not end within 0.2 s and was stopped"]
 
 
 def test_stopping_a_users_program_stops_its_child_processes(tmp_path: Path) -> None:
