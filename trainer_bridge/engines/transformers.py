@@ -9,6 +9,7 @@ generation stops after the current decode step.
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,9 @@ class TransformersEngine:
         source: PreTrainedModel | None = None,
     ) -> None:
         self._model = model
+        # transformers 5.24 renamed the argument and warns about the old name.
+        is_renamed = "cache" in inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if is_renamed else "past_key_values"
         self._pad_id = pad_id
         self._batch_tokens = batch_tokens
         self._threads = threads
@@ -299,9 +303,9 @@ class TransformersEngine:
             input_ids=torch.tensor(ids, dtype=torch.long, device=device),
             attention_mask=None if bool(block.mask_BL.all()) else block.mask_BL,
             position_ids=position_BL,
-            past_key_values=block.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_argument: block.cache},
         )
         for seen, feed in zip(block.seen, feeds, strict=True):
             seen += feed

@@ -79,8 +79,9 @@ def test_a_program_has_a_terminal_that_can_be_resized() -> None:
             await program.send(b"stty size; exec 2>&1\n")
             await _until(program, b"24 80")
             await program.resize(30, 100)
-            await program.send(b"stty size; tty; exit\n")
+            await program.send(b"stty size\n")
             await _until(program, b"30 100")
+            await program.send(b"tty; exit\n")
             assert b"/dev/pts/" in (await output_of(program))["out"]
 
     on_stage(main)
