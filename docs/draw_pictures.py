@@ -1,4 +1,4 @@
-"""Draws `docs/pictures/`: a board of each game; with ``--check`` only compares."""
+"""Draws a board of each game into `docs/pictures/`. With ``--check``, only reports pictures that are out of date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOM = """\
 ####O__#
 #####__#
 ########"""
-"""A room in play: one of two boxes is home, and one push takes the other there."""
+"""A Sokoban room with two boxes. One box is on a target, and one push moves the other box onto a target."""
 
 LAKE = """\
 ________
@@ -38,7 +38,7 @@ O______G"""
 
 
 def picture(board: str, symbols: str, tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the picture of `board`, where the code of a symbol is its place in `symbols`."""
+    """Return the picture of `board`. Each symbol is drawn with the tile at the symbol's index in `symbols`."""
     codes = np.array([[symbols.index(symbol) for symbol in line] for line in board.split("\n")], np.uint8)
     return paint(codes, tiles)
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def read(path: Path) -> NDArray[np.uint8]:
-    """Return red, green and blue of a picture; Matplotlib gives them in [0, 1]."""
+    """Return the red, green and blue of a picture, from 0 to 255. Matplotlib reads them as numbers from 0 to 1."""
     frame: NDArray[np.uint8] = np.rint(imread(path)[..., :3] * 255).astype(np.uint8)
     return frame
 

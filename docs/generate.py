@@ -1,4 +1,4 @@
-"""Writes the pages about the configuration files and the HTTP API from the code; with ``--check`` only compares."""
+"""Writes the pages on configuration and the HTTP API from the code. ``--check`` only reports pages out of date."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
 
 
 def _definition(key: Schema, definitions: Schema) -> Schema | None:
-    """Return the section that `key` holds, or a list of which; None when it holds a value."""
+    """Return the schema of the section in `key`, or of the sections in its list. Return None for a plain value."""
     reference = key.get("items", key).get("$ref")
     return None if reference is None else definitions[reference.rpartition("/")[2]]
 

@@ -1,4 +1,4 @@
-"""The page about the HTTP API and the WebSocket, from the messages and routes that the server uses."""
+"""Builds the page about the HTTP API and the WebSocket from the messages and routes that the server uses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ language can do the same. The five calls to type first:
 
 - **Ids.** The caller chooses the ids of sessions and sandboxes, so every call can be repeated: the same `PUT` returns
   the same session or sandbox, and the same step (`turn` and `action`) returns the same answer.
-- **Tokens.** If the server has tokens, send `Authorization: Bearer ek_...`. Without tokens, it answers only this
-  machine.
+- **Tokens.** If the server has tokens, send `Authorization: Bearer ek_...`. Without tokens, the server answers
+  only clients on its own machine.
 - **202** means that the reset or start is still running: repeat the call.
 - **Errors** have the content type `application/problem+json`: `type` is the code, `detail` says what is wrong and
-  what to do, and `fields` contains the values in this message. `retry` says whether a repetition may succeed, after
-  the number of seconds in the header `Retry-After`.
+  what to do, and `fields` contains the values that `detail` names. `retry` says whether a repeated call may succeed.
+  The header `Retry-After` says after how many seconds.
 - **Bytes** in JSON (output of programs) are a text, or `{"base64": "..."}` if they are not UTF-8. Input is always
   base64.
 - **Numbers** that JSON cannot express are the texts `nan`, `inf` and `-inf`.
@@ -46,9 +46,9 @@ SOCKET = """
 
 `/v1/ws` carries many calls, each in a frame `{"id": ..., "method": ..., "params": {...}}`. The server answers each
 with `{"id": ..., "result": ...}` or `{"id": ..., "error": ...}`, in any order. A message contains one frame, or a
-list of up to 1,000 frames. `id` is a number or a text. If the WebSocket closes, its calls continue; only calls
-about sandboxes that have no `key` are cancelled. To get the result of a call, repeat it over a new WebSocket, with the
-same `key` if it has one. The methods:
+list of up to 1,000 frames. `id` is a number or a text. If the WebSocket closes, a call about a sandbox is cancelled
+if the call has no `key`. All other calls continue. To get the result of a call, repeat it over a new WebSocket, with
+the same `key` if it has one. The methods:
 
 | method | parameters |
 |---|---|
@@ -82,9 +82,9 @@ EXAMPLES: Mapping[str, Any] = {
 """Example values of required fields, by name."""
 QUERIES = {"path": "notes.txt", "name": "main", "snapshot": "NAME"}
 SKIPPED = {"/v1/events"}
-"""Paths whose reply never ends, so that an example would not end either."""
+"""Paths whose reply never ends. They get no example, because the example would never end either."""
 UPLOAD = ("put", "/v1/sandboxes/{sandbox_id}/tree")
-"""The operation that uploads what the example of another one has downloaded."""
+"""The upload of a folder. Its example uploads `notes.tar`, which the example of the download has written."""
 URL = "http://127.0.0.1:8000"
 
 
@@ -102,7 +102,7 @@ def page() -> str:
 
 
 def _operations(document: Mapping[str, Any], types: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[str]:
-    """Yield the operations whose paths start with one of `prefix`, so that their examples work in this order."""
+    """Yield the operations whose paths start with one of `prefix`, in an order in which their examples work."""
     paths = [(path, item) for path, item in document["paths"].items() if path.startswith(prefix)]
     found = [(verb, path, operation) for path, item in paths for verb, operation in sorted(item.items(), reverse=True)]
     made = [one for one in found if one[0] != "delete"]

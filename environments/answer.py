@@ -1,10 +1,10 @@
 r"""Answer parsing: find the moves, or a number, in the text of a language model.
 
 The pair of tags ``<answer>up</answer>`` may appear anywhere, in upper or lower case, with white space around the move.
-If a text has several pairs, the first one counts. If several opening tags precede a closing tag, the last of them
-counts. A pair without a move makes the answer unreadable. A text without tags may write its move as ``\boxed{up}``; the
-last ``\boxed`` counts, since mathematical answers come at the end. Any other text must be the bare move, ``up``, so
-that a language model can answer in one token.
+If a text has several pairs of tags, the first pair counts. If several opening tags precede a closing tag, the last of
+these opening tags counts. A pair of tags without a move makes the answer unreadable. A text without tags may write its
+move as ``\boxed{up}``; the last ``\boxed`` counts, since mathematical answers come at the end. A text with neither must
+be the bare move, such as ``up``: a language model can thus answer in one token.
 
 Parsing takes a fixed number of passes over the text.
 """
@@ -36,7 +36,7 @@ def parse_answer(text: str, moves: Collection[str]) -> str | None:
 
 
 def parse_answers(text: str, moves: Collection[str], most: int) -> tuple[str, ...]:
-    """Return the moves in `text`, in order. The result is empty unless the answer consists of moves only.
+    """Return the moves in `text`, in order. If the answer contains anything but moves, the result is empty.
 
     Args:
         text: Any output of a model.
@@ -50,16 +50,16 @@ def parse_answers(text: str, moves: Collection[str], most: int) -> tuple[str, ..
 def parse_number(text: str) -> Decimal | None:
     r"""Return the last number inside the answer tags or ``\boxed``; None if there is no number.
 
-    In a text without tags and ``\boxed``, the last number anywhere counts. A number is an optional minus sign (``-`` or
-    ``−``), digits, which commas may group in threes, and an optional decimal part. A minus sign directly after a digit
-    is read as a subtraction, not as a sign.
+    In a text without tags and ``\boxed``, the last number anywhere counts. A number consists of an optional minus sign
+    (``-`` or ``−``), digits, and an optional decimal part. Commas may separate groups of three digits. A minus sign
+    directly after a digit is read as a subtraction, not as a sign.
     """
     numbers = _NUMBER.findall(_answer(text.lower()))
     return Decimal(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None
 
 
 def _answer(text: str) -> str:
-    r"""Return what the answer tags or ``\boxed`` enclose, else the whole text. `text` must be in lower case."""
+    r"""Return what the answer tags or ``\boxed`` enclose, or else the whole `text`, which must be in lower case."""
     start = text.find(_OPEN)
     end = text.find(_CLOSE, start) if start >= 0 else -1
     if end >= 0:

@@ -1,13 +1,13 @@
 r"""Arithmetic: one question, one number as the answer.
 
 Observation  the question, ``What is 23+41? Answer with a number.``; after the answer, the solution: ``23+41 = 64``
-Actions      any text. The last number in ``<answer>64</answer>`` or ``\boxed{64}`` is the answer; if the text has
-             neither, its last number is; see `parse_number`
+Actions      any text. The answer is the last number in ``<answer>64</answer>`` or ``\boxed{64}``. In a text with
+             neither, the answer is the last number of the text; see `parse_number`
 Reward       1.0 for the right number, otherwise 0.0
 Ends         terminated after one answer
 Problems     operands and operators are drawn uniformly; problems in which a division has a remainder are rejected
 Options      see `ArithmeticOptions`
-Info         ``action_is_valid`` (the answer contains a number), ``success``; at reset ``level``:
+Info         ``action_is_valid`` (whether the answer contains a number), ``success``; at reset ``level``:
              ``{"digits": digits of the longest operand, "operations": number of operators}``
 """
 
@@ -36,14 +36,14 @@ _MAX_OPERAND = 10**9
 _MAX_TERMS = 8
 _MAX_ANSWER = 1 << 20
 _DRAWS = 20_000
-"""Maximum number of problems to draw before giving up, if none of them fits the options."""
+"""Number of problems to draw at most. If none of them fits the options, the search fails."""
 
 _QUESTION = "What is {}?"
 _HOW_TO_ANSWER = " Answer with a number."
 _ASKED = re.compile(rf"What is ([0-9]{{1,10}}(?:[+\-*/][0-9]{{1,10}}){{1,{_MAX_TERMS - 1}}})\?")
 _PARTS = re.compile(r"([+\-*/]?)([0-9]+)")
 
-# A sign, and the factors of the term, each with its operator "*" or "/".
+# A summand: its sign, and its factors. Each factor comes with its operator "*" or "/".
 _Product: TypeAlias = tuple[str, list[tuple[str, int]]]
 
 
@@ -57,7 +57,7 @@ class ArithmeticOptions:
         operands: Smallest and largest operand, from 0 to 1,000,000,000; [10, 99] gives two-digit numbers.
         split: Draw only problems of this split ("train", "validation" or "eval"); None draws any. Problems that differ
             only in the order of a sum or product, such as 23+41 and 41+23, are in the same split.
-        held_out: Share of all problems in the validation split, and also in the eval split, 0.001 to 0.45.
+        held_out: Share of all problems that each of the validation split and the eval split gets, 0.001 to 0.45.
         instructions: Whether the question includes the answer format.
     """
 
@@ -104,7 +104,7 @@ def draw_problem(
     """Return the problem of `seed`, the same in every process. See `ArithmeticOptions` for the arguments.
 
     Raises:
-        OptionError: A limited number of draws gave no problem that fits the arguments.
+        OptionError: None of the 20,000 problems drawn fits the arguments.
     """
     operators = "".join(one for one in _OPERATORS if one in operations)
     low, high = operands
@@ -149,7 +149,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         self._problem: ArithmeticProblem | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Start an episode with the question of `seed`; without a seed, with the next question of the sequence."""
+        """Start an episode with the question of `seed`, or without a seed, with the sequence's next question."""
         self._problem = None
         chosen = override(self._defaults, options)
         super().reset(seed=seed)
@@ -226,5 +226,5 @@ def _value(products: Sequence[_Product]) -> int | None:
 
 
 def _canonical(products: Sequence[_Product]) -> str:
-    """Return a normal form, which is equal for problems that differ only in the order of a sum or product."""
+    """Return a normal form. Problems that differ only in the order of a sum or product have the same normal form."""
     return str(sorted((sign, sorted(factors)) for sign, factors in products))

@@ -1,4 +1,4 @@
-"""Boards: square maps as text, with one character per cell and a line end between rows.
+"""Boards: square maps as text, with one character per cell and a newline between rows.
 
 A cell is identified by the index of its character in the text. On a board with `size` rows, the neighbours of a cell
 are 1 (left, right) and `size` + 1 (up, down) characters away.
@@ -18,7 +18,7 @@ UNREADABLE_TURN = (
 
 
 def steps_of(width: int) -> dict[str, int]:
-    """Return by how much each move changes the cell index, if a line has `width` characters including its line end."""
+    """Return by how much each move changes the cell index. A line has `width` characters, including the newline."""
     return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
@@ -28,7 +28,7 @@ def spread_out(board: str) -> str:
 
 
 def find_board(text: str, *, spaced: bool = False) -> str:
-    """Return the board at the end of an observation, without spaces; an empty string if the text ends in no square.
+    """Return the board at the end of an observation, without spaces; an empty string if no board is there.
 
     Rules or a notice may precede the board. A board has as many lines as its last line has cells.
 

@@ -1,9 +1,9 @@
 """Counter-based random numbers: a pure function of a seed and a count, for single values and for arrays.
 
-Number 7 of a seed is the same in every process, in any order of calls, for one board or a thousand. SplitMix64 spreads
-seeds over 64 bits (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). The numbers
-have 32 bits to be fast, since every step draws one. The seed determines the start and the odd stride of a counter. The
-hash "lowbias32" of Wellons' hash prospector (github.com/skeeto/hash-prospector) mixes the counter's value.
+For example, number 7 of a seed is the same in every process and in any order of calls. SplitMix64 spreads a seed over
+64 bits (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). These bits determine the
+start and the odd stride of a counter. The hash "lowbias32" of Wellons' hash prospector
+(github.com/skeeto/hash-prospector) mixes the counter's value. The numbers have only 32 bits, for speed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def episode_seed(first: int, episode: int) -> int:
 
 
 def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return `episode_seed` of each pair; `first_B` contains ``spread(first)``, and episode numbers are above 0."""
+    """Return `episode_seed` of each pair. `first_B` must contain ``spread(first)``; episode numbers must be above 0."""
     z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
     z_B >>= np.uint64(33)
     return z_B
@@ -64,7 +64,7 @@ def chance(seed: int, count: int) -> float:
 
 
 def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the start and the stride of the counter of each seed; `spread_B` contains ``spread(seed)`` for each."""
+    """Return the start and the stride of each seed's counter. `spread_B` must contain ``spread(seed)`` of each seed."""
     return (spread_B >> np.uint64(32)).astype(np.uint32), (spread_B | np.uint64(1)).astype(np.uint32)
 
 

@@ -1,7 +1,7 @@
 """Options of an environment: overriding them, and checking their values.
 
-An environment keeps its options in a frozen dataclass. Its ``__post_init__`` calls the checks below, so constructors,
-``reset(options=...)`` and task files all reject invalid values.
+An environment keeps its options in a frozen dataclass. The dataclass calls the checks below in ``__post_init__``,
+so constructors, ``reset(options=...)`` and task files all reject invalid values.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_boolean(name: str, value: object) -> None:
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Raise `OptionError` unless `value` is in `known`; the message suggests the most similar name."""
     if not isinstance(value, str) or value not in known:
-        raise OptionError(name, f"{value!r} is not one of them{did_you_mean(str(value), known)}")
+        raise OptionError(name, f"{value!r} is not a known value{did_you_mean(str(value), known)}")
 
 
 def check_path(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Decoding of actions into moves. Axes: N boards, T moves of a turn."""
+"""Decoding of actions into moves. Axes of arrays: N boards, T moves of a turn (one answer per board)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORT = 64
 
 
 def read_answer(answer: Any, most: int) -> tuple[str, ...]:
-    """Return the moves in a text, `most` at most; empty if there are none.
+    """Return the first `most` moves in a text; empty if the text is unreadable.
 
     Raises:
         UsageError: The answer is not a string.
@@ -47,7 +47,7 @@ def read_index(number: Any) -> tuple[str, ...]:
 
 
 def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the indices of the moves in the texts [N, T], padded with -1, and whether each text is readable [N].
+    """Return the indices of the moves in each text [N, T], padded with -1, and whether each text is readable [N].
 
     An unreadable answer counts as one move that does nothing.
 
@@ -75,7 +75,7 @@ def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDA
 
 
 def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the indices of the moves [N, 1], and whether each is in range [N].
+    """Return the indices of the moves [N, 1], with `STAY` for those out of range, and whether each is in range [N].
 
     Raises:
         UsageError: The actions are not N integers.

@@ -1,4 +1,4 @@
-"""Many boards of one game as arrays. Axes: N boards, R selected boards, S cells of a board, K outcomes (`Tables`)."""
+"""Many boards of one game as arrays. Axes: N boards, R selected boards, S cells of a board, K pairs (see `Tables`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .level_cache import Drawn
 from .physics import CODES, Physics
 
 _WAYS = 8
-"""Factor in an index ``cell * 8 + action``: at least the number of actions, and a power of two for speed.
-"""
+"""Factor in an index ``cell * 8 + action``: not less than the number of actions, and a power of two for speed."""
 # NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
@@ -36,7 +35,7 @@ class PlayedMoves(NamedTuple):
 
 
 class BoardBatch(ABC):
-    """N boards of a game that make their moves together. A cell that the player must still complete is called wanted.
+    """N boards of a game; one call plays a move on each. A cell that the player must still complete is called wanted.
 
     Attributes:
         side: Cells along one side of a board.
@@ -116,9 +115,8 @@ class Pushing(BoardBatch):
 class Walking(BoardBatch):
     """Boards on which a move changes only the player's position.
 
-    Only the edge of the board blocks a move, and reaching one wanted cell wins.
-
-    The cells are stored without the player.
+    Only the edge of the board blocks a move. The player wins by reaching a wanted cell. The array of cells does not
+    contain the player.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -126,7 +124,7 @@ class Walking(BoardBatch):
         self._ahead, _ = _neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
-        # The code of the player's cell after a move, by the code of the cell that the player enters.
+        # Maps the code of the cell that the player enters to its code with the player on it.
         self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
@@ -185,7 +183,7 @@ class Walking(BoardBatch):
 
 
 class _Map(NamedTuple):
-    """Lookup tables for a level that all boards share, indexed by the player's cell."""
+    """Lookup tables for a level that all boards share. The index of each table is the player's cell."""
 
     level: Drawn
     wins_S: NDArray[np.bool_]
@@ -194,12 +192,12 @@ class _Map(NamedTuple):
 
 
 def batch_of(physics: Physics, num_boards: int, side: int) -> BoardBatch:
-    """Return boards with the rules of `physics`."""
+    """Return `num_boards` boards with `side` cells along one side and the rules of `physics`."""
     return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
 
 
 class _Writing:
-    """Converts arrays of codes to texts, in one batch."""
+    """Converts the cell codes of many boards to texts at once."""
 
     def __init__(self, symbols: str, num_boards: int, side: int) -> None:
         self._side = side

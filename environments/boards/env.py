@@ -29,7 +29,7 @@ RENDER_MODES = ("text", "ansi", "rgb_array")
 
 METRICS = {"action_is_valid": "mean", "action_is_effective": "mean", "success": "last"}
 MAX_ANSWER = 1 << 20
-"""Maximum length in characters of an answer in the action space. Longer answers are played nevertheless."""
+"""Maximum length in characters of an answer in the action space. `step` accepts longer answers too."""
 
 
 def spaces_of(
@@ -69,7 +69,7 @@ def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
 
 
 def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
-    """Return the level of the episode with `seed`."""
+    """Return the level of the episode with `seed`, from the fixed set of levels if the options define one."""
     count = game.num_levels(options)
     return game.draw(seed if count is None else spread(seed) % count, options)
 
@@ -118,10 +118,10 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return f"{type(self).__name__}({changed})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode with the level of `seed`; without a seed, with the next level of the sequence.
+        """Start an episode with the level of `seed`, or without a seed, with the sequence's next level.
 
-        `options` override the options given to `make` for this episode. The method returns the observation and an info
-        dict with ``success``, ``legal_moves`` and, for random levels, ``level``.
+        For this episode, `options` override the options given to `make`. The method returns the observation and an
+        info dict with ``success``, ``legal_moves`` and, if facts about the level are known, ``level``.
         """
         self._running = False
         chosen = change(self._defaults, options)
@@ -151,10 +151,10 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(rules), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Play an answer such as ``"<answer>up</answer>"``, or the index of a move with ``action="index"``.
+        """Play an answer such as ``"<answer>up</answer>"``; with ``action="index"``, play the move with this index.
 
         An unreadable answer counts as a move that does nothing. The method returns the observation, the reward, whether
-        the game is won or lost (terminated), whether the moves ran out (truncated), and an info dict with
+        the game is won or lost (terminated), whether the moves ran out (truncated), and an info dict. The dict contains
         ``action_is_valid``, ``action_is_effective``, ``success`` and ``legal_moves``.
         """
         if not self._running:
@@ -197,7 +197,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(notice), total, won or lost, late, info
 
     def render(self) -> Any:
-        """Return the current board in the render mode; None before the first reset, or without a render mode."""
+        """Return the board as `render_mode` asks; None before the first reset, or if `render_mode` is None."""
         if not self._cells or self.render_mode is None:
             return None
         return show("".join(self._cells), self.game, self._options, self.render_mode)
@@ -212,7 +212,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
 
 
 def unreadable(turn: int) -> str:
-    """Return the notice after an unreadable answer; `turn` is the maximum number of moves in an answer."""
+    """Return the notice for an unreadable answer; `turn` is the maximum number of moves per answer."""
     return f"{UNREADABLE if turn == 1 else UNREADABLE_TURN}\n"
 
 

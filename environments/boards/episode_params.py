@@ -1,4 +1,4 @@
-"""Numeric parameters of one episode, and the same parameters as arrays for many episodes. Axes: N boards."""
+"""Numeric parameters of one episode, and the same parameters as arrays for many boards. Axis: N boards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class BatchParams(NamedTuple):
 
     Attributes:
         limit: Moves until the episode is truncated.
-        slip: Chance that a move goes to one of its two sides instead.
+        slip: Chance that the player slips to the left or right of the chosen direction.
         penalty: Amount subtracted from the reward for an unreadable answer.
         move: Reward of every move.
-        progress: Reward for each goal that is completed. It is subtracted for each goal that is undone.
+        progress: Reward for each goal that is completed. The same amount is subtracted for each goal that is undone.
         won: Reward of winning.
         unfinished: Reward when the moves run out, multiplied by the share of goals that are done.
         turn: Maximum moves per answer.
-        notices: Whether an unreadable answer causes a notice above the board.
+        notices: Whether the observation after an unreadable answer starts with a notice.
     """
 
     limit: int
@@ -35,7 +35,7 @@ class BatchParams(NamedTuple):
 
 
 class EpisodeParams(NamedTuple):
-    """The parameters of `BatchParams` as arrays, of shape [1], or [N] if the boards have different parameters."""
+    """`BatchParams` as arrays: of shape [1] if all boards have the same parameters, otherwise of shape [N]."""
 
     limit: NDArray[Any]
     slip: NDArray[Any]
@@ -58,9 +58,9 @@ class Rewards(NamedTuple):
 
 
 class Matters(NamedTuple):
-    """Whether each effect occurs on at least one board. An effect that occurs nowhere need not be computed.
+    """Whether each effect occurs on at least one board. The vector environment skips effects that occur nowhere.
 
-    `rewards` is false if the only reward is 1 for winning.
+    `rewards` is false if the reward is 1 for winning and 0 for all other moves.
     """
 
     rewards: bool
@@ -81,13 +81,13 @@ def as_arrays(params: BatchParams) -> EpisodeParams:
 
 
 SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
-"""The two sides of a move. As in Gymnasium, low random numbers select the first side and high ones the second."""
+"""For each move, the two directions of a slip. As in Gymnasium, low random numbers select the first direction."""
 
 
 def slipped(move: str, slip: float, chance: float) -> str:
-    """Return the move that slipping on the ice makes of `move`.
+    """Return the direction in which the player goes after choosing `move`, given a random number `chance`.
 
-    It is the first side if `chance` is below ``slip / 2``, the second from ``1 - slip / 2``, otherwise `move`.
+    The result is the first of `SIDES` if `chance` is below ``slip / 2``, the second from ``1 - slip / 2``, else `move`.
     """
     if chance < slip / 2:
         return SIDES[move][0]

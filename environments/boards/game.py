@@ -28,8 +28,8 @@ class BoardOptions(ABC):
         split: Draw only levels of this split ("train", "validation" or "eval"); None draws any.
         num_levels: Size of the fixed set of levels to draw from, 1 to 100,000; None draws a new level for every seed.
             Small levels may occur more than once in a large set.
-        instructions: Whether observations include rules and notices, or only the board.
-        symbols: The characters to show instead of the game's own symbols, in their order; None shows the game's own.
+        instructions: Whether observations include rules and notices. If false, they contain only the board.
+        symbols: The characters to show instead of the symbols in `canonical`, in the same order; None shows the latter.
         spaced: Whether to put spaces between the symbols of a line; a BPE tokenizer would merge ``____`` into one
             token.
         actions_per_turn: Maximum moves per answer, 1 to 100; the moves are joined by ``||``.
@@ -39,7 +39,7 @@ class BoardOptions(ABC):
     canonical: ClassVar[str]
     """The game's own symbols."""
     for_make: ClassVar[frozenset[str]] = frozenset()
-    """Options that only `make` accepts, because a client of a served environment must not choose them."""
+    """Options that `reset` cannot change, because a client of an environment server must not choose them."""
 
     max_moves: int | None = None
     split: Split | None = None
@@ -102,7 +102,7 @@ class Level(NamedTuple):
 
 
 class BoardGame(ABC, Generic[OptionsT]):
-    """A game on a board, without state.
+    """A game on a board. The object holds no state of an episode.
 
     Attributes:
         physics: The effects of moves.
@@ -130,19 +130,19 @@ class BoardGame(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def tiles(self) -> NDArray[np.uint8]:
-        """Return pictures of the cells by code, of shape (codes, pixels, pixels, 3)."""
+        """Return a picture for each cell code, as an array of shape (codes, pixels, pixels, 3)."""
 
     @property
     @abstractmethod
     def styles(self) -> Mapping[str, str]:
-        """The terminal colours of each symbol."""
+        """The terminal colours of each symbol, as parameters of an SGR sequence such as ``1;33``."""
 
     def slip(self, options: OptionsT) -> float:
-        """Return the chance that a move goes to one of its two sides instead."""
+        """Return the chance that the player slips to the left or right of the chosen direction."""
         return 0.0
 
     def num_levels(self, options: OptionsT) -> int | None:
-        """Return the size of the fixed set of levels, whose indices are the seeds for `draw`; None without a set."""
+        """Return the size of the fixed set of levels, or None. With a set, the seed for `draw` is an index into it."""
         return options.num_levels
 
     def params(self, options: OptionsT) -> BatchParams:

@@ -19,7 +19,7 @@ class Drawn(NamedTuple):
         here_R: Index of the player's cell.
         wanted_R: Number of wanted cells.
         goals_R: Number of wanted and done cells together.
-        facts: The facts of `Level`, each as an array [R].
+        facts: The `facts` of the levels, each fact as an array [R].
     """
 
     cells_RS: NDArray[np.uint8]
@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
 
 
 class LevelCache:
-    """Draws the levels for one set of options. If the options fix a set of levels, each level is drawn only once."""
+    """Draws the levels of a game with given options. If the options fix a set of levels, each is drawn only once."""
 
     def __init__(self, game: BoardGame[Any], options: Any) -> None:
         self._game = game
@@ -45,7 +45,7 @@ class LevelCache:
         return self._count == 1
 
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of `seeds`, one row per seed, or a single row if `is_single`.
+        """Return the levels of `seeds`, one row per seed. If `is_single` is true, the result has a single row.
 
         Args:
             seeds: The seeds.

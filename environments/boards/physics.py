@@ -1,7 +1,7 @@
-"""The rules of moves in a board game, defined once for single boards as text and for batches of boards as arrays.
+"""The rules of moves in a board game. Single boards (text) and batches of boards (arrays) use the same rules.
 
-A move changes at most three cells in a row: the player's cell, the one ahead and the one beyond. The constructor
-evaluates the rule for every pair of symbols ahead and beyond; after that, a move is a table lookup.
+A move changes at most three cells in a row: the player's cell, the cell ahead of the player, and the cell beyond that.
+`Physics` evaluates its rule for every pair of symbols ahead and beyond when it is created. A move is then a lookup.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..board import MOVES, steps_of
 STAY = len(MOVES)
 """Index of the action that does nothing; it follows the indices of the moves."""
 EDGE = "\n"
-"""The symbol beyond the last cell of a row."""
+"""The symbol that stands for a cell off the board."""
 CODES = 8
-"""Factor in an index of two codes, ``ahead * 8 + beyond``: above the largest code, and a power of two for speed."""
+"""Factor in the index of a pair of codes, ``ahead * 8 + beyond``: above every code, and a power of two for speed."""
 
 Rule = Callable[[str, str], "tuple[str, str] | None"]
 
@@ -33,15 +33,15 @@ class _MoveOutcome(NamedTuple):
 class Tables(NamedTuple):
     """The rules as lookup tables. A code is an index into `Physics.symbols`.
 
-    Axes: K, the codes of the cells ahead and beyond as one index ``ahead * 8 + beyond``; S, the code of one cell.
+    Tables with K are indexed by a pair of codes, ``ahead * 8 + beyond``; tables with S, by the code of one cell.
 
     Attributes:
         ahead_K: New code of the cell ahead.
         beyond_K: New code of the cell beyond.
         moves_K: Whether the player moves.
         gain_K: Decrease of the number of wanted cells.
-        left_S: New code of the cell that the player leaves. Two tables in one: entry ``S`` applies if the player stays,
-            entry ``8 + S`` if the player moves.
+        left_S: New code of the cell on which the player was, for code S. Entry ``S`` applies if the player stays, entry
+            ``8 + S`` if the player moves.
         is_fatal_S: Whether the game is lost when the player's cell has this code.
     """
 
@@ -58,12 +58,12 @@ class Physics:
 
     Args:
         symbols: The symbols of the cells, at most 7; the code of a symbol is its index.
-        players: The player's symbols, each with the symbol that the player leaves behind.
-        rule: Function from the symbols ahead and beyond (`EDGE` if off the board) to their new symbols; it returns None
-            if the player cannot move. It is never called with a player ahead.
+        players: The player's symbols, each with the symbol of the cell after the player has left it.
+        rule: Function from the symbols ahead and beyond (`EDGE` if off the board) to their new symbols. The function
+            returns None if the player cannot move. It is never called with a player's symbol ahead.
         wanted: The game is won when no cell has this symbol.
         done: The symbol of a wanted cell after the player has completed it.
-        fatal: The game is lost when the player has this symbol; empty if it cannot be lost.
+        fatal: The game is lost when the player's cell has this symbol; empty if the game cannot be lost.
         reach: 2 if a move can change the cell beyond, otherwise 1.
     """
 
@@ -100,7 +100,7 @@ class Physics:
         return max(board.find(player) for player in self.players)
 
     def move(self, cells: list[str], here: int, step: int) -> int | None:
-        """Make one move: change the symbols in the list `cells`.
+        """Make one move: change `cells` in place.
 
         Args:
             cells: The characters of the board.
@@ -126,7 +126,7 @@ class Physics:
         return gain
 
     def play(self, board: str, move: str) -> str:
-        """Return the board after `move`; the same object if the move is blocked."""
+        """Return the board after `move`. If the move is blocked, return the object `board` itself."""
         cells = list(board)
         gain = self.move(cells, self.find_player(board), steps_of(board.find("\n") + 1)[move])
         return board if gain is None else "".join(cells)

@@ -1,8 +1,8 @@
 """Pictures of boards: tiles, frames made of tiles, and coloured text for a terminal.
 
-A tile is drawn with masks. A mask marks the part of the tile that a shape covers. Coordinates and lengths are in pixels
-of the finished tile, and may be fractions. The origin is the top left corner; x points to the right and y down. Masks
-have a higher resolution than the tile. `Canvas.pixels` averages their samples, which smooths the edges.
+A tile is the picture of a cell. It is drawn with masks: a mask marks the part of the tile that a shape covers.
+Coordinates and lengths are in pixels of the finished tile, and may be fractions. The origin is the top left corner; x
+points right and y down. Masks have a higher resolution than the tile. To smooth the edges, `Canvas.pixels` averages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
         tiles: The picture of each code, of shape (codes, P, P, 3).
 
     Returns:
-        Red, green and blue, of shape (..., rows * P, columns * P, 3).
+        The red, green and blue values, of shape (..., rows * P, columns * P, 3).
 
     Raises:
         IndexError: A code has no tile.
@@ -55,7 +55,7 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
 def colour(board: str, styles: Mapping[str, str], shown: Mapping[str, str]) -> str:
     """Return a board as coloured text for a terminal.
 
-    The text differs from the plain text only by escape sequences. Every line ends in the terminal's default colours.
+    Escape sequences are the only difference from plain text. Every line ends in the terminal's default colours.
 
     Args:
         board: The board, in the game's own symbols.
@@ -70,7 +70,7 @@ def _colour_line(line: str, styles: Mapping[str, str], shown: Mapping[str, str])
     parts: list[str] = []
     style = ""
     for style, run in groupby(line, lambda symbol: styles.get(symbol, "")):
-        # Reset before each style, since it may not override everything that the previous style set.
+        # Reset before each style, since a style need not override everything that the previous one set.
         parts.append(f"\x1b[0;{style}m" if style else _RESET if parts else "")
         parts.extend([shown.get(symbol, symbol) for symbol in run])
     return "".join(parts) + (_RESET if style else "")
@@ -88,7 +88,7 @@ class Canvas:
         self._samples[mask] += (_rgb(colour) - self._samples[mask]) * np.float32(opacity)
 
     def lay(self, above: Canvas, mask: Mask) -> None:
-        """Copy the area of `mask` from the canvas `above`."""
+        """Copy the area of `mask` from the canvas `above` to this canvas."""
         self._samples[mask] = above._samples[mask]
 
     def pixels(self) -> NDArray[np.uint8]:

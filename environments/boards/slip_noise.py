@@ -1,4 +1,4 @@
-"""Slip noise for many boards: turns some moves sideways at random.
+"""Slips on many boards: a random share of the moves goes to one side of the chosen direction.
 
 Axes: N boards, R selected boards, K moves whose random numbers are drawn in advance.
 """
@@ -13,7 +13,7 @@ from ..counter_rng import chance_B, chances_of_B
 from .episode_params import SIDES, EpisodeParams
 
 _AHEAD = 32
-"""Number of moves to draw random numbers for in one batch. One at a time would cost as much as the rest of a step."""
+"""Moves per batch of random numbers. To draw one number per call would cost as much as the rest of a step."""
 
 
 class SlipNoise:
@@ -38,7 +38,7 @@ class SlipNoise:
         self.forget()
 
     def forget(self) -> None:
-        """Discard the random numbers drawn in advance, because seeds, move counts or parameters have changed."""
+        """Discard the random numbers drawn in advance. Call it after seeds, move counts or parameters change."""
         self._turns_left = 0
 
     def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], params: EpisodeParams) -> NDArray[np.int64]:
@@ -67,12 +67,12 @@ class SlipNoise:
 
 
 def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint32]:
-    """Return the share as a bound on 32-bit random numbers; 64-bit integers if a bound does not fit into 32 bits."""
+    """Scale shares to bounds on 32-bit random numbers; use 64-bit integers if a bound does not fit into 32 bits."""
     bound_N: NDArray[np.float64] = np.ceil(share_N * 2.0**32)
     return bound_N.astype(np.uint64) if bound_N.max() >= 2.0**32 else bound_N.astype(np.uint32)
 
 
 _TURNS = np.array(
     [[*(MOVES.index(to) for to in (SIDES[move][0], move, SIDES[move][1])), 0] for move in MOVES] + [[len(MOVES)] * 4]
-).reshape(-1)  # index: four times the move, plus 0 for its first side, 1 for no slip, 2 for its second side
+).reshape(-1)  # The index is 4 * move, plus 0 for a slip to the first of `SIDES`, 1 for no slip, 2 for the second.
 _TWO = np.array([2])

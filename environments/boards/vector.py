@@ -1,7 +1,7 @@
 """Many board games as one ``gymnasium.vector.VectorEnv``, stepped in NumPy.
 
-With the same seeds and actions, it returns the same observations, rewards, termination and truncation flags and infos
-as Gymnasium's ``SyncVectorEnv`` with single boards, in all three autoreset modes.
+Given the same seeds and actions, `BoardVectorEnv` returns exactly what Gymnasium's ``SyncVectorEnv`` of single boards
+returns, infos included, in all three autoreset modes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Infos = dict[str, Any]
 class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     """Many copies of a board game.
 
-    Infos may share arrays between keys, and ``legal_moves`` shares its lists between boards: do not modify them.
+    Do not modify the infos: one array may be the value of several keys, and boards share the lists in ``legal_moves``.
 
     Args:
         num_envs: Number of copies, at least 1.
@@ -80,8 +80,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._default_params = self._params = as_arrays(self.game.params(self._defaults))
         self._matters = matters_of(self._params)
         self._slip_noise = SlipNoise(num_envs)
-        self._firsts: list[Any] = [None] * num_envs  # seed of each board's last seeded reset, else None
-        self._first_N = np.zeros(num_envs, np.uint64)  # `counter_rng.spread` of `_firsts`
+        self._firsts: list[Any] = [None] * num_envs  # seed of each board's sequence of episodes; None before a reset
+        self._first_N = np.zeros(num_envs, np.uint64)  # `counter_rng.spread` of each seed in `_firsts`
         self._episode_N = np.full(num_envs, -1)
         self._ticks_N = np.zeros(num_envs, np.int64)  # moves since the last seeded reset
         self._deadline_N = np.zeros(num_envs, np.int64)  # value of `_ticks_N` at which the episode is truncated
@@ -145,7 +145,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             restart_R = restart_N.nonzero()[0]
             if self._autoreset is AutoresetMode.DISABLED:
                 raise StepOrderError(f"copies {restart_R.tolist()[:8]} have ended: reset them with reset_mask")
-            # Restart finished copies before the step and do not move them, so that one pass observes all boards.
+            # Restart finished copies first, and let them stay in this step: one pass can then observe all boards.
             restarted = self._restart(restart_N, restart_R)
             action_NT[restart_R, 0] = STAY
             if action_NT.shape[1] > 1:
@@ -221,13 +221,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return read_answers(actions, self._params.turn) if self._is_text else read_indices(actions)
 
     def _next(self, row: int, seed: int | None) -> tuple[int, int]:
-        """Return the seed that started the board's sequence of episodes, and the number of its next episode."""
+        """Return the seed of the board's sequence of episodes, and the number of the next episode in the sequence."""
         if seed is None and self._firsts[row] is None:
             seed = int(self.np_random.integers(1 << 31))
         return (self._firsts[row], int(self._episode_N[row]) + 1) if seed is None else (int(seed), 0)
 
     def _begin(self, rows_R: NDArray[np.int64], started: Sequence[tuple[int, int]]) -> None:
-        """Record a new episode in each row."""
+        """Record the episodes that start on the boards `rows_R`, given the seed and number that `_next` returned."""
         for row, (first, episode) in zip(rows_R.tolist(), started, strict=True):
             self._firsts[row], self._episode_N[row] = first, episode
             if episode == 0:
@@ -244,7 +244,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._goals_N[rows_R] = drawn.goals_R
 
     def _restart(self, restart_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
-        """Start the next episode on the boards `rows_R`; return its infos."""
+        """Start the next episode on the boards `rows_R`, and return the infos about the new levels."""
         self._episode_N += restart_N
         self._set_params(rows_R, self._default_params)
         if self._level_cache.is_single:
@@ -256,7 +256,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return self._level_infos(restart_N, rows_R, drawn.facts)
 
     def _end_and_restart(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
-        """Start the next episode on boards that have just ended, and return the infos of the step with its infos."""
+        """Start the next episode on boards that have just ended. Return the step's infos with those of the restart."""
         rows_R = ended_N.nonzero()[0]
         goes_on_N = ~ended_N
         final_N = np.full(self.num_envs, None, dtype=object)
@@ -313,7 +313,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return legal_N
 
     def _set_params(self, rows_R: NDArray[np.int64], params: EpisodeParams) -> None:
-        """Set the parameters of the boards `rows_R`; store one value per board once these differ from the defaults."""
+        """Set the parameters of the boards `rows_R`. If they are not the defaults, store one value per board."""
         if self._params is self._default_params:
             if params is self._default_params:
                 return
@@ -347,7 +347,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 class _StepArrays(NamedTuple):
-    """The results of a turn."""
+    """The results of one turn on N boards."""
 
     reward_N: NDArray[np.float64]
     terminated_N: NDArray[np.bool_]
@@ -357,7 +357,7 @@ class _StepArrays(NamedTuple):
 
 
 def _above(game: BoardGame[Any], options: BoardOptions) -> str:
-    """Return the rules and the empty line above the first board; empty without `instructions`."""
+    """Return the rules and an empty line, to show above the first board; empty if `instructions` is false."""
     return f"{game.rules(options)}\n\n" if options.instructions else ""
 
 

@@ -13,13 +13,15 @@ from .slippery import best_moves
 
 
 class FrozenLakeExpert:
-    """Plays a shortest path on the lake that it observes; on slippery ice, a plan that accounts for slips.
+    """Walks a shortest path on the observed lake. On slippery ice, the expert follows a plan that allows for slips.
+
+    All arguments are options of the environment; see `LakeOptions`.
 
     Args:
-        symbols: The environment's option `symbols`; the other arguments are options too (see `LakeOptions`).
-        spaced: The environment's option `spaced`.
-        slip: If above 0, the expert plays the plan of `best_moves`.
-        size: With `map` and `max_moves`, determines the move limit that `best_moves` needs.
+        symbols: The characters that the observation shows.
+        spaced: Whether there are spaces between the characters.
+        slip: Chance of a slip. If above 0, the expert plays the plan of `best_moves`.
+        size: `size`, `map` and `max_moves` together determine the move limit that `best_moves` needs.
         map: See `size`.
         max_moves: See `size`.
         options: Other options, which have no effect on the expert.
@@ -40,7 +42,7 @@ class FrozenLakeExpert:
         **options: JSON,
     ) -> None:
         chosen = LakeOptions(symbols=symbols, spaced=spaced, slip=slip, size=size, map=map, max_moves=max_moves)
-        # Map the shown symbols to the game's own. An own symbol that the board does not use becomes "?" (unknown).
+        # Maps the shown symbols to the game's own. A game symbol that is not among the shown ones becomes "?".
         self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._slip = slip
@@ -49,7 +51,7 @@ class FrozenLakeExpert:
     def moves(self, observation: Observation) -> Sequence[str]:
         """Return the first moves of all shortest paths; on slippery ice, the moves that `best_moves` returns.
 
-        The result is empty after the end of the episode, and if no path leads to the goal.
+        The result is empty if the episode has ended or no path leads to the goal.
         """
         board = self._read(observation)
         layers = layers_of(board)
@@ -64,7 +66,7 @@ class FrozenLakeExpert:
         return [move for move, cell in zip(MOVES, around, strict=True) if cell & layers[-1]]
 
     def is_hazardous(self, observation: Observation) -> bool:
-        """Return whether some move straight towards the goal falls into a hole."""
+        """Return whether a move that brings the player nearer to the goal's row or column ends in a hole."""
         board = self._read(observation)
         here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
         if here < 0 or goal < 0:

@@ -37,11 +37,11 @@ class LakeOptions(BoardOptions):
     Attributes:
         size: Cells along one side, 2 to 32; None means 4, or the size of `map`.
         frozen: Chance in [0, 1] that a cell other than start and goal is ice.
-        slip: Chance in [0, 1] that a move goes to one of its two sides instead, either side equally likely.
+        slip: Chance in [0, 1] that the player slips to the left or right of the chosen direction, with equal chances.
         map: A fixed map instead of random ones: "4x4" or "8x8" for Gymnasium's own maps, or a list of rows in
             Gymnasium's letters, such as ["SF", "HG"]. A fixed map has no splits.
-        max_moves: None means 10 up to size 4, and 5/8 of the number of cells above. With `map`, None means 100 up to
-            size 4 and 200 above, as in Gymnasium.
+        max_moves: Moves until the episode is truncated. None means 5/8 of the number of cells, but at least 10. With
+            `map`, None means 100 for sizes up to 4 and 200 for larger ones, as in Gymnasium.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -97,7 +97,7 @@ def _rule(ahead: str, beyond: str) -> tuple[str, str] | None:
 
 
 class LakeGame(BoardGame[LakeOptions]):
-    """The frozen lake, without state."""
+    """The frozen lake as a `BoardGame`. The object holds no state of an episode."""
 
     physics = Physics(SYMBOLS, {"P": "_", "X": "_", "√": "_"}, _rule, wanted="G", done="√", fatal="X")
     defaults = LakeOptions()

@@ -24,7 +24,7 @@ MAPS = {
 
 _DRAWS = 20_000
 _CELLS = 2_000_000
-"""Limits on the search for a lake: the number of maps drawn, and the number of their cells in total."""
+"""Limits on the search for a lake: the number of maps drawn, and the number of cells in all of them together."""
 _OURS = str.maketrans("SFHG", "P_OG")
 _FREE = str.maketrans({"_": "1", "G": "1", "P": "1", "O": "0", "\n": "0"})
 
@@ -53,7 +53,7 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
         split: Split that the lake must belong to; None accepts any.
 
     Raises:
-        OptionError: A search within the limits found no such lake.
+        OptionError: The search reached its limit without finding such a lake.
     """
     rng = Random(stable_hash("FrozenLake", seed, size, frozen))
     chance = rng.random  # Use only `random()`: other methods may return other numbers in other Python versions.
@@ -76,11 +76,11 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
 
 @lru_cache(maxsize=64)
 def read_map(rows: tuple[str, ...]) -> Lake:
-    """Return the lake on the map `rows`, which has Gymnasium's letters: S start, F frozen, H hole, G goal.
+    """Return the lake on the map `rows`, in Gymnasium's letters: S start, F frozen, H hole, G goal.
 
     Raises:
-        OptionError: `rows` is not a square of 2 to 32 rows, has other letters, or lacks one S, one G or a path between
-            them.
+        OptionError: `rows` is not a square of 2 to 32 rows, has other letters, does not have exactly one S and one G,
+            or has no path from S to G.
     """
     size = len(rows)
     if not 2 <= size <= 32 or any(len(row) != size for row in rows):
@@ -102,8 +102,8 @@ def layers_of(board: str) -> Sequence[int]:
     """Return the sets of cells at distance 0, 1, ... from the goal. The last set contains neighbours of the player.
 
     The result is empty if no path leads to the goal. A set of cells is an integer with one bit per character of the
-    board, and the lowest bit is the last character. Line ends never belong to a set, so a shift cannot wrap from one
-    row to the next.
+    board; the lowest bit stands for the last character. Newlines never belong to a set, so a shift by one cell cannot
+    wrap from one row to the next.
     """
     here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
     if here < 0 or goal < 0:

@@ -1,4 +1,4 @@
-"""Tiles and terminal colours of the frozen lake; symbols differ in shape as well as in colour."""
+"""Pictures of cells (tiles) and terminal colours of the frozen lake. Tiles differ in shape as well as in colour."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {
     "X": "1;38;5;231;48;5;124",
     "√": "1;38;5;231;48;5;29",
 }
-"""Terminal colours of each symbol and its background, from the 256-colour palette, which no terminal theme changes."""
+"""Text and background colour of each symbol. Terminal themes do not change these colours of the 256-colour palette."""
 
 _ICE, _EDGE, _CRACK = "#d8eef8", "#c0deec", "#b3d6e7"
 _SNOW, _WATER, _DEEP, _RIPPLE = "#ffffff", "#123c5c", "#0a2740", "#4f8fb8"

@@ -1,8 +1,8 @@
 """The best moves on slippery ice, by value iteration (Bellman, "Dynamic Programming", 1957).
 
 The player does not see how many moves are left. The plan therefore assumes that the episode ends after each move with
-chance 1 / (2 * move limit). Without this assumption, plans would wait in safe places until the moves run out. Among the
-factors tried, 2 comes closest to the best play of a player who knows the number of moves left.
+chance 1 / (2 * move limit). Without this assumption, a player would wait in safe places until the moves run out. Of the
+factors that were tried, 2 comes closest to the best play of a player who knows the number of moves left.
 
 Axes: A moves in the order of `MOVES`, S cells row by row.
 """
@@ -20,8 +20,8 @@ from ..boards.episode_params import SIDES
 
 _CHANGE = 1e-12
 _SAME = 1e-9
-"""Relative tolerance: planning ends when no value grows by more, and two values that differ by less count as equal. An
-absolute tolerance would not do, since values shrink with every step of a long narrow path.
+"""Relative tolerances. Planning ends when no value grows by more than `_CHANGE`. Values that differ by less than
+`_SAME` count as equal. Absolute tolerances would fail, since values shrink with every step of a long narrow path.
 """
 
 
@@ -33,8 +33,8 @@ def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[st
 
     Args:
         board: A lake in its own symbols; the position of the player does not matter.
-        slip: Chance in [0, 1] that a move goes to one of its two sides instead.
-        move_limit: Moves of an episode.
+        slip: Chance in [0, 1] that the player slips to the left or right of the chosen direction.
+        move_limit: Moves until the episode is truncated.
     """
     cells = board.replace("\n", "")
     is_ice_S = np.array([symbol in "_P" for symbol in cells])

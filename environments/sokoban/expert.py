@@ -17,14 +17,14 @@ from .solver import MAX_STATES, first_steps
 class SokobanExpert:
     """Plays a shortest solution of the observed room.
 
-    In a room with few states, it tabulates all solvable states. In other rooms, it solves each observed position.
+    In a room with few states, the expert tabulates all solvable states. In other rooms, it solves each observed state.
 
     Args:
         symbols: The environment's option `symbols`; see `SokobanOptions`.
-        spaced: The environment's option `spaced`. All other `options` have no effect on the expert.
-        max_table: Approximate limit on the number of states of a room to tabulate.
-        max_states: Approximate limit on the number of states to search in other rooms; above it, `moves` returns no
-            move.
+        spaced: The environment's option `spaced`.
+        max_table: Approximate number of states up to which the expert tabulates a room.
+        max_states: Approximate number of states to search in other rooms. Beyond this limit, `moves` returns no move.
+        options: Other options of the environment, which have no effect on the expert.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SokobanExpert:
         max_states: int = MAX_STATES,
         **options: JSON,
     ) -> None:
-        # Map the shown symbols to the game's own. An own symbol that the board does not use becomes "?" (unknown).
+        # Maps the shown symbols to the game's own. A game symbol that is not among the shown ones becomes "?".
         self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._max_table = max_table
@@ -65,7 +65,7 @@ class SokobanExpert:
     def is_hazardous(self, observation: Observation) -> bool:
         """Return whether some push makes a solvable level unsolvable.
 
-        In rooms with many states, only pushes onto a dead cell count: a cell from which a box cannot reach any target.
+        In rooms with many states, only pushes onto a dead cell count. A box on a dead cell cannot reach any target.
         """
         position = self._read(observation)
         if position is None:
@@ -89,7 +89,7 @@ class SokobanExpert:
 
 @lru_cache(maxsize=256)
 def _depths(room: PushGraph, max_states: int) -> Mapping[int, int] | None:
-    """Return the length of the shortest solution for every solvable state; None for more than `max_states` states."""
+    """Return the number of moves from each solvable state to a solution; None if there are more than `max_states`."""
     depths: dict[int, int] = {}
     for depth, layer in enumerate(search_back(room)):
         depths.update(dict.fromkeys(layer, depth))

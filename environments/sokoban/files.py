@@ -1,8 +1,8 @@
 """Level files: rooms as text, in the format of DeepMind's Boxoban levels.
 
 A level is a square of characters: ``#`` wall, space floor, ``.`` target, ``$`` box, ``@`` player. As in other
-collections, ``*`` is a box on a target and ``+`` is the player on a target. Empty lines and lines that start with ``;``
-separate levels.
+level collections, ``*`` is a box on a target and ``+`` is the player on a target. Levels are separated by empty lines
+or by lines that start with ``;``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MAX_BYTES = 128 << 20
 
 @lru_cache(maxsize=8)
 def read_levels(path: str) -> tuple[str, ...]:
-    """Return the boards in the file `path`, or in all ``*.txt`` files of the folder `path` in the order of their names.
+    """Return the boards in the file `path`. If `path` is a folder, read all its ``*.txt`` files in the order of names.
 
-    The boards are converted to our own symbols and have the same size. Results are cached, so later changes to the
-    files have no effect.
+    The boards use the symbols of `SYMBOLS` and have the same size. Results are cached, so later changes to the files
+    have no effect.
 
     Raises:
-        OptionError: There are no levels, the files are too large, or a level is invalid. The message names the line.
+        OptionError: The source has no levels, is unreadable or too large, or has an invalid level in the line named.
     """
     source = Path(path)
     files = sorted(source.glob("*.txt")) if "\0" not in path and source.is_dir() else [source]
@@ -58,7 +58,7 @@ def read_levels(path: str) -> tuple[str, ...]:
 
 
 def _squares(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each level as the number of its first line, counted from 1, and its lines."""
+    """Yield the levels in `text`: for each level, the number of its first line (counted from 1) and its lines."""
     rows: list[str] = []
     for number, line in enumerate([*text.split("\n"), ""], start=1):
         if line and line[0] != ";" and not line.isspace():
@@ -69,7 +69,7 @@ def _squares(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _fault(rows: list[str], size: int) -> str:
-    """Return the problem with the level in `rows`; empty if it is valid."""
+    """Return what is wrong with the level in `rows`; empty if the level is valid and has `size` rows."""
     level = "".join(rows)
     odd = level.strip(_THEIRS)
     if odd:

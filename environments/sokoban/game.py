@@ -39,18 +39,18 @@ class SokobanOptions(BoardOptions):
     Attributes:
         size: Cells along one side, including the walls, 5 to 15; None means 6, or the size of the rooms in
             `level_file`.
-        boxes: Number of boxes, and of targets, 1 to 4; None means 1, or the number in the rooms of `level_file`.
+        boxes: Number of boxes, 1 to 4, which is also the number of targets. None means 1, or the number in the rooms of
+            `level_file`.
         moves: Minimum and maximum moves of a level's shortest solution, such as [8, 12]. None means 2 to
             `size` * `boxes` * 5 / 3, which is 10 for 6x6 with one box.
         pushes: Minimum and maximum pushes of the shortest solution. If several solutions are shortest, the one with the
             fewest pushes counts. None accepts any number.
-        level_file: Text file, or folder of text files, with rooms in the format of Boxoban, to play instead of random
-            rooms. Only `make` and `register` accept it, since a client must not read the files of an environment's
-            server.
+        level_file: A text file with rooms in the format of Boxoban, or a folder of such files. They replace the random
+            rooms. Only `make` and `register` accept this option: a client must not read the files of a server.
         reward: "dense" gives the rewards of gym-sokoban. "sparse" gives 1 for the solution, or the share of boxes on
             targets when the moves run out.
-        max_moves: None means `size` * `boxes` * 5 / 2, which is 15 for 6x6 with one box, but at least 1.5 times the
-            maximum of `moves`. In rooms from a file, None means 120.
+        max_moves: Moves until the episode is truncated. None means 120 in rooms from a file. In random rooms, None
+            means the larger of `size` * `boxes` * 5 / 2 (15 for 6x6 with one box) and 1.5 times the maximum of `moves`.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -131,7 +131,7 @@ class SokobanOptions(BoardOptions):
 
 
 class SokobanGame(BoardGame[SokobanOptions]):
-    """Sokoban, without state."""
+    """Sokoban as a `BoardGame`. The object holds no state of an episode."""
 
     physics = PHYSICS
     defaults = SokobanOptions()

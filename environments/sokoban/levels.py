@@ -1,8 +1,8 @@
 """Random Sokoban levels of a requested difficulty.
 
-Two numbers measure the difficulty of a level: the moves of a shortest solution, and the fewest pushes among the
-shortest solutions. A longer solution may need fewer pushes, but does not count. A search backwards from every solution
-finds both numbers, so every level is solvable.
+Two numbers measure the difficulty of a level: the number of moves of a shortest solution, and the fewest pushes among
+the shortest solutions. Longer solutions do not count, even if they need fewer pushes. A search backwards from every
+solved state finds both numbers, so every level is solvable.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .search import PLAYER, SHIFT, PushGraph, search_back
 
 _ROOMS = 4_000
 _STATES = 600_000
-"""Limits on the search for a level: the number of rooms to try, and the number of their states in total."""
+"""Limits on the search for a level: the number of rooms to try, and the number of states in all rooms together."""
 _STATES_PER_ROOM = 8_000
 _ROOMS_PER_CONCESSION = 5
-"""Number of rooms to try before one more box may start on a target."""
+"""After every 5 rooms without a fitting level, one more box may start on a target."""
 _ROOMS_PER_CELL = 10
-"""Number of rooms to try before rooms get one more floor cell."""
+"""After every 10 rooms without a fitting level, rooms with several boxes get one more floor cell."""
 
 _Start: TypeAlias = tuple[int, int, int]  # state, moves and pushes
 _ItemT = TypeVar("_ItemT")
 
 
 class Puzzle(NamedTuple):
-    """A level and the length of its shortest solution.
+    """A level and the length of its shortest solutions.
 
     Attributes:
         board: The room at the start.
@@ -57,7 +57,7 @@ def draw_level(
     """Return the level of `seed`, the same in every process.
 
     With one box, all starts in the room that fit the ranges are equally likely. With more boxes, the number of moves is
-    drawn first, and the search ends at that depth. Hard levels are then about as frequent as easy ones.
+    drawn first, and the search stops at that number. Hard levels are then about as frequent as easy ones.
 
     Args:
         seed: Any integer.
@@ -68,7 +68,7 @@ def draw_level(
         split: Split that the level must belong to; None accepts any.
 
     Raises:
-        OptionError: The boxes do not fit into the room, or a search within the limits found no such level.
+        OptionError: The boxes do not fit into the room, or the search reached its limits without finding a level.
     """
     if 2 * boxes >= (size - 2) ** 2:
         raise OptionError("boxes", f"{boxes} boxes, their targets and a player do not fit into a room of size {size}")
@@ -97,8 +97,8 @@ def draw_level(
 def _floor_cells(chance: Callable[[], float], size: int, boxes: int, moves: int, room_number: int) -> int:
     """Return the number of floor cells for the next room to try.
 
-    With several boxes, it is about the number that solutions of `moves` moves usually need. A larger room would slow
-    the search, since the number of states grows exponentially with the boxes.
+    With several boxes, the result is about the number of cells that a solution of `moves` moves usually needs. A larger
+    room would slow the search, since the number of states grows exponentially with the number of boxes.
     """
     inside = (size - 2) ** 2
     if boxes == 1:
@@ -143,15 +143,15 @@ def _take(chance: Callable[[], float], pool: list[_ItemT], count: int) -> list[_
 def _starts(
     room: PushGraph, moves: tuple[int, int], pushes: tuple[int, int], most_done: int, *, together: bool
 ) -> Iterator[tuple[int, list[_Start]]]:
-    """Search `room` for starts; yield the number of states searched since the last yield, and the starts found.
+    """Search `room` for starts. Yield the number of states searched since the last yield, and the starts found.
 
     Args:
         room: The room.
         moves: Minimum and maximum moves from the start to a solution.
         pushes: Minimum and maximum pushes.
         most_done: Maximum number of boxes that start on a target.
-        together: Whether to yield all starts in one list. If false, each number of moves has its own list, the smallest
-            first.
+        together: Whether to yield all starts in one list. If false, yield one list per number of moves, the smallest
+            number first.
     """
     (low, high), (least, most) = moves, pushes
     solved = room.solved
@@ -190,7 +190,7 @@ def _draw(room: PushGraph, size: int, state: int) -> str:
 def _refusal(
     seed: int, size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int] | None, split: Split | None
 ) -> OptionError:
-    """Return the error for a failed search, which names `moves`, `pushes` or `split` as the option at fault."""
+    """Return the error for a failed search. The error names the option at fault: `moves`, `pushes` or `split`."""
     request = f"has {moves[0]} to {moves[1]} moves"
     option = "moves"
     if pushes is not None:

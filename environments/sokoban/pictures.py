@@ -1,4 +1,4 @@
-"""Tiles and terminal colours of Sokoban; symbols differ in shape as well as in colour."""
+"""Pictures of cells (tiles) and terminal colours of Sokoban. Tiles differ in shape as well as in colour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STYLES = {
     "P": "1;38;5;231;48;5;125",
     "S": "1;4;38;5;231;48;5;25",
 }
-"""Terminal colours of each symbol and its background, from the 256-colour palette, which no terminal theme changes."""
+"""Text and background colour of each symbol. Terminal themes do not change these colours of the 256-colour palette."""
 
 _FLOOR, _SEAM = "#eee3cd", "#e0d2b6"
 _MORTAR, _BRICKS, _SHINE, _SHADE = "#39414f", ("#66748a", "#5d6a80", "#6d7b91"), "#8391a6", "#4b576b"

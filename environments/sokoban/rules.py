@@ -6,7 +6,7 @@ from ..boards.physics import Physics
 
 SYMBOLS = "#_O√XPS"
 """Symbols of wall, floor, target, box on a target, box, player, player on a target. The index of a symbol is its code
-in grids, as in gym-sokoban, which has no code 6.
+in grids. The codes 0 to 5 are those of gym-sokoban.
 """
 
 
@@ -22,5 +22,5 @@ PHYSICS = Physics(SYMBOLS, {"P": "_", "S": "O"}, _rule, wanted="X", done="√", 
 
 
 def play(board: str, move: str) -> str:
-    """Return the room after `move`; the same object if the move is blocked."""
+    """Return the room after `move`. If the move is blocked, return the object `board` itself."""
     return PHYSICS.play(board, move)

@@ -1,10 +1,10 @@
-"""Breadth-first search in rooms: backwards from every solution by pulling boxes, and forwards by pushing them.
+"""Breadth-first search in rooms: backwards from all solved states by pulling boxes, and forwards by pushing boxes.
 
 Both searches proceed layer by layer. The states of layer n are exactly n moves from the start of the search. For each
 state, the search computes the fewest pushes among the paths with the fewest moves.
 
-The number of a floor cell is called its place. A state is one integer: its lowest bits are the player's place, and
-above them, each place has a bit that is set if a box is there.
+The number of a floor cell is called its place. A state is one integer: its 10 lowest bits contain the player's place.
+Of the higher bits, each belongs to one place, and is set if a box is there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLAYER = (1 << SHIFT) - 1
 """Bit mask of the player's place in a state."""
 
 Layer: TypeAlias = dict[int, int]
-"""Maps each state of a layer to the fewest pushes between it and the start of the search."""
+"""Maps each state of a layer to the fewest pushes between the start of the search and this state."""
 
 _BLOCKED = -1  # All bits of -1 are set, which means a box on every cell.
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
@@ -33,9 +33,9 @@ class PushGraph:
     """The walls and targets of a room, and the possible moves from each place.
 
     Args:
-        cells: Cells without a wall, at most 1024; the index of a cell is its place.
+        cells: Cells without a wall, at most 1024. The index of a cell in this list is its place.
         targets: The cells that are targets.
-        width: Characters of a line of the room's text, including its line end.
+        width: Number of characters of a line of the board, including the newline.
     """
 
     def __init__(self, cells: Sequence[int], targets: Sequence[int], width: int) -> None:
@@ -77,19 +77,19 @@ class PushGraph:
     def ahead(self) -> _Table:
         """For each place of the player, a row for each move.
 
-        The columns are: the box to push; the change of the state by walking; the boxes that would block the push; the
-        change of the state by pushing.
+        A row has four columns: the bit of the box to push, the change of the state by walking, the bits of boxes that
+        would block the push, and the change of the state by pushing.
         """
         return self._table_ahead(self.places)
 
     @cached_property
     def ahead_alive(self) -> _Table:
-        """The table `ahead` without pushes onto dead places."""
+        """The table `ahead` without pushes onto cells from which a box cannot reach any target."""
         return self._table_ahead(self.alive)
 
     @cached_property
     def dead(self) -> int:
-        """The state bits of boxes in all dead places, to test whether a state has a box in one of them."""
+        """The bits of boxes on dead cells (see `alive`): ``state & dead`` is 0 if no box is on a dead cell."""
         return sum([1 << SHIFT + place for cell, place in self.places.items() if cell not in self.alive])
 
     @cached_property
@@ -110,7 +110,7 @@ class PushGraph:
         return _layer_before(self.back, {state: 0}, ())
 
     def after(self, state: int) -> Layer:
-        """Return the states one move after `state` in the order of `MOVES`, each mapped to 1 for a push, else 0."""
+        """Return the states one move after `state` in the order of `MOVES`, each mapped to 1 for a push, else to 0."""
         return _layer_after(self.ahead, {state: 0}, ())
 
     def move_between(self, state: int, after: int) -> str:
@@ -138,11 +138,11 @@ class PushGraph:
 
 
 class Position(NamedTuple):
-    """A board, split into its room and its state.
+    """A board, separated into its room and its state.
 
     Attributes:
         room: The room.
-        state: The positions of the player and the boxes.
+        state: The places of the player and the boxes, as one integer.
     """
 
     room: PushGraph
@@ -180,7 +180,7 @@ def graph_of(text: str) -> PushGraph:
 
 
 def search_back(room: PushGraph) -> Iterator[Layer]:
-    """Yield the layers of states that are 0, 1, 2... moves before a solution, until no states are left."""
+    """Yield layers: the states that are 0, 1, 2... moves before a solved state, until no states are left."""
     table, solved = room.back, room.solved
     layer = {solved | place: 0 for place in range(len(table)) if not solved >> SHIFT + place & 1}
     seen = set(layer)
@@ -191,9 +191,9 @@ def search_back(room: PushGraph) -> Iterator[Layer]:
 
 
 def search_ahead(room: PushGraph, state: int) -> Iterator[Layer]:
-    """Yield the layers of states that are 0, 1, 2... moves after `state`, until no states are left.
+    """Yield layers: the states that are 0, 1, 2... moves after `state`, until no states are left.
 
-    The search omits pushes onto a dead place, since they lead to no solution.
+    The search omits pushes onto dead cells, since no solution follows from them.
     """
     table = room.ahead_alive
     layer = {state: 0}

@@ -1,7 +1,7 @@
-"""A solver for rooms: bidirectional search, forwards from the state and backwards from every solution.
+"""A solver for rooms: bidirectional search, forwards from a state and backwards from all solved states.
 
-Each round extends the side whose last layer has fewer states, so that each side covers about half the distance. The
-first layers that meet contain every shortest solution.
+Each round adds a layer to the search whose last layer has fewer states. When the last layers of both searches have
+states in common, every shortest solution passes through one of these states.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from envkit.errors import SearchLimitError, UsageError
 from .search import Layer, Position, read_position, search_ahead, search_back
 
 MAX_STATES = 500_000
-"""Default limit on the number of states in a search, which then takes about 100 MB and half a second."""
+"""Default limit on the number of states. A search up to this limit takes about 100 MB and half a second."""
 
 
 def solve(board: str, *, max_states: int = MAX_STATES) -> tuple[str, ...] | None:
-    """Return a solution with the fewest moves, and among those the fewest pushes; None if the board is unsolvable.
+    """Return a shortest solution: of those with the fewest moves, one with the fewest pushes. None if unsolvable.
 
     Args:
         board: A room in the game's own symbols; it may already be solved.
@@ -52,7 +52,7 @@ def solve(board: str, *, max_states: int = MAX_STATES) -> tuple[str, ...] | None
 
 
 def first_steps(position: Position, max_states: int = MAX_STATES) -> Sequence[int]:
-    """Return the state after the first move of each shortest solution; empty if solved or unsolvable.
+    """Return the state after the first move of each shortest solution; empty if `position` is solved or unsolvable.
 
     Raises:
         SearchLimitError: The search reached `max_states` without a result.

@@ -82,7 +82,7 @@ WRONG = [
     ("eval FrozenLake-v0 --policy random --episodes 1 --output file", 2, "file: Not a directory; choose a folder"),
     ("play Chess-v0", 2, "no environment is called 'Chess-v0'"),
     ("play FrozenLake-v0 --seed -1", 2, "Invalid value for '--seed'"),
-    ("play FrozenLake-v0 --option map=9x9", 2, "map: '9x9' is not one of them; there are: 4x4, 8x8"),
+    ("play FrozenLake-v0 --option map=9x9", 2, "map: '9x9' is not a known value; there are: 4x4, 8x8"),
     ("play Sokoban-v0 --option boxes=many", 2, "boxes: must be an integer from 1 to 4, got 'many'"),
     (f"play FrozenLake-v0 --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
     # Serving.

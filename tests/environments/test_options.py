@@ -134,7 +134,7 @@ def test_a_combination_without_levels_is_refused_after_a_bounded_search() -> Non
 
 
 def test_an_unknown_split_is_answered_with_the_nearest_one() -> None:
-    with pytest.raises(OptionError, match=r"split: 'evall' is not one of them; did you mean 'eval'\?"):
+    with pytest.raises(OptionError, match=r"split: 'evall' is not a known value; did you mean 'eval'\?"):
         FrozenLake(split="evall")
 
 

@@ -168,9 +168,9 @@ def test_all_grids_of_one_environment_have_one_size(env_id: str) -> None:
 
 @GAMES
 def test_an_unknown_kind_is_refused_with_the_valid_ones(env_id: str) -> None:
-    with pytest.raises(OptionError, match=r"^observation: 'txt' is not one of them; did you mean 'text'\?"):
+    with pytest.raises(OptionError, match=r"^observation: 'txt' is not a known value; did you mean 'text'\?"):
         envkit.make(env_id, observation="txt")
-    with pytest.raises(OptionError, match=r"^action: 3 is not one of them; there are: index, text"):
+    with pytest.raises(OptionError, match=r"^action: 3 is not a known value; there are: index, text"):
         envkit.make(env_id, action=3)
     with pytest.raises(OptionError, match=r"^observation: no such option"):
         envkit.make(env_id).reset(options={"observation": "grid"})
@@ -211,7 +211,7 @@ def test_human_rendering_is_refused_with_the_valid_modes(env_id: str) -> None:
         lambda: envkit.make(env_id, render_mode="human"),
         lambda: envkit.make_vec(env_id, 2, render_mode="human"),
     ):
-        with pytest.raises(OptionError, match=r"^render_mode: 'human' is not one of them; .*rgb_array"):
+        with pytest.raises(OptionError, match=r"^render_mode: 'human' is not a known value; .*rgb_array"):
             refuse()
 
 
