@@ -1,10 +1,12 @@
-"""Conversion of trajectories to training samples: sequences of tokens, masks and rewards."""
+"""Converts trajectories to training samples: arrays of tokens, masks and rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from envkit.types import Group, Sample, Trajectory, Turn
+import numpy as np
+
+from envkit.types import Group, Hashes, Sample, Trajectory, Turn, hashes, stable_hash
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
@@ -13,54 +15,57 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
     Void trajectories (lost sandbox, hung step, broken environment) are omitted, because their outcome does not measure
     the policy.
     """
-    played = [
-        (trajectory, group.task.key)
+    return [
+        sample
         for group in groups
         for trajectory in group.trajectories
         if trajectory.turns and not trajectory.stop.is_void
-    ]
-    return [
-        sample for episode, (trajectory, key) in enumerate(played) for sample in samples_from(trajectory, key, episode)
+        for sample in samples_from(trajectory)
     ]
 
 
-def samples_from(trajectory: Trajectory, group: str, episode: int) -> list[Sample]:
-    """Join the turns of one trajectory into samples; the mask is 1 on the policy's tokens.
+def samples_from(trajectory: Trajectory) -> list[Sample]:
+    """Join the turns of one trajectory into samples; the mask is True on the policy's tokens.
 
     A turn whose prompt does not continue the previous turn starts a new sample.
     """
-    starts = [number for number, turn in enumerate(trajectory.turns) if number == 0 or turn.starts_sample]
-    rewards = tuple(0.0 if turn.step is None else turn.step.reward for turn in trajectory.turns)
+    turns = trajectory.turns
+    starts = [number for number, turn in enumerate(turns) if number == 0 or turn.starts_sample]
+    rewards = np.array([0.0 if turn.step is None else turn.step.reward for turn in turns], dtype=np.float32)
+    observed = _observed(trajectory)
     return [
-        _sample(trajectory.turns[first:end], first, group=group, rewards=rewards, episode=episode)
-        for first, end in zip(starts, [*starts[1:], len(trajectory.turns)], strict=True)
+        _sample(trajectory, turns[first:end], first, rewards, observed)
+        for first, end in zip(starts, [*starts[1:], len(turns)], strict=True)
     ]
 
 
-def _sample(turns: Sequence[Turn], first: int, *, group: str, rewards: tuple[float, ...], episode: int) -> Sample:
-    token_ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    turn_ids: list[int] = []
-    versions: list[int] = []
-    for number, turn in enumerate(turns, first):
-        prompt_length, completion_length = len(turn.new_ids), len(turn.completion.token_ids)
-        token_ids += turn.new_ids
-        token_ids += turn.completion.token_ids
-        mask += [0] * prompt_length + [1] * completion_length
-        logprobs += [0.0] * prompt_length
-        logprobs += turn.completion.logprobs
-        turn_ids += [number] * (prompt_length + completion_length)
-        versions += [-1] * prompt_length
-        for version, count in turn.completion.versions:
-            versions += [version] * count
+def _sample(trajectory: Trajectory, turns: Sequence[Turn], first: int, rewards: np.ndarray, observed: Hashes) -> Sample:
+    parts = [ids for turn in turns for ids in (turn.new_ids, turn.completion.token_ids)]
+    lengths = np.array([len(ids) for ids in parts])
+    mask = np.repeat(np.arange(len(parts)) % 2 == 1, lengths)
+    logprobs = np.zeros(len(mask), dtype=np.float32)
+    logprobs[mask] = np.concatenate([turn.completion.logprobs for turn in turns])
+    versions = np.full(len(mask), -1, dtype=np.int32)
+    ranges = [one for turn in turns for one in turn.completion.versions]
+    versions[mask] = np.repeat([version for version, _ in ranges], [count for _, count in ranges])
     return Sample(
-        group=group,
-        token_ids=tuple(token_ids),
-        mask=tuple(mask),
-        logprobs=tuple(logprobs),
-        turn_ids=tuple(turn_ids),
+        group=trajectory.task.key,
+        token_ids=np.concatenate(parts),
+        mask=mask,
+        logprobs=logprobs,
+        turn_ids=np.repeat(first + np.arange(len(parts)) // 2, lengths),
         rewards=rewards,
-        versions=tuple(versions),
-        episode=episode,
+        versions=versions,
+        episode=trajectory.key,
+        member=trajectory.member,
+        env_id=trajectory.task.env_id,
+        stop=trajectory.stop,
+        observations=observed,
     )
+
+
+def _observed(trajectory: Trajectory) -> Hashes:
+    """Return the hash of the observation that each turn answers; 0 where it is unknown."""
+    before = [None if trajectory.start is None else trajectory.start.observation]
+    before += [None if turn.step is None else turn.step.observation for turn in trajectory.turns[:-1]]
+    return hashes([0 if one is None else stable_hash(one.text) for one in before])

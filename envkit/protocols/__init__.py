@@ -1,4 +1,4 @@
-"""Protocols between the parts of envkit. Implementations match them structurally, without inheritance."""
+"""Protocols between the parts of envkit. An implementation needs the same methods, but no base class."""
 
 from envkit.protocols.environments import (
     EnvHost,
@@ -20,7 +20,7 @@ from envkit.protocols.sandboxes import (
     ServerPool,
     Shell,
 )
-from envkit.protocols.training import Engine, Renderer, Trainer, WeightSink
+from envkit.protocols.training import Engine, Gate, PolicyEngine, Renderer, Trainer, WeightSink
 
 __all__ = [
     "Engine",
@@ -28,8 +28,10 @@ __all__ = [
     "Episode",
     "EpisodePlayer",
     "Expert",
+    "Gate",
     "InteractiveSandbox",
     "Player",
+    "PolicyEngine",
     "Program",
     "ReadinessHost",
     "Renderer",

@@ -7,8 +7,11 @@ from typing import Protocol
 
 from envkit.types import (
     Completion,
+    EngineHealth,
     Exchange,
+    Floats,
     Observation,
+    PauseMode,
     Prompt,
     Sample,
     SamplingParams,
@@ -20,32 +23,85 @@ class Engine(Protocol):
     """Samples completions."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: str | None = None,
+        so_far: Completion | None = None,
     ) -> Completion:
         """Complete `prompt_ids`.
 
         Args:
             prompt_ids: The whole prompt.
             params: Sampling parameters.
-            session: Id of the episode. Later prompts of the episode usually begin with this prompt and its completion,
-                so the engine may keep the KV cache. Before it reuses the cache, the engine must check that the prompt
-                begins with the cached tokens, because a chat template may rewrite earlier turns.
+            session: Id of the episode that the prompt belongs to; None to cache nothing. The next prompt of an episode
+                usually begins with this prompt and its completion, so the engine may keep their KV cache. Before reuse,
+                it must check that the new prompt begins with the cached tokens: a chat template may rewrite old turns.
+            so_far: The beginning of the completion, from a call with the same prompt that was aborted. The result
+                contains it, with its log-probabilities and versions, and `params.max_tokens` counts its tokens.
+        """
+        ...
+
+    async def abort(self, session: str) -> None:
+        """Stop generating for `session`: its `generate` returns the tokens so far, with `FinishReason.ABORTED`."""
+        ...
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        """Stop generating until `resume`. Returns when no token is being sampled."""
+        ...
+
+    async def resume(self) -> None:
+        """Generate again after `pause`."""
+        ...
+
+    async def health(self) -> EngineHealth:
+        """Return the state of the engine.
+
+        Raises:
+            EnvkitError: The engine does not answer, or failed.
         """
         ...
 
     def forget(self, session: str) -> None:
-        """Drop the KV cache of `session`."""
+        """Release the KV cache of `session`."""
         ...
 
 
 class WeightSink(Protocol):
-    """The part of an engine that receives new policy weights between completions."""
+    """Receives new policy weights for an engine."""
 
-    async def load(self, weights: Weights) -> None: ...
+    async def load(self, weights: Weights) -> None:
+        """Sample from `weights` from now on.
+
+        Completions that `pause` keeps continue with the new weights. A load without `pause` waits for the completions
+        that are being generated.
+        """
+        ...
+
+
+class PolicyEngine(Engine, WeightSink, Protocol):
+    """An engine that samples from the policy and can load new weights."""
+
+
+class Gate(Protocol):
+    """Decides when the turns of concurrent episodes may reach the engine."""
+
+    def arrive(self) -> None:
+        """Join, once the episode has its environment."""
+        ...
+
+    async def together(self) -> None:
+        """Wait until the next turn of the episode may begin."""
+        ...
+
+    def leave(self, *, arrived: bool) -> None:
+        """Leave; `arrived` is false for an episode that never joined."""
+        ...
 
 
 class Renderer(Protocol):
-    """Converts text to tokens and back, one turn at a time. Sampled tokens are kept as they are, not encoded again."""
+    """Builds prompts from observations, and reads actions from completions. Sampled tokens are not encoded again."""
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -53,7 +109,7 @@ class Renderer(Protocol):
         ...
 
     def open(self, observation: Observation) -> tuple[int, ...]:
-        """Return the prompt of an episode's first turn."""
+        """Return the prompt of an episode's first turn, whose observation is `observation`."""
         ...
 
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
@@ -66,7 +122,7 @@ class Renderer(Protocol):
         ...
 
     def action(self, token_ids: Sequence[int]) -> str:
-        """Return the action to send to the environment for the completion `token_ids`."""
+        """Convert the completion `token_ids` into an action, which is the text to send to the environment."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -79,25 +135,29 @@ class Renderer(Protocol):
 
 
 class Trainer(Protocol):
-    """Trains the policy's weights."""
+    """Trains the policy's weights. One call at a time."""
 
-    def accumulate(self, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, samples: Sequence[Sample]) -> None:
         """Store samples for the next update."""
         ...
 
-    def update(self) -> Mapping[str, float]:
-        """Train on the collected samples, drop them, and return metrics (losses, entropy in nats, gradient norm)."""
+    async def update(self) -> Mapping[str, float]:
+        """Train on the stored samples, drop them, and return metrics (losses, entropy in nats, gradient norm)."""
         ...
 
-    def publish(self) -> Weights:
-        """Write the current weights for the engine, unless the engine copies them from the trainer's model."""
+    async def score(self, samples: Sequence[Sample]) -> Sequence[Floats]:
+        """Return the log-probabilities (nats) of each sample's policy tokens under the current weights."""
         ...
 
-    def save(self, folder: str) -> None:
+    async def publish(self) -> Weights:
+        """Make the current weights available to the engine: in a file, or in the memory of this process."""
+        ...
+
+    async def save(self, folder: str) -> None:
         """Write a checkpoint, which `restore` can read, into the existing `folder`."""
         ...
 
-    def restore(self, folder: str) -> None:
+    async def restore(self, folder: str) -> None:
         """Restore the exact training state that `save` wrote.
 
         Raises:

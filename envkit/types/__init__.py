@@ -1,5 +1,6 @@
 """Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
+from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
 from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
@@ -21,10 +22,13 @@ from envkit.types.sandboxes import (
 )
 from envkit.types.training import (
     Completion,
+    EngineHealth,
     Exchange,
     FinishReason,
     Group,
+    PauseMode,
     Prompt,
+    RolloutRequest,
     Sample,
     SamplingParams,
     StopReason,
@@ -37,23 +41,30 @@ __all__ = [
     "EXEC_TIMEOUT_S",
     "GRADER_HOME",
     "JSON",
+    "Bools",
     "Cause",
     "CauseKind",
     "Completion",
+    "EngineHealth",
     "EpisodeRecord",
     "Exchange",
     "ExecResult",
     "FileUser",
     "FinishReason",
+    "Floats",
     "GenerationRecord",
     "Group",
+    "Hashes",
     "Info",
+    "Ints",
     "Observation",
     "Options",
+    "PauseMode",
     "Phase",
     "PoolEvent",
     "Prompt",
     "Reset",
+    "RolloutRequest",
     "Sample",
     "SamplingParams",
     "SandboxSpec",
@@ -68,6 +79,10 @@ __all__ = [
     "Turn",
     "TurnRecord",
     "Weights",
+    "bools",
+    "floats",
+    "hashes",
+    "ints",
     "is_host",
     "stable_hash",
     "why_no_network",

@@ -1,7 +1,7 @@
 """Data types that engine, rollout and trainer exchange.
 
-Array axes: B samples, L tokens, T turns, G episodes of the same task. Within a sample, the prompt of a turn begins with
-all earlier tokens, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
+Lengths in brackets: [L] tokens, [T] turns, [G] episodes of the same task. Within a sample, the prompt of a turn begins
+with all earlier tokens, so each turn stores only its new tokens. A turn that starts a sample stores its whole prompt.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
+from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.sandboxes import Cause
 
@@ -19,11 +22,11 @@ class SamplingParams:
     """Sampling parameters of one completion.
 
     Attributes:
-        temperature: Divides the logits; 0 is greedy.
-        top_p: In (0, 1]; samples from the smallest set of most likely tokens whose total probability reaches `top_p`.
-        top_k: Samples from the `top_k` most likely tokens; 0 means all tokens.
+        temperature: The logits are divided by it; 0 always takes the most likely token.
+        top_p: Sample from the smallest set of most likely tokens whose total probability reaches `top_p`, in (0, 1].
+        top_k: Sample from the `top_k` most likely tokens; 0 means all tokens.
         max_tokens: Maximum length of the completion in tokens.
-        stop: Token ids that end the completion, and are part of it.
+        stop: Token ids that end the completion. The one that was sampled is the completion's last token.
         seed: Random seed. The same seed, prompt, weights and parameters give the same completion.
     """
 
@@ -43,49 +46,59 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` was reached."""
     ABORTED = "aborted"
-    """The engine was stopped; the tokens so far are valid."""
+    """The engine was stopped. The tokens sampled until then are valid."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """A completion of an engine.
+    """A completion of N tokens that an engine sampled. The constructor converts sequences to arrays.
 
     Attributes:
         token_ids: Sampled tokens [N].
-        logprobs: Their log-probabilities (nats) [N] after temperature, before top-p and top-k.
-        finish: Why it ended.
-        versions: Policy version of the tokens, as ranges of (version, number of tokens) in order.
+        logprobs: Log-probabilities of the tokens in nats [N], under the distribution that they were sampled from,
+            except that top-p and top-k are not applied.
+        finish: Why the completion ended.
+        versions: Policy versions that sampled the tokens, in order: pairs of a version and its number of tokens.
     """
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: Ints
+    logprobs: Floats
     finish: FinishReason
     versions: tuple[tuple[int, int], ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", ints(self.token_ids))
+        object.__setattr__(self, "logprobs", floats(self.logprobs))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One turn of an episode: a completion, and the step that played its action.
 
     Attributes:
-        new_ids: Tokens since the last completion (the observation and the template's text around it), or the whole
-            prompt if `starts_sample`.
+        new_ids: Tokens between the last completion and this one (the observation and the template's text around it), or
+            the whole prompt if `starts_sample`. The constructor converts a sequence to an array.
         completion: The policy's completion.
-        action: The text sent to the environment.
+        action: The text that was sent to the environment.
         step: The environment's answer; None if the episode was cut off before it.
         generate_s: Duration of the completion in seconds.
         step_s: Duration of the step in seconds.
-        starts_sample: Whether a new sample begins here because the prompt does not continue the previous tokens; always
-            true for the first turn.
+        wait_s: Seconds that the turn waited at its gate before the engine got the prompt.
+        starts_sample: Whether the prompt does not continue the previous tokens, so that a new sample begins here;
+            always true for the first turn.
     """
 
-    new_ids: tuple[int, ...]
+    new_ids: Ints
     completion: Completion
     action: str
     step: Step | None
     generate_s: float = 0.0
     step_s: float = 0.0
+    wait_s: float = 0.0
     starts_sample: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "new_ids", ints(self.new_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ class Exchange:
 
     Attributes:
         observation: The observation.
-        completion_ids: Tokens of the completion [N].
+        completion_ids: Token ids of the completion.
     """
 
     observation: Observation
@@ -106,8 +119,8 @@ class Prompt:
     """The prompt of a completion.
 
     Attributes:
-        ids: Tokens that follow the last completion; the whole prompt if `starts_sample`.
-        starts_sample: Whether the prompt does not continue the previous tokens.
+        ids: The whole prompt if `starts_sample`; otherwise only its tokens after the previous completion.
+        starts_sample: Whether a new sample starts, because the prompt does not begin with the previous turns' tokens.
     """
 
     ids: tuple[int, ...]
@@ -123,29 +136,57 @@ class StopReason(StrEnum):
     """A limit of the environment was reached."""
     MAX_TURNS = "max_turns"
     """The caller's turn limit was reached."""
-    MAX_TOKENS = "max_tokens"
-    """The next prompt exceeds the caller's token limit."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The next prompt and its completion do not fit into the caller's token limit."""
     TIMEOUT = "timeout"
-    """A step or the whole episode exceeded the caller's timeout."""
+    """A reset, a step or the whole episode exceeded the caller's timeout; the episode is void."""
     ENV_ERROR = "env_error"
-    """The environment raised."""
+    """The environment raised, or its reward was not finite; the episode is void."""
     SANDBOX_LOST = "sandbox_lost"
     """The sandbox was lost; the episode is void."""
     NO_COMPLETION = "no_completion"
-    """The model's endpoint did not answer after all retries; the episode is void."""
+    """The engine or the model's endpoint did not complete a prompt in time; the episode is void."""
+    ABORTED = "aborted"
+    """The engine aborted a completion at the caller's request; the episode is void."""
+    STALE = "stale"
+    """The episode was dropped because its tokens come from a policy version that is too old; the episode is void."""
 
     @property
     def is_void(self) -> bool:
-        """Whether the episode says nothing about the policy, as after a lost sandbox; training then ignores it."""
-        return self in (
-            StopReason.TIMEOUT,
-            StopReason.ENV_ERROR,
-            StopReason.SANDBOX_LOST,
-            StopReason.NO_COMPLETION,
+        """Whether the episode does not measure the policy, as after a lost sandbox. Training ignores such episodes."""
+        return self not in (
+            StopReason.TERMINATED,
+            StopReason.TRUNCATED,
+            StopReason.MAX_TURNS,
+            StopReason.CONTEXT_OVERFLOW,
         )
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """An episode to play.
+
+    Attributes:
+        key: Key of the episode, unique in its run. Keys sort in the order of the episodes.
+        task: Its task.
+        member: Index in its group, from 0.
+        params: Sampling parameters. The seed of each turn is derived from `params.seed` and the turn's index.
+        attempt: Number of earlier attempts that were void.
+    """
+
+    key: str
+    task: Task
+    member: int
+    params: SamplingParams
+    attempt: int = 0
+
+    @property
+    def session(self) -> str:
+        """Name of the attempt's session in the engine, unique in the run."""
+        return f"{self.key}.{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """The record of one episode.
 
@@ -156,9 +197,14 @@ class Trajectory:
         stop: Why it ended.
         reward: Sum of the rewards.
         metrics: The environment's own metrics, aggregated over the episode.
-        error: One line if infrastructure failed, otherwise None.
-        start: Result of the reset; None if the episode was lost before it.
-        cause: Why its sandbox was lost; None if it was not, or if unknown.
+        error: If infrastructure failed, the reason in one line; otherwise None.
+        start: Result of the reset, with the first observation; None if the episode was lost before it.
+        cause: Why its sandbox was lost; None if it was not lost, or if the cause is unknown.
+        key: Key of its `RolloutRequest`.
+        attempt: Number of earlier attempts that were void.
+        began_s: When the episode was requested, in seconds on the event loop's clock.
+        queue_s: Seconds that it waited for an environment.
+        reset_s: Seconds from then to the first observation.
     """
 
     task: Task
@@ -170,39 +216,78 @@ class Trajectory:
     error: str | None = None
     start: Reset | None = None
     cause: Cause | None = None
+    key: str = ""
+    attempt: int = 0
+    began_s: float = 0.0
+    queue_s: float = 0.0
+    reset_s: float = 0.0
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the episode ended before its first turn, because its first prompt does not fit into the context."""
+        return self.stop is StopReason.CONTEXT_OVERFLOW and not self.turns
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one task [G], whose rewards are compared with each other."""
+    """The episodes of one task [G]. Their rewards are compared with each other."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A token sequence for training.
+    """A token sequence for training, in 17 bytes a token. The constructor converts sequences to arrays.
 
     Attributes:
-        group: Key of the task, shared by its samples.
+        group: Key of the task. Episodes of the same group are compared with each other.
         token_ids: Whole sequence [L].
-        mask: 1 on tokens of the policy, 0 on prompt and observation [L].
-        logprobs: Behaviour log-probabilities (nats), 0 where the mask is 0 [L].
+        mask: True on tokens of the policy, False on prompt and observation [L].
+        logprobs: Log-probabilities (nats) at sampling time, 0 where the mask is False [L].
         turn_ids: Turn number of each token [L].
         rewards: Reward of each turn of the whole episode [T].
-        versions: Policy version of each token, -1 where the mask is 0 [L].
-        episode: Number of the episode, unique within an update.
+        versions: Policy version of each token, -1 where the mask is False [L].
+        episode: Key of the episode, the same in all samples of the episode.
+        member: Index of the episode in its group, from 0.
+        env_id: Id of the environment.
+        stop: Why the episode ended.
+        observations: Hash of the text that each turn answers, for the whole episode [T].
+
+    Raises:
+        ValueError: The arrays differ in length, or the first token has mask True, so that no token precedes it.
     """
 
     group: str
-    token_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    turn_ids: tuple[int, ...]
-    rewards: tuple[float, ...]
-    versions: tuple[int, ...]
-    episode: int
+    token_ids: Ints
+    mask: Bools
+    logprobs: Floats
+    turn_ids: Ints
+    rewards: Floats
+    versions: Ints
+    episode: str
+    member: int = 0
+    env_id: str = ""
+    stop: StopReason = StopReason.TERMINATED
+    observations: Hashes = field(default_factory=lambda: hashes(()))
+
+    def __post_init__(self) -> None:
+        for name in ("token_ids", "turn_ids", "versions"):
+            object.__setattr__(self, name, ints(getattr(self, name)))
+        for name in ("logprobs", "rewards"):
+            object.__setattr__(self, name, floats(getattr(self, name)))
+        object.__setattr__(self, "mask", bools(self.mask))
+        object.__setattr__(self, "observations", hashes(self.observations))
+        lengths = {len(one) for one in (self.token_ids, self.mask, self.logprobs, self.turn_ids, self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"the arrays of a sample must have one length, got {sorted(lengths)}")
+        if len(self.mask) and self.mask[0]:
+            raise ValueError("the first token of a sample must belong to the prompt, got mask True")
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return int(np.count_nonzero(self.mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +298,40 @@ class Weights:
         version: Number of train steps so far.
         location: Path of a folder or safetensors file for the engine; empty if the engine copies the weights from the
             trainer's model in the same process.
+        checksum: Checksum of the weights in the engine's number format. Equal checksums mean that the engine cannot
+            notice the difference between two versions.
     """
 
     version: int
     location: str
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """The state of an engine.
+
+    Attributes:
+        version: Policy version that it samples from.
+        running: Completions that are being generated.
+        waiting: Requests that wait for their first token.
+        is_paused: Whether `pause` was called, and `resume` not yet.
+        fed_tokens: Tokens that the model has processed so far, prompts and completions; cached tokens do not count.
+    """
+
+    version: int
+    running: int
+    waiting: int
+    is_paused: bool
+    fed_tokens: int
+
+
+class PauseMode(StrEnum):
+    """What `Engine.pause` does with the completions that are being generated."""
+
+    KEEP = "keep"
+    """Stop at the current token; `resume` continues them, with the weights of that moment."""
+    ABORT = "abort"
+    """Return them as they are, with `FinishReason.ABORTED`."""
+    WAIT = "wait"
+    """Finish them first; requests that arrive meanwhile wait for `resume`."""

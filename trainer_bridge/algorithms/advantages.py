@@ -6,11 +6,14 @@ applies per turn. Every function returns zeros where `turn_mask_BT` is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from envkit.types import Sample
 
 from .catalogue import Algorithm
 
@@ -18,24 +21,43 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class AdvantageBatch:
-    """The inputs of an advantage function.
+class Rollouts:
+    """The inputs of an advantage function: B episodes, whose S samples have N policy tokens in all.
 
     Attributes:
         reward_BT: Reward of each turn.
-        turn_mask_BT: 1 for turns of the sample, 0 for padding.
-        value_BT: The critic's estimate at the start of each turn; zeros without a critic.
-        groups: Key of each sample's group [B].
+        turn_mask_BT: 1 for turns of the episode, 0 for padding.
+        value_KBT: The estimate of each of K critics at the start of each turn; K is 0 without a critic.
+        groups: Key of each episode's group [B].
+        samples: The samples [S], in the order of the tokens.
+        rows: Index of each sample's episode [S].
     """
 
     reward_BT: Tensor
     turn_mask_BT: Tensor
-    value_BT: Tensor
+    value_KBT: Tensor
     groups: Sequence[str]
+    samples: Sequence[Sample]
+    rows: Sequence[int]
+
+    def spread(self, advantage_BT: Tensor) -> Tensor:
+        """Return an advantage for each policy token [N]: that of the token's turn."""
+        turns = [torch.from_numpy(sample.turn_ids[sample.mask]).long() for sample in self.samples]
+        return torch.cat([advantage_BT[row, turn] for row, turn in zip(self.rows, turns, strict=True)])
+
+
+class Advantages(NamedTuple):
+    """The result of an advantage function: a number for each policy token [N], and the critic's targets [B, T].
+
+    The targets are None without a critic.
+    """
+
+    advantage_N: Tensor
+    target_BT: Tensor | None = None
 
 
 def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
-    """Return the discounted returns of each sample, G[t] = r[t] + gamma * G[t+1]."""
+    """Return the discounted return from each turn onwards, G[t] = r[t] + gamma * G[t+1]."""
     reward_BT = reward_BT * turn_mask_BT
     return_BT = torch.zeros_like(reward_BT)
     following_B = torch.zeros_like(reward_BT[:, 0])
@@ -46,16 +68,10 @@ def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float)
 
 
 def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[str], *, gamma: float = 1.0) -> Tensor:
-    """Return GRPO's advantages (Shao et al. 2024): (G - mean) / (std + 1e-6), where G is the return of the episode.
+    """Return GRPO's advantages (Shao et al. 2024): (G - mean) / (std + 1e-6), where G is the sample's whole return.
 
-    Mean and (unbiased) standard deviation are those of the sample's group. In a group with one sample or with equal
-    returns, all advantages are 0.
-
-    Args:
-        reward_BT: Reward of each turn.
-        turn_mask_BT: 1 for turns that exist.
-        groups: Key of each sample's group [B].
-        gamma: Discount factor per turn.
+    All turns of a sample have the same advantage. Mean and (unbiased) standard deviation are those of G in the sample's
+    group. In a group with one sample or with equal returns, all advantages are 0. See `Rollouts` for the inputs.
     """
     return_B = discounted_returns(reward_BT, turn_mask_BT, gamma=gamma)[:, 0]
     advantage_B = torch.zeros_like(return_B)
@@ -85,12 +101,7 @@ def gae(
         delta[t] = r[t] + gamma * V[t+1] - V[t]
         A[t]     = delta[t] + gamma * lambda * A[t+1]
 
-    Args:
-        reward_BT: Reward of each turn.
-        value_BT: The critic's estimate at the start of each turn, without a gradient.
-        turn_mask_BT: 1 for turns that exist.
-        gamma: Discount factor per turn.
-        gae_lambda: Lambda in [0, 1]; 0 relies on the critic alone, 1 on the observed returns.
+    A lambda of 0 relies on the critic alone, and 1 on the observed returns. See `Rollouts` for the other inputs.
 
     Returns:
         The advantages, not normalised, and the targets for the critic, A + V.
@@ -108,7 +119,7 @@ def gae(
 
 
 def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
-    """Normalise the values to mean 0 and population standard deviation 1, without the padding."""
+    """Normalise all values except the padding to mean 0 and population standard deviation 1; equal values become 0."""
     count = turn_mask_BT.sum().clamp(min=1)
     mean = (value_BT * turn_mask_BT).sum() / count
     centred_BT = (value_BT - mean) * turn_mask_BT
@@ -118,28 +129,31 @@ def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
     return centred_BT / (deviation + EPSILON)
 
 
-def _of_groups(batch: AdvantageBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    advantage_BT = group_normalised(batch.reward_BT, batch.turn_mask_BT, batch.groups, gamma=algorithm.gamma)
-    return advantage_BT, torch.zeros_like(advantage_BT)
+def of_groups(rollouts: Rollouts, algorithm: Algorithm) -> Advantages:
+    """The advantage ``group_normalised``; see `group_normalised`."""
+    advantage_BT = group_normalised(rollouts.reward_BT, rollouts.turn_mask_BT, rollouts.groups, gamma=algorithm.gamma)
+    return Advantages(rollouts.spread(_clipped(advantage_BT, algorithm)))
 
 
-def _of_batch(batch: AdvantageBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    advantage_BT = batch_normalised(batch.reward_BT, batch.turn_mask_BT, gamma=algorithm.gamma)
-    return advantage_BT, torch.zeros_like(advantage_BT)
+def of_batch(rollouts: Rollouts, algorithm: Algorithm) -> Advantages:
+    """The advantage ``batch_normalised``; see `batch_normalised`."""
+    advantage_BT = batch_normalised(rollouts.reward_BT, rollouts.turn_mask_BT, gamma=algorithm.gamma)
+    return Advantages(rollouts.spread(_clipped(advantage_BT, algorithm)))
 
 
-def _of_critic(batch: AdvantageBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    advantage_BT, return_BT = gae(
-        batch.reward_BT, batch.value_BT, batch.turn_mask_BT, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
+def of_critic(rollouts: Rollouts, algorithm: Algorithm) -> Advantages:
+    """The advantage ``gae`` of the first critic, normalised over all turns; see `gae`."""
+    advantage_BT, target_BT = gae(
+        rollouts.reward_BT,
+        rollouts.value_KBT[0],
+        rollouts.turn_mask_BT,
+        gamma=algorithm.gamma,
+        gae_lambda=algorithm.gae_lambda,
     )
-    return normalised(advantage_BT, batch.turn_mask_BT), return_BT
+    advantage_BT = _clipped(normalised(advantage_BT, rollouts.turn_mask_BT), algorithm)
+    return Advantages(rollouts.spread(advantage_BT), target_BT)
 
 
-BY_NAME: Mapping[str, Callable[[AdvantageBatch, Algorithm], tuple[Tensor, Tensor]]] = {
-    "group_normalised": _of_groups,
-    "batch_normalised": _of_batch,
-    "gae": _of_critic,
-}
-"""The functions for the names in `catalogue.ADVANTAGES`. Each returns the advantages [B, T], and the critic's targets
-[B, T], which are zeros without a critic.
-"""
+def _clipped(advantage_BT: Tensor, algorithm: Algorithm) -> Tensor:
+    bound = algorithm.advantage_clip
+    return advantage_BT if bound is None else advantage_BT.clamp(-bound, bound)

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from envkit.types import Sample
@@ -31,8 +33,10 @@ class Critic(nn.Module):
         """Return the estimated value of each turn that has a completion, sample by sample [N]."""
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
-        ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
-        hidden_BLH = self.body(input_ids=torch.tensor(ids, device=device), use_cache=False).last_hidden_state
+        ids = np.stack([np.pad(sample.token_ids, (0, longest - len(sample.token_ids))) for sample in samples])
+        hidden_BLH = self.body(
+            input_ids=torch.from_numpy(ids).to(device, torch.long), use_cache=False
+        ).last_hidden_state
         starts = [_turn_starts(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         columns = [position for positions in starts for position in positions]
@@ -44,15 +48,18 @@ class Critic(nn.Module):
 
 def policy_turns(sample: Sample) -> list[int]:
     """Return the indices of the sample's turns that have a completion, in order."""
-    return [sample.turn_ids[position + 1] for position in _turn_starts(sample)]
+    turns: list[int] = sample.turn_ids[_completion_starts(sample)].tolist()
+    return turns
 
 
 def _turn_starts(sample: Sample) -> list[int]:
     """Return, for each completion, the position of the last token before it."""
-    starts: list[int] = []
-    last = -1
-    for position, (is_policy, turn) in enumerate(zip(sample.mask, sample.turn_ids, strict=True)):
-        if is_policy and turn != last:
-            starts.append(position - 1)
-            last = turn
-    return starts
+    positions: list[int] = (_completion_starts(sample) - 1).tolist()
+    return positions
+
+
+def _completion_starts(sample: Sample) -> NDArray[np.int64]:
+    """Return the position of the first token of each completion."""
+    own = np.flatnonzero(sample.mask)
+    _, first = np.unique(sample.turn_ids[own], return_index=True)
+    return own[first]

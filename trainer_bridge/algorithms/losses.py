@@ -1,17 +1,32 @@
 """Losses: pure functions of tensors. Axes: N tokens that the policy sampled, of all samples in a pass.
 
-Each loss function returns a value per token [N]. The trainer divides their sum by the number of tokens in the whole
-update, so the result does not depend on how the update is split into passes. Log-probabilities are in nats.
+Each policy loss has a value per token [N]. The trainer divides the sum of these values by the number of tokens in the
+whole update, so the result does not depend on how the update is split into passes. Log-probabilities are in nats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
 
 from .catalogue import Algorithm
+
+
+class Tokens(NamedTuple):
+    """The inputs of a loss function, for N tokens of the policy. Only `logp_N` has a gradient.
+
+    Attributes:
+        logp_N: Log-probabilities under the current policy.
+        old_logp_N: Log-probabilities that the ratio is relative to; see `Algorithm.old_logprobs`.
+        sampled_logp_N: Log-probabilities that the engine recorded.
+        advantage_N: Advantages.
+    """
+
+    logp_N: Tensor
+    old_logp_N: Tensor
+    sampled_logp_N: Tensor
+    advantage_N: Tensor
 
 
 class PolicyLoss(NamedTuple):
@@ -63,19 +78,11 @@ def entropy(logp_NV: Tensor) -> Tensor:
     return -(logp_NV.exp() * logp_NV).sum(-1)
 
 
-def _clipped(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, algorithm: Algorithm) -> PolicyLoss:
-    return clipped_policy_loss(logp_N, old_logp_N, advantage_N, clip=algorithm.clip)
+def clipped(tokens: Tokens, algorithm: Algorithm) -> PolicyLoss:
+    """The loss ``clipped``; see `clipped_policy_loss`."""
+    return clipped_policy_loss(tokens.logp_N, tokens.old_logp_N, tokens.advantage_N, clip=algorithm.clip)
 
 
-def _reinforce(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, algorithm: Algorithm) -> PolicyLoss:
-    return reinforce_loss(logp_N, advantage_N)
-
-
-BY_NAME: Mapping[str, Callable[[Tensor, Tensor, Tensor, Algorithm], PolicyLoss]] = {
-    "clipped": _clipped,
-    "reinforce": _reinforce,
-}
-"""The functions for the names in `catalogue.LOSSES`.
-
-Their arguments are log-probabilities under the current policy, those at sampling time, advantages, and the algorithm.
-"""
+def reinforce(tokens: Tokens, algorithm: Algorithm) -> PolicyLoss:
+    """The loss ``reinforce``; see `reinforce_loss`."""
+    return reinforce_loss(tokens.logp_N, tokens.advantage_N)

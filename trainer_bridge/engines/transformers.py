@@ -1,15 +1,13 @@
-"""The transformers engine: batched generation in this process, with a key-value cache per episode.
+"""The transformers engine: continuous batching in this process, with a KV cache that outlives the turns of an episode.
 
-Requests that arrive in the same iteration of the event loop form one batch, sorted by session name. Tokens are sampled
-by inverse transform sampling, with a hash of the request's seed as the uniform number. The result therefore depends on
-the weights and the batch alone, not on the state of a random number generator. If all callers of a batch are cancelled,
-generation stops after the current decode step.
+An engine step admits the requests that have arrived, sorted by session, processes their prompts, and then samples one
+token for every running request. A request leaves the batch with its last token. Requests that arrive in the same
+iteration of the event loop form one batch, so episodes in lockstep always give the same result.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,72 +15,76 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from envkit import clock
-from envkit.types import Completion, FinishReason, SamplingParams, Weights, stable_hash
+from envkit.types import Completion, EngineHealth, FinishReason, Ints, PauseMode, SamplingParams, Weights, ints
 
 from ..threads import torch_threads
-from .weight_files import copy_weights, load_weights
-
-_U64 = float(1 << 64)
-
-_SAMPLED_NUMBERS = 1 << 21
-"""Maximum number of logits (rows times vocabulary) to sample from in one operation."""
+from ..weights.files import copy_weights, load_weights
+from .sampling import sample
+from .slots import SlotCache
 
 _SHARED_TOKENS = 8
-"""Minimum length of the prompts' common prefix for which a separate forward pass saves time."""
-
-_ENDED_SHARE = 8
-"""A `_Block` drops its finished rows when they are at least 1 / `_ENDED_SHARE` of its rows."""
+"""Minimum number of tokens to process for which requests with the same beginning share the work."""
 
 
-@dataclass(slots=True)
-class _GenerationRequest:
-    prompt: list[int]
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A completion in progress. Its tokens before `slot` is set are those of an aborted call."""
+
+    prompt: Ints
     params: SamplingParams
     session: str
-    done: anyio.Event = field(default_factory=anyio.Event)
+    wake: anyio.Event = field(default_factory=anyio.Event)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    finish: FinishReason = FinishReason.LENGTH
+    versions: list[list[int]] = field(default_factory=list)
+    slot: int = -1
+    finish: FinishReason | None = None
     failure: BaseException | None = None
-    is_abandoned: bool = False
 
+    @property
+    def is_done(self) -> bool:
+        return self.finish is not None or self.failure is not None
 
-@dataclass(slots=True)
-class _Block:
-    """Sessions whose key-value caches are rows of the same tensors.
+    @property
+    def ids(self) -> Ints:
+        """The prompt and the tokens so far."""
+        return np.concatenate([self.prompt, np.array(self.tokens, dtype=np.int32)]) if self.tokens else self.prompt
 
-    Attributes:
-        sessions: The session name of each row [B].
-        seen: The tokens of each row that are in the cache [B, ...].
-        cache: Keys and values of each layer [B, heads, L, width].
-        mask_BL: 1 where the cache contains a token of the row, 0 for padding.
-    """
+    def add(self, token: int, logprob: float, version: int) -> None:
+        """Append a sampled token."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1][1] += 1
+        else:
+            self.versions.append([version, 1])
+        if token in self.params.stop:
+            self.finish = FinishReason.STOP
+        elif len(self.tokens) >= self.params.max_tokens:
+            self.finish = FinishReason.LENGTH
 
-    sessions: list[str]
-    seen: list[list[int]]
-    cache: DynamicCache
-    mask_BL: Tensor
+    def completion(self) -> Completion:
+        assert self.finish is not None
+        ranges = tuple((version, count) for version, count in self.versions)
+        return Completion(ints(self.tokens), np.array(self.logprobs, dtype=np.float32), self.finish, ranges)
 
 
 class TransformersEngine:
     """Generates text with a causal language model of the transformers library.
 
-    It implements `envkit.protocols.Engine` and `envkit.protocols.WeightSink`.
+    It implements `envkit.protocols.PolicyEngine`.
 
     Args:
         model: Model in evaluation mode, on its device. The engine owns it.
         pad_id: Id of the padding token; padding is always masked.
-        batch_tokens: Maximum number of tokens (rows times length) in a new block of sessions.
+        batch_tokens: Maximum number of prompt tokens in one forward pass, including padding.
         threads: Number of torch threads; 0 means the current number.
-        is_large: Whether to process the common prefix of new prompts only once, and to drop finished rows. A matrix
-            product with fewer rows may round differently, so this is off for tiny policies, whose runs must be
-            repeatable.
         source: Model of the same architecture. `load` copies its weights if the given weights have no location.
     """
 
@@ -93,71 +95,117 @@ class TransformersEngine:
         pad_id: int,
         batch_tokens: int = 65536,
         threads: int = 0,
-        is_large: bool = False,
         source: PreTrainedModel | None = None,
     ) -> None:
         self._model = model
-        # transformers 5.24 renamed the argument and warns about the old name.
-        is_renamed = "cache" in inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if is_renamed else "past_key_values"
-        self._pad_id = pad_id
         self._batch_tokens = batch_tokens
         self._threads = threads
-        self._is_large = is_large
         self._source = source
         self._version = 0
-        self._blocks: list[_Block] = []
-        self._pending: list[_GenerationRequest] = []
-        self._forgotten: set[str] = set()
-        self._unnamed = itertools.count()
+        self._cache = SlotCache(model, pad_id=pad_id)
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._waiting: list[_Request] = []
+        self._running: list[_Request] = []
+        self._driver: _Request | None = None
         self._busy = anyio.Lock()
+        self._pause: PauseMode | None = None
+        self._idle = anyio.Event()
+        self._unnamed = itertools.count()
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: str | None = None,
+        so_far: Completion | None = None,
     ) -> Completion:
         """See `envkit.protocols.Engine.generate`."""
         name = session if session is not None else f"\uffff{next(self._unnamed):016d}"
-        request = _GenerationRequest(list(prompt_ids), params, name)
-        self._pending.append(request)
+        request = _Request(ints(prompt_ids), params, name)
+        if so_far is not None:
+            request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
+            request.versions = [list(one) for one in so_far.versions]
+            if len(request.tokens) >= params.max_tokens:
+                return so_far
+        self._waiting.append(request)
         try:
-            if len(self._pending) == 1:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_note_cancellation, request)
-                    # If this caller is cancelled, finish the batch anyway, because other callers also wait for it.
-                    with anyio.CancelScope(shield=True):
-                        await anyio.lowlevel.cancel_shielded_checkpoint()
-                        async with self._busy:
-                            batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
-                            await self._serve(batch)
-                    tasks.cancel_scope.cancel()
-            await request.done.wait()
+            while not request.is_done:
+                if self._driver is None and self._can_step():
+                    await self._drive(request)
+                else:
+                    await request.wake.wait()
+                    request.wake = anyio.Event()
+        except BaseException:
+            request.finish = FinishReason.ABORTED
+            if self._driver is None:
+                self._nominate()
+            raise
         finally:
-            request.is_abandoned = True
             if session is None:
                 self.forget(name)
         if request.failure is not None:
             raise request.failure
-        return Completion(
-            tuple(request.tokens), tuple(request.logprobs), request.finish, ((self._version, len(request.tokens)),)
-        )
+        return request.completion()
+
+    async def abort(self, session: str) -> None:
+        """See `envkit.protocols.Engine.abort`."""
+        for request in (*self._running, *self._waiting):
+            if request.session == session and not request.is_done:
+                request.finish = FinishReason.ABORTED
+                request.wake.set()
+        await anyio.lowlevel.checkpoint()
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        """See `envkit.protocols.Engine.pause`."""
+        self._pause = mode
+        if mode is PauseMode.ABORT:
+            for request in (*self._running, *self._waiting):
+                request.finish = request.finish or FinishReason.ABORTED
+                request.wake.set()
+        async with self._busy:
+            pass
+        while mode is PauseMode.WAIT and any(not request.is_done for request in self._running):
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    async def resume(self) -> None:
+        """See `envkit.protocols.Engine.resume`."""
+        self._pause = None
+        self._nominate()
+
+    async def health(self) -> EngineHealth:
+        """See `envkit.protocols.Engine.health`."""
+        running, waiting = len(self._running), len(self._waiting)
+        return EngineHealth(self._version, running, waiting, self._pause is not None, self._cache.fed_tokens)
 
     def forget(self, session: str) -> None:
-        """See `envkit.protocols.Engine.forget`."""
-        self._forgotten.add(session)
-        if not self._busy.locked():
-            self._drop_forgotten()
+        """See `envkit.protocols.Engine.forget`. The tokens stay in the slot until another session needs it."""
+        if (slot := self._slots.pop(session, None)) is not None:
+            self._free.append(slot)
 
     async def load(self, weights: Weights) -> None:
-        """Load new weights and drop all caches.
+        """Load new weights and drop all caches. Without `pause`, wait for the completions that are being generated.
 
         Raises:
             RuntimeError: The weights belong to another model; nothing has changed.
             ValueError: The weights have no location, and the engine has no `source`.
         """
-        async with self._busy:
-            self._blocks.clear()
-            await clock.to_thread(self._read, weights.location)
-            self._version = weights.version
+        is_paused = self._pause is not None
+        if not is_paused:
+            await self.pause(PauseMode.WAIT)
+        try:
+            async with self._busy:
+                await clock.to_thread(self._read, weights.location)
+                self._cache.clear()
+                # Completions that a pause keeps go on with the new weights: their tokens are processed again.
+                self._waiting = [*self._running, *self._waiting]
+                self._running = []
+                self._version = weights.version
+        finally:
+            if not is_paused:
+                await self.resume()
 
     def _read(self, location: str) -> None:
         if location:
@@ -169,226 +217,159 @@ class TransformersEngine:
                 "the weights have no location, and the engine has no source; pass the trainer's model as source"
             )
 
-    async def _serve(self, batch: list[_GenerationRequest]) -> None:
+    def _can_step(self) -> bool:
+        """Whether an engine step is allowed: a pause that waits allows steps until nothing runs."""
+        return self._pause is None or (self._pause is PauseMode.WAIT and bool(self._running))
+
+    async def _drive(self, request: _Request) -> None:
+        """Run engine steps until `request` is done, then let another caller drive."""
+        self._driver = request
         try:
-            await clock.to_thread(self._generate, batch)
+            while not request.is_done and self._can_step():
+                with anyio.CancelScope(shield=True):
+                    # Requests of the same iteration of the event loop must be in the same batch.
+                    await anyio.lowlevel.cancel_shielded_checkpoint()
+                    async with self._busy:
+                        await self._step()
+                await anyio.lowlevel.checkpoint_if_cancelled()
+        finally:
+            self._driver = None
+            self._nominate()
+
+    def _nominate(self) -> None:
+        """Wake a caller, which then drives the engine."""
+        for request in (*self._running, *self._waiting):
+            if not request.is_done:
+                request.wake.set()
+                return
+        self._idle.set()
+
+    async def _step(self) -> None:
+        """Sample one token for every request that runs or may begin, and wake the callers of those that end."""
+        self._drop_finished()
+        new: list[_Request] = []
+        if self._pause is None:
+            new, self._waiting = sorted(self._waiting, key=lambda one: one.session), []
+        batch = [*self._running, *new]
+        if not batch:
+            return
+        try:
+            self._assign_slots(new)
+            await clock.to_thread(self._compute, new)
         except Exception as error:
+            self._cache.clear()
             for request in batch:
                 request.failure = error
-        finally:
-            self._drop_forgotten()
-            for request in batch:
-                request.done.set()
+        self._running = batch
+        self._drop_finished()
 
-    def _drop_forgotten(self) -> None:
-        """Drop forgotten sessions. Call this method only between batches, because a batch changes `_blocks`."""
-        for block in self._blocks:
-            # Clear the session's name only. Its row disappears when `_select` or `_take` next copies rows of the block.
-            block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
-        self._blocks = [block for block in self._blocks if any(block.sessions)]
-        self._forgotten.clear()
+    def _drop_finished(self) -> None:
+        for requests in (self._running, self._waiting):
+            for request in requests:
+                if request.is_done:
+                    request.wake.set()
+        self._running = [request for request in self._running if not request.is_done]
+        self._waiting = [request for request in self._waiting if not request.is_done]
+        if not self._running:
+            self._idle.set()
 
     @torch.inference_mode()
-    def _generate(self, batch: list[_GenerationRequest]) -> None:
+    def _compute(self, new: list[_Request]) -> None:
         with torch_threads(self._threads):
-            self._generate_all(batch)
+            if self._running:
+                slots = [request.slot for request in self._running]
+                feeds = [ints(request.tokens[-1:]) for request in self._running]
+                self._pick(self._running, self._cache.forward(slots, feeds))
+            if new:
+                self._pick(new, self._prefill(new))
 
-    def _generate_all(self, batch: list[_GenerationRequest]) -> None:
-        fresh: list[_GenerationRequest] = []
-        known: dict[int, list[_GenerationRequest]] = {}
-        for request in batch:
-            number = self._block_of(request)
-            if number is None:
-                fresh.append(request)
-            else:
-                known.setdefault(number, []).append(request)
-        old_blocks, self._blocks = self._blocks, []
-        for number, requests in sorted(known.items()):
-            self._blocks.append(self._run(requests, _select(old_blocks[number], requests)))
-        kept = [block for number, block in enumerate(old_blocks) if number not in known]
-        for requests in self._chunks(fresh):
-            self._blocks.append(self._run(requests, self._empty(requests)))
-        self._blocks += kept
+    def _pick(self, requests: list[_Request], logits_BV: Tensor) -> None:
+        picks = sample(logits_BV, [one.params for one in requests], [len(one.tokens) for one in requests])
+        for request, (token, logprob) in zip(requests, picks, strict=True):
+            if not request.is_done:
+                request.add(token, logprob, self._version)
 
-    def _block_of(self, request: _GenerationRequest) -> int | None:
-        """Return the index of the `_Block` whose cache has a proper prefix of the prompt for the request's session."""
-        for number, block in enumerate(self._blocks):
-            if request.session in block.sessions:
-                seen = block.seen[block.sessions.index(request.session)]
-                if len(seen) < len(request.prompt) and request.prompt[: len(seen)] == seen:
-                    return number
-        return None
+    def _prefill(self, requests: list[_Request]) -> Tensor:
+        """Process the prompts of new requests and return the logits of their next tokens [B, V].
 
-    def _chunks(self, requests: list[_GenerationRequest]) -> list[list[_GenerationRequest]]:
-        chunks: list[list[_GenerationRequest]] = []
-        longest = 0
+        Equal prompts are processed once, and so is what all prompts begin with.
+        """
+        ids = [request.ids for request in requests]
+        cached = self._place(requests, ids)
+        leaders: dict[bytes, int] = {}
+        leader_of = [leaders.setdefault(one.tobytes(), row) for row, one in enumerate(ids)]
+        shared = [row for row, leader in enumerate(leader_of) if leader != row and len(ids[row]) - cached[row] > 1]
+        rows = sorted({*range(len(requests))} - set(shared))
+        self._feed_common([requests[row].slot for row in rows], [ids[row] for row in rows])
+        logits: dict[int, Tensor] = {}
+        for part in self._parts(rows, ids):
+            slots = [requests[row].slot for row in part]
+            feeds = [ids[row][self._cache.lengths[requests[row].slot] :] for row in part]
+            logits |= zip(part, self._cache.forward(slots, feeds), strict=True)
+        if shared:
+            leading = [requests[leader_of[row]].slot for row in shared]
+            self._cache.copy(leading, [requests[row].slot for row in shared], [len(ids[row]) for row in shared])
+            logits |= {row: logits[leader_of[row]] for row in shared}
+        return torch.stack([logits[row] for row in range(len(requests))])
+
+    def _assign_slots(self, requests: list[_Request]) -> None:
+        """Set the slot of each request: its session's slot, or one that has been free for the longest time."""
+        fresh = [request for request in requests if request.session not in self._slots]
+        if len(fresh) > len(self._free):
+            known = len(self._cache)
+            self._cache.grow(known + len(fresh) - len(self._free))
+            self._free = [*range(known, len(self._cache)), *self._free]
+        # Neighbouring slots in the order of the rows can be read without a copy.
+        chosen, self._free = sorted(self._free[: len(fresh)]), self._free[len(fresh) :]
+        self._slots |= zip((request.session for request in fresh), chosen, strict=True)
         for request in requests:
-            longest = max(longest, len(request.prompt))
-            if not chunks or (len(chunks[-1]) + 1) * longest > self._batch_tokens:
-                chunks.append([])
-                longest = len(request.prompt)
-            chunks[-1].append(request)
-        return chunks
+            request.slot = self._slots[request.session]
 
-    def _empty(self, requests: list[_GenerationRequest]) -> _Block:
-        mask_BL = torch.zeros(len(requests), 0, dtype=torch.long, device=self._model.device)
-        sessions = [request.session for request in requests]
-        return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
-
-    def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
-        """Feed each row the prompt tokens that its cache lacks. Sample until all rows end or all callers cancel."""
-        feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
-        ended_blocks: list[_Block] = []
-        for position in range(max(request.params.max_tokens for request in requests)):
-            if all(request.is_abandoned for request in requests):
-                break
-            is_first = self._is_large and not any(block.seen)
-            logits_BV = self._forward_once_each(block, feeds) if is_first else self._forward(block, feeds)
-            feeds = [[] for _ in requests]
-            picks = _sample(logits_BV, requests, position)
-            for row, (request, (token, logprob)) in enumerate(zip(requests, picks, strict=True)):
-                ended = request.finish is FinishReason.STOP or len(request.tokens) < position
-                if ended or position >= request.params.max_tokens:
-                    continue
-                request.tokens.append(token)
-                request.logprobs.append(logprob)
-                if token in request.params.stop:
-                    request.finish = FinishReason.STOP
-                elif position + 1 < request.params.max_tokens:
-                    feeds[row] = [token]
-            if not any(feeds):
-                break
-            ended_rows = [row for row, feed in enumerate(feeds) if not feed]
-            if self._is_large and len(ended_rows) * _ENDED_SHARE >= len(feeds):
-                going_rows = [row for row, feed in enumerate(feeds) if feed]
-                ended_blocks.append(_take(block, ended_rows))
-                block = _take(block, going_rows)
-                requests, feeds = [requests[row] for row in going_rows], [feeds[row] for row in going_rows]
-        return _join([*ended_blocks, block])
-
-    def _forward_once_each(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Call `_forward` for a new block. Process equal prompts, and the common prefix of all prompts, only once."""
-        number: dict[tuple[int, ...], int] = {}
-        rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
-        prompts = [list(prompt) for prompt in number]
-        block.mask_BL, block.seen = block.mask_BL[:1], [[]]
-        # The common prefix of the first and the last prompt in sorted order is the common prefix of all prompts.
-        pairs = zip(min(prompts), max(prompts)[:-1], strict=False)
-        common = [token for token, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        if len(common) >= _SHARED_TOKENS:
-            self._forward(block, [common[: min(map(len, prompts)) - 1]])
-        self._repeat(block, [0] * len(prompts))
-        logits_UV = self._forward(block, [prompt[len(block.seen[0]) :] for prompt in prompts])
-        self._repeat(block, rows)
-        return logits_UV[torch.tensor(rows, device=self._model.device)]
-
-    def _repeat(self, block: _Block, rows: list[int]) -> None:
-        """Replace the rows of a block with copies of the rows at the indices `rows`."""
-        index_B = torch.tensor(rows, device=self._model.device)
-        if block.mask_BL.shape[1]:
-            block.cache.batch_select_indices(index_B)
-        block.mask_BL = block.mask_BL[index_B]
-        block.seen = [list(block.seen[row]) for row in rows]
-
-    def _forward(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Append the tokens `feeds`, padded on the left, to the block; return the logits of the next token [B, V]."""
-        device = self._model.device
-        width = max(len(feed) for feed in feeds)
-        ids = [[self._pad_id] * (width - len(feed)) + feed for feed in feeds]
-        new = [[0] * (width - len(feed)) + [1] * len(feed) for feed in feeds]
-        new_mask_BL = torch.tensor(new, dtype=torch.long, device=device)
-        block.mask_BL = torch.cat([block.mask_BL, new_mask_BL], dim=1)
-        position_BL = (block.mask_BL.cumsum(1) - 1).clamp(min=0)[:, -width:]
-        output = self._model(
-            input_ids=torch.tensor(ids, dtype=torch.long, device=device),
-            attention_mask=None if bool(block.mask_BL.all()) else block.mask_BL,
-            position_ids=position_BL,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: block.cache},
+    def _place(self, requests: list[_Request], ids: list[Ints]) -> list[int]:
+        """Let each request's slot begin with as much of its prompt as is cached in any slot; return the lengths."""
+        cache = self._cache
+        sources: list[int] = []
+        lengths: list[int] = []
+        for request, prompt in zip(requests, ids, strict=True):
+            source, length = request.slot, cache.common(request.slot, prompt)
+            if not length or length < cache.lengths[source]:
+                other, longer = cache.match(prompt)
+                source, length = (other, longer) if longer > length else (source, length)
+            sources.append(source)
+            lengths.append(length)
+        moved = [row for row, request in enumerate(requests) if sources[row] != request.slot]
+        cache.copy(
+            [sources[row] for row in moved], [requests[row].slot for row in moved], [lengths[row] for row in moved]
         )
-        for seen, feed in zip(block.seen, feeds, strict=True):
-            seen += feed
-        logits: Tensor = output.logits[:, -1].float()
-        return logits
+        for request, length in zip(requests, lengths, strict=True):
+            cache.truncate(request.slot, length)
+        return lengths
 
+    def _feed_common(self, slots: list[int], prompts: list[Ints]) -> None:
+        """Process once what all prompts begin with, unless it is cached."""
+        if len(prompts) < 2:
+            return
+        shortest = min(map(len, prompts)) - 1
+        same = np.stack([one[:shortest] for one in prompts])
+        different = np.flatnonzero((same != same[0]).any(0))
+        common = int(different[0]) if len(different) else shortest
+        lengths = self._cache.lengths[slots]
+        if common - lengths.max() < _SHARED_TOKENS:
+            return
+        first = slots[int(lengths.argmax())]
+        self._cache.forward([first], [prompts[0][int(lengths.max()) : common]])
+        others = [slot for slot in slots if slot != first]
+        self._cache.copy([first] * len(others), others, [common] * len(others))
 
-async def _note_cancellation(request: _GenerationRequest) -> None:
-    """Mark a request as abandoned when its caller is cancelled. The caller itself is shielded and cannot notice."""
-    try:
-        await anyio.Event().wait()
-    finally:
-        request.is_abandoned = True
-
-
-def _select(block: _Block, requests: list[_GenerationRequest]) -> _Block:
-    """Return a block with the rows of `block` that belong to `requests`, in the order of `requests`."""
-    rows = [block.sessions.index(request.session) for request in requests]
-    if rows == list(range(len(block.sessions))):
-        return block
-    return _take(block, rows)
-
-
-def _take(block: _Block, rows: list[int]) -> _Block:
-    """Return a new block with the rows of `block` at the indices `rows`; `block` is not changed."""
-    index_B = torch.tensor(rows, device=block.mask_BL.device)
-    cache = copy.copy(block.cache)
-    cache.layers = [copy.copy(layer) for layer in block.cache.layers]
-    cache.batch_select_indices(index_B)
-    sessions = [block.sessions[row] for row in rows]
-    return _Block(sessions, [block.seen[row] for row in rows], cache, block.mask_BL[index_B])
-
-
-def _join(blocks: list[_Block]) -> _Block:
-    """Return one block with the rows of all blocks; shorter caches are padded on the right."""
-    if len(blocks) == 1:
-        return blocks[0]
-    widths = [block.mask_BL.shape[1] for block in blocks]
-    gaps = [max(widths) - width for width in widths]
-    for layer, *others in zip(*(block.cache.layers for block in blocks), strict=True):
-        for name in ("keys", "values"):
-            tensors = [getattr(one, name) for one in (layer, *others)]
-            padded = [functional.pad(one, (0, 0, 0, gap)) for one, gap in zip(tensors, gaps, strict=True)]
-            setattr(layer, name, torch.cat(padded))
-    mask_BL = torch.cat([functional.pad(block.mask_BL, (0, gap)) for block, gap in zip(blocks, gaps, strict=True)])
-    sessions = [name for block in blocks for name in block.sessions]
-    return _Block(sessions, [seen for block in blocks for seen in block.seen], blocks[0].cache, mask_BL)
-
-
-def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int) -> list[tuple[int, float]]:
-    """Sample a token for each row; return it with its log-probability in nats.
-
-    The log-probability includes the temperature, but not top-p and top-k.
-    """
-    count = max(_SAMPLED_NUMBERS // logits_BV.shape[1], 1)
-    if len(requests) > count:
-        parts = [slice(first, first + count) for first in range(0, len(requests), count)]
-        return [pick for rows in parts for pick in _sample(logits_BV[rows], requests[rows], position)]
-    greedy = torch.tensor([request.params.temperature == 0 for request in requests], device=logits_BV.device)
-    heat_B = torch.tensor([request.params.temperature or 1.0 for request in requests], device=logits_BV.device)
-    logp_BV = torch.log_softmax(logits_BV / heat_B[:, None], dim=-1)
-    numbers = [stable_hash(request.params.seed, position) / _U64 for request in requests]
-    weight_BV = _nucleus(logp_BV.exp().double(), requests)
-    total_BV = weight_BV.cumsum(-1)
-    number_B1 = torch.tensor(numbers, dtype=torch.float64, device=logits_BV.device)[:, None] * total_BV[:, -1:]
-    drawn_B = torch.searchsorted(total_BV, number_B1, right=True).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
-    token_B = torch.where(greedy, logp_BV.argmax(-1), drawn_B)
-    chosen_B = logp_BV.gather(1, token_B[:, None]).squeeze(1)
-    return list(zip(token_B.tolist(), chosen_B.tolist(), strict=True))
-
-
-def _nucleus(weight_BV: Tensor, requests: list[_GenerationRequest]) -> Tensor:
-    """Set the weight of tokens outside top-k and top-p to zero, but always keep the most likely token."""
-    if all(request.params.top_p >= 1 and request.params.top_k <= 0 for request in requests):
-        return weight_BV
-    size = weight_BV.shape[1]
-    sorted_BV, order_BV = weight_BV.sort(dim=-1, descending=True)
-    top_k_B1 = torch.tensor([[request.params.top_k or size] for request in requests], device=weight_BV.device)
-    top_p_B1 = torch.tensor([[request.params.top_p] for request in requests], device=weight_BV.device)
-    before_BV = sorted_BV.cumsum(-1) - sorted_BV
-    rank_V = torch.arange(size, device=weight_BV.device)
-    dropped_BV = (rank_V >= top_k_B1) | ((before_BV >= top_p_B1) & (rank_V > 0))
-    return torch.zeros_like(weight_BV).scatter(1, order_BV, sorted_BV.masked_fill(dropped_BV, 0.0))
+    def _parts(self, rows: list[int], ids: list[Ints]) -> list[list[int]]:
+        """Split the rows into forward passes of at most `batch_tokens` tokens."""
+        parts: list[list[int]] = []
+        for row in rows:
+            longest = max((len(ids[one]) for one in [*(parts[-1] if parts else []), row]), default=0)
+            if not parts or (len(parts[-1]) + 1) * longest > self._batch_tokens:
+                parts.append([])
+            parts[-1].append(row)
+        return parts
 
 
 def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32") -> Any:
@@ -410,8 +391,8 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
 def copy_to_play(model: Any, dtype: str) -> Any:
     """Return a copy of a model for sampling, with weights in ``"float32"`` or ``"bfloat16"``.
 
-    `load` rounds new weights to this type. Buffers are not converted, since rounding the angles of rotary embeddings
-    would distort positions.
+    `TransformersEngine.load` rounds new weights to this type. Buffers are not converted, since rounding the angles of
+    rotary embeddings would distort positions.
     """
     playing = copy.deepcopy(model)
     for weight in playing.parameters():

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import orjson
 
+from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import JSON
 
@@ -31,7 +32,7 @@ class RunState:
         episodes: Number of episodes played for training, including void episodes.
         lost_episodes: Number of void episodes, such as those whose sandbox was lost.
         wall_s: Duration of the run so far in seconds, including the parts before a resume.
-        facts: Results for ``summary.json`` that the run computes only once, such as the first evaluation.
+        facts: Results for ``summary.json`` that a resumed run does not compute again, such as the first evaluation.
     """
 
     step: int = 0
@@ -44,12 +45,12 @@ class RunState:
 class Savable(Protocol):
     """An object whose state is part of a checkpoint."""
 
-    def save(self, folder: str) -> None:
+    async def save(self, folder: str) -> None:
         """Write the state that a resume needs into the existing `folder`."""
         ...
 
 
-def save(
+async def save(
     folder: Path,
     trainer: Savable,
     state: RunState,
@@ -74,31 +75,40 @@ def save(
     target = folder / f"step-{state.step}"
     draft = folder / f".step-{state.step}"
     with writing(target):
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        await clock.to_thread(_begin, draft)
         try:
-            trainer.save(str(draft))
-            if policy is not None:
-                policy.write(draft / "policy")
+            await trainer.save(str(draft))
             if warmup is not None:
-                warmup.save(str(draft))
-            (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))
+                await warmup.save(str(draft))
+            await clock.to_thread(_finish, draft, target, state, policy)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        aside = _aside(target)
-        if target.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            target.replace(aside)
-        draft.replace(target)
-        shutil.rmtree(aside, ignore_errors=True)
     for old in _found(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
+def _begin(draft: Path) -> None:
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+
+
+def _finish(draft: Path, target: Path, state: RunState, policy: SavedPolicy | None) -> None:
+    """Write what is left of a checkpoint, and give it its name."""
+    if policy is not None:
+        policy.write(draft / "policy")
+    (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))
+    aside = _aside(target)
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        target.replace(aside)
+    draft.replace(target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def latest(folder: Path) -> Path:
-    """Return the newest checkpoint in `folder`, after restoring a checkpoint whose replacement was interrupted.
+    """Return the newest checkpoint in `folder`. If replacing a checkpoint was interrupted, first restore the old one.
 
     Raises:
         UsageError: There are no checkpoints.

@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from envkit.types import Sample
+from envkit.types import Ints, Sample, ints
 
 SHARED_ROW_TOKENS = 256
-"""Maximum number of tokens in a row of several samples. A row with a long common prefix may have `SHARED_TIMES` as many
-tokens as the prefix. Long rows are slow: the cost of attention and mask grows with the square of the row's length, but
-the gain only with the prefix's length.
+"""Maximum number of tokens in a row of several samples. If `SHARED_TIMES` the length of the common prefix is larger, it
+is the maximum instead. Long rows are slow: the cost of attention and mask grows with the square of the row's length,
+but the gain only with the prefix's length.
 """
 
 SHARED_TIMES = 4
@@ -35,8 +37,8 @@ class Layout:
         ids_BL: Token ids, padded on the right.
         position_BL: Position of each token in its sample; None if every row is one sample.
         sees_BLL: Whether a token (second axis) attends to another token (third axis); None means a plain causal mask.
-        row_N: Row of each token that contributes to the loss, sample after sample.
-        place_N: For each of these tokens, the index (in its row) of the preceding token, whose logits predict it.
+        row_N: Index of the row of each token that contributes to the loss, sample after sample.
+        place_N: For each of these tokens, the index in the row of the preceding token, whose logits predict the token.
     """
 
     ids_BL: Tensor
@@ -47,9 +49,9 @@ class Layout:
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
-    """Split rows into passes of rows with similar lengths.
+    """Split rows with these lengths into passes of similar lengths. Return the indices of the rows of each pass.
 
-    A pass has at most `micro_tokens` tokens, including padding. A longer row gets its own pass.
+    A pass has at most `micro_tokens` tokens, including padding. A row that is longer than that gets its own pass.
     """
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
@@ -61,12 +63,12 @@ def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
 
 
 def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
-    """Split samples into passes with one sample per row, as `cut` does for rows."""
+    """Split samples into passes with one sample per row; return the indices of each pass's samples. See `cut`."""
     return cut([len(sample.token_ids) for sample in samples], micro_tokens)
 
 
 def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
-    """Split samples into passes of rows, as `cut` does. A row is a list of the indices of its samples.
+    """Split samples into passes of rows; see `cut`. In the result, a row is a list of the indices of its samples.
 
     Args:
         samples: The samples.
@@ -79,11 +81,16 @@ def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: boo
 
 
 def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
-    """Group samples with a common prefix into rows of limited length (see `SHARED_ROW_TOKENS`), sorted by tokens."""
+    """Group samples with a common prefix into rows of limited length (see `SHARED_ROW_TOKENS`).
+
+    Return the indices of the samples of each row, sorted by the samples' token ids.
+    """
     rows: list[list[int]] = []
     used = 0
-    before: tuple[int, ...] = ()
-    for number in sorted(range(len(samples)), key=lambda number: (samples[number].token_ids, number)):
+    before: Ints = ints(())
+    # The bytes of big-endian numbers sort as the numbers do.
+    order = [sample.token_ids.astype(">i4").tobytes() for sample in samples]
+    for number in sorted(range(len(samples)), key=lambda number: (order[number], number)):
         ids = samples[number].token_ids
         common = _common(before, ids)
         bound = max(SHARED_ROW_TOKENS, SHARED_TIMES * common)
@@ -97,57 +104,51 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the length in tokens of a row that contains all `samples`, which must be sorted."""
+    """Return the length in tokens of a row that contains all `samples`, which must be sorted by their token ids."""
     shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
     return sum(len(sample.token_ids) for sample in samples) - shared
 
 
 def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
-    """Build the tensors for `rows`; the samples of each row must be sorted."""
+    """Build the tensors for `rows`. The samples of each row must be sorted by their token ids."""
     longest = max(row_tokens(row) for row in rows)
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     position_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     is_shared = any(len(row) > 1 for row in rows)
     # Padding needs no special mask: it is on the right, so with a causal mask no sample's token attends to it.
     sees_BLL = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1) if is_shared else None
-    row_N: list[int] = []
-    place_N: list[int] = []
+    row_N: list[Ints] = []
+    place_N: list[Ints] = []
     for row, samples in enumerate(rows):
         used = 0
-        path: list[int] = []  # the index in the row of each token of the sample
-        before: tuple[int, ...] = ()
+        path: Ints = ints(())  # the index in the row of each token of the sample
+        before: Ints = ints(())
         for sample in samples:
-            common = _common(before, sample.token_ids)
-            new = range(used, used + len(sample.token_ids) - common)
-            path = [*path[:common], *new]
+            common, length = _common(before, sample.token_ids), len(sample.token_ids)
+            new = slice(used, used + length - common)
+            path = np.concatenate([path[:common], np.arange(new.start, new.stop, dtype=np.int32)])
             used, before = new.stop, sample.token_ids
-            ids_BL[row, new.start : new.stop] = torch.tensor(sample.token_ids[common:], dtype=torch.long)
-            position_BL[row, new.start : new.stop] = torch.arange(common, len(sample.token_ids))
+            ids_BL[row, new] = torch.tensor(sample.token_ids[common:], dtype=torch.long)
+            position_BL[row, new] = torch.arange(common, length)
             if sees_BLL is not None:
-                sees_BLL[row, new.start : new.stop, path[:common]] = True
-                sees_BLL[row, new.start : new.stop, new.start : new.stop] |= (
-                    torch.ones(len(new), len(new)).tril().bool()
-                )
-            before_own = [path[place - 1] for place, is_own in enumerate(sample.mask) if is_own]
-            row_N += [row] * len(before_own)
-            place_N += before_own
-    row_index_N, place_index_N = torch.tensor(row_N, device=device), torch.tensor(place_N, device=device)
+                sees_BLL[row, new, path[:common]] = True
+                sees_BLL[row, new, new] |= torch.ones(length - common, length - common).tril().bool()
+            before_own = path[np.flatnonzero(sample.mask) - 1]
+            row_N.append(np.full(len(before_own), row, dtype=np.int32))
+            place_N.append(before_own)
+    row_index_N, place_index_N = flat(row_N, device, torch.long), flat(place_N, device, torch.long)
     if sees_BLL is None:
         return Layout(ids_BL.to(device), None, None, row_index_N, place_index_N)
     return Layout(ids_BL.to(device), position_BL.to(device), sees_BLL.to(device), row_index_N, place_index_N)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(one: Ints, other: Ints) -> int:
     """Return the length of the common prefix of two sequences."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    shorter = min(len(one), len(other))
+    different = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(different[0]) if len(different) else shorter
 
 
-def own_values(sample: Sample, values: Sequence[Any]) -> list[Any]:
-    """Return the values of the policy's tokens, given `values` with one value per token of the sample [L]."""
-    return [value for value, own in zip(values, sample.mask, strict=True) if own]
-
-
-def flat(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Concatenate rows of numbers into one tensor [N]."""
-    return torch.tensor([value for row in rows for value in row], device=device, dtype=dtype)
+def flat(rows: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Concatenate arrays into one tensor [N]."""
+    return torch.from_numpy(np.concatenate(rows)).to(device, dtype)

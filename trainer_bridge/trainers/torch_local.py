@@ -1,8 +1,8 @@
 """The trainer for one process and one device.
 
 A train step computes the advantages of all episodes, and then makes `epochs` * `minibatches` optimiser updates. The
-gradient of an update is summed over passes of at most `micro_tokens` tokens. The old log-probabilities are those
-recorded in the samples, so ratios are relative to the policy that sampled the tokens.
+gradient of an update is summed over passes of at most `micro_tokens` tokens. The old log-probabilities, to which ratios
+are relative, are those recorded in the samples, or are recomputed before the first update.
 
 Axes: E episodes, L tokens, T turns, N tokens that contribute to the loss.
 """
@@ -10,26 +10,29 @@ Axes: E episodes, L tokens, T turns, N tokens that contribute to the loss.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from envkit import clock
 from envkit.errors import UsageError
-from envkit.types import Sample, Weights
+from envkit.types import Floats, Sample, Weights, floats
 
-from ..algorithms import advantages, losses
-from ..algorithms.advantages import AdvantageBatch
+from ..algorithms import losses
+from ..algorithms.advantages import Advantages, Rollouts
 from ..algorithms.catalogue import Algorithm
 from ..algorithms.critic import Critic, policy_turns
-from ..run_folder.writing import share_weights, writing
+from ..algorithms.losses import PolicyLoss, Tokens
+from ..run_folder.writing import writing
 from ..threads import torch_threads
+from ..weights import files
 from . import checkpoint
-from .batching import flat, own_values, passes, row_passes
+from .batching import flat, passes, row_passes
 from .memory import checkpoint_layers, peak_memory_mib
 from .optimizer import adamw, rate_factor, set_rate
 from .settings import TrainerSettings
@@ -47,15 +50,18 @@ class _TrainRows:
 
     Attributes:
         samples: The samples.
-        advantages: For each sample, the advantages of the turns of its episode.
-        returns: For each sample, the critic's targets for these turns.
-        reference: For each sample, log-probabilities of the policy's tokens under the reference policy.
+        advantages: For each sample, the advantages of its policy tokens.
+        old: For each sample, the old log-probabilities of its policy tokens.
+        targets: For each sample, the critic's targets for the turns of its episode; empty without a critic.
+        reference: For each sample, log-probabilities of its policy tokens under the reference policy; empty without a
+            KL term.
     """
 
     samples: Sequence[Sample]
-    advantages: Sequence[Sequence[float]]
-    returns: Sequence[Sequence[float]]
-    reference: Sequence[Sequence[float]]
+    advantages: Sequence[Floats]
+    old: Sequence[Floats]
+    targets: Sequence[Floats]
+    reference: Sequence[Floats]
 
 
 class TorchTrainer:
@@ -66,6 +72,7 @@ class TorchTrainer:
         algorithm: The learning algorithm, with its advantage function and loss.
         settings: Settings of the optimiser.
         folder: Folder for `publish`; None if the engine copies the weights within this process.
+        engine_dtype: Number format of the engine's weights, for the file and the checksum of `publish`.
         critic: The critic; required for algorithms that have one.
         reference: Reference policy of the KL term; required if the KL coefficient is above 0.
         tokenizer: Tokenizer to save with the policy, so that a checkpoint is a complete model folder.
@@ -78,12 +85,13 @@ class TorchTrainer:
         settings: TrainerSettings,
         folder: Path | None,
         *,
+        engine_dtype: str = "float32",
         critic: Critic | None = None,
         reference: Any = None,
         tokenizer: Any = None,
     ) -> None:
         if algorithm.has_critic and critic is None:
-            raise ValueError(f"{algorithm.advantage} needs a critic")
+            raise ValueError(f"{algorithm.advantage.name} needs a critic")
         if algorithm.kl_coefficient > 0 and reference is None:
             raise ValueError("a KL coefficient above 0 needs a reference")
         self._model = model
@@ -91,6 +99,9 @@ class TorchTrainer:
         self._reference = reference
         self._tokenizer = tokenizer
         self._algorithm = algorithm
+        self._advantages: Callable[[Rollouts, Algorithm], Advantages] = algorithm.advantage.load()
+        self._loss: Callable[[Tokens, Algorithm], PolicyLoss] = algorithm.loss.load()
+        self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
         self._settings = settings
         self._folder = folder
         self._samples: list[Sample] = []
@@ -108,23 +119,50 @@ class TorchTrainer:
             for body in [model] if critic is None else [model, critic.body]:
                 checkpoint_layers(body)
 
-    def accumulate(self, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, samples: Sequence[Sample]) -> None:
         """See `envkit.protocols.Trainer.accumulate`."""
         self._samples += samples
 
-    def update(self) -> dict[str, float]:
+    async def update(self) -> dict[str, float]:
         """Update the policy from the accumulated samples, then discard the samples.
 
         Returns:
-            learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the sampling policy),
+            learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
+            sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
+            weights, in the first update),
             clip_share, grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the
             critic, turns) of all updates. With `is_large`, there are also skipped_samples (samples whose advantages are
             0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and clip_share are
             averaged) and peak_memory_mib (see `peak_memory_mib`).
 
         Raises:
-            UsageError: A gradient is not finite; the weights are unchanged.
+            UsageError: A gradient is not finite. The optimiser update with this gradient is not made.
         """
+        return await clock.to_thread(self._update)
+
+    async def score(self, samples: Sequence[Sample]) -> list[Floats]:
+        """See `envkit.protocols.Trainer.score`."""
+        return await clock.to_thread(self._logps, self._scorer, samples)
+
+    async def publish(self) -> Weights:
+        """See `envkit.protocols.Trainer.publish`. The caller removes the file once no engine needs it.
+
+        Without a folder, nothing is written, and the engine copies the weights from the model.
+
+        Raises:
+            UsageError: The disk is full or the folder cannot be written.
+        """
+        return await clock.to_thread(self._publish)
+
+    async def save(self, folder: str) -> None:
+        """See `envkit.protocols.Trainer.save`. The policy is saved in ``policy/`` as an ordinary model folder."""
+        await clock.to_thread(self._save, Path(folder))
+
+    async def restore(self, folder: str) -> None:
+        """See `envkit.protocols.Trainer.restore`."""
+        await clock.to_thread(self._restore, Path(folder))
+
+    def _update(self) -> dict[str, float]:
         samples, self._samples = self._samples, []
         if not samples:
             raise ValueError("update() without samples; call accumulate() first")
@@ -141,47 +179,39 @@ class TorchTrainer:
             rows = self._prepare(samples)
             for indices in self._minibatches(samples):
                 self._learn(rows, indices, sums)
+                if not updates:
+                    sums["first_tokens"] = sums["learned_tokens"]
+                    sums["first_gap"] = sums["sampler_gap"]
                 updates += 1
         self.version += 1
         tokens, turns = max(sums.pop("tokens"), 1.0), max(sums.pop("turns"), 1.0)
         learned, skipped = sums.pop("learned_tokens"), sums.pop("skipped_samples")
         grad_norm = sums.pop("grad_norm") / updates
+        gap = sums.pop("first_gap") / max(sums.pop("first_tokens"), 1.0)
+        sums.pop("sampler_gap", None)
         count = {**dict.fromkeys(_PER_LEARNED_TOKEN, max(learned, 1.0)), "value_loss": turns}
         report = {key: value / count.get(key, tokens) for key, value in sums.items()}
-        report |= {"grad_norm": grad_norm, "learning_rate": settings.learning_rate * factor}
+        report |= {"grad_norm": grad_norm, "sampler_gap_nats": gap, "learning_rate": settings.learning_rate * factor}
         if settings.is_large:
             report |= {"learned_tokens": learned, "skipped_samples": skipped}
             report["peak_memory_mib"] = peak_memory_mib(self._model.device)
         return report
 
-    def publish(self) -> Weights:
-        """See `envkit.protocols.Trainer.publish`. This also removes weights published earlier.
-
-        Without a folder, nothing is written, and the engine copies the weights from the model.
-
-        Raises:
-            UsageError: The disk is full or the folder cannot be written.
-        """
+    def _publish(self) -> Weights:
+        checksum = files.checksum(self._model, self._engine_dtype)
         if self._folder is None:
-            return Weights(self.version, "")
+            return Weights(self.version, "", checksum)
         path = self._folder / f"version-{self.version}.safetensors"
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            safetensors.torch.save_model(self._model, str(path))
-        share_weights(self._folder)
-        for old in self._folder.glob("version-*.safetensors"):
-            if old != path:
-                old.unlink()
-        return Weights(self.version, str(path))
+            files.save_weights(self._model, path, self._engine_dtype)
+        return Weights(self.version, str(path), checksum)
 
-    def save(self, folder: str) -> None:
-        """See `envkit.protocols.Trainer.save`. The policy is saved in ``policy/`` as an ordinary model folder."""
-        parts = self._stateful()
-        checkpoint.save(Path(folder), self._model, self._tokenizer, self._reference, parts, self.version)
+    def _save(self, folder: Path) -> None:
+        checkpoint.save(folder, self._model, self._tokenizer, self._reference, self._stateful(), self.version)
 
-    def restore(self, folder: str) -> None:
-        """See `envkit.protocols.Trainer.restore`."""
-        self.version = checkpoint.restore(Path(folder), self._model, self._reference, self._stateful())
+    def _restore(self, folder: Path) -> None:
+        self.version = checkpoint.restore(folder, self._model, self._reference, self._stateful())
 
     def _stateful(self) -> dict[str, checkpoint.Stateful]:
         parts: dict[str, checkpoint.Stateful] = {"policy_optimizer": self._optimizer}
@@ -198,30 +228,30 @@ class TorchTrainer:
     def _prepare(self, samples: Sequence[Sample]) -> _TrainRows:
         """Compute advantages, critic targets and reference log-probabilities once per train step."""
         algorithm = self._algorithm
-        first: dict[int, Sample] = {}
+        first: dict[str, Sample] = {}
         for sample in samples:
             first.setdefault(sample.episode, sample)
         episodes = list(first.values())
-        number = {episode: place for place, episode in enumerate(first)}
+        place = {episode: number for number, episode in enumerate(first)}
+        number = [place[sample.episode] for sample in samples]
         reward_ET, turn_mask_ET = _turn_rewards(episodes)
-        value_ET = torch.zeros_like(reward_ET)
+        value_KET = torch.zeros(int(algorithm.has_critic), *reward_ET.shape)
         if algorithm.has_critic:
-            self._estimate(samples, [number[sample.episode] for sample in samples], value_ET)
-        batch = AdvantageBatch(reward_ET, turn_mask_ET, value_ET, [episode.group for episode in episodes])
-        advantage_ET, return_ET = advantages.BY_NAME[algorithm.advantage](batch, algorithm)
-        if algorithm.advantage_clip is not None:
-            advantage_ET = advantage_ET.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
-        advantage, target = advantage_ET.tolist(), return_ET.tolist()
-        reference = self._reference_logps(samples) if algorithm.kl_coefficient > 0 else [[] for _ in samples]
+            self._estimate(samples, number, value_KET[0])
+        groups = [episode.group for episode in episodes]
+        made = self._advantages(Rollouts(reward_ET, turn_mask_ET, value_KET, groups, samples, number), algorithm)
+        ends = np.cumsum([sample.num_policy_tokens for sample in samples])[:-1]
+        sampled = [sample.logprobs[sample.mask] for sample in samples]
         return _TrainRows(
             samples,
-            [advantage[number[sample.episode]] for sample in samples],
-            [target[number[sample.episode]] for sample in samples],
-            reference,
+            np.split(made.advantage_N.numpy(), ends),
+            self._logps(self._scorer, samples) if algorithm.old_logprobs == "recomputed" else sampled,
+            [] if made.target_BT is None else [made.target_BT[row].numpy() for row in number],
+            self._logps(self._reference_scorer, samples) if algorithm.kl_coefficient > 0 else [],
         )
 
     def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Yield each update's sample indices. An epoch has each sample once. With `is_large`, groups stay whole."""
+        """Yield the sample indices of each update. An epoch has each sample once. `is_large` keeps groups together."""
         seed = self._settings.seed * 1_000_003 + self.version
         # Take the remainder, so that the seed is in torch's range.
         order = torch.Generator().manual_seed(seed % (1 << 63))
@@ -239,7 +269,7 @@ class TorchTrainer:
 
     def _learn(self, rows: _TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
         """Make one optimiser update from the samples at `indices`, and add the metrics of the update to `sums`."""
-        tokens = sum(sum(rows.samples[row].mask) for row in indices)
+        tokens = sum(rows.samples[row].num_policy_tokens for row in indices)
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
         learned = [row for row in indices if self._has_gradient(rows, row)]
@@ -263,16 +293,16 @@ class TorchTrainer:
         self._optimizer.step()  # update the policy only after both gradients were found to be finite
         sums["tokens"] += tokens
         sums["turns"] += turns
-        sums["learned_tokens"] += sum(sum(rows.samples[row].mask) for row in learned)
+        sums["learned_tokens"] += sum(rows.samples[row].num_policy_tokens for row in learned)
         sums["skipped_samples"] += len(indices) - len(learned)
         sums["grad_norm"] += norm
 
     def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
-        """Return whether a sample may have a gradient: through a nonzero advantage, or an entropy or KL term."""
-        algorithm, sample = self._algorithm, rows.samples[row]
+        """Return whether the sample at index `row` may have a gradient; without `is_large`, always return True."""
+        algorithm = self._algorithm
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
-        return any(rows.advantages[row][turn] != 0.0 for turn in policy_turns(sample))
+        return bool(rows.advantages[row].any())
 
     def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
         """Split samples into passes of rows. A row is a list of sample indices."""
@@ -288,7 +318,8 @@ class TorchTrainer:
         """Clip the norm of the gradient and return the norm before clipping.
 
         Raises:
-            UsageError: The gradient is not finite. An update with such a gradient would make every weight NaN.
+            UsageError: The gradient is not finite, so an update would make every weight NaN. The error's advice is to
+                lower the setting `key`.
         """
         bound = self._settings.max_grad_norm
         try:
@@ -302,7 +333,7 @@ class TorchTrainer:
             ) from None
 
     def _policy_pass(self, rows: _TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
-        """Return the summed loss of all tokens of `part`, whose rows are lists of sample indices."""
+        """Return the summed loss of all tokens of `part`, a list of rows of sample indices; add metrics to `sums`."""
         algorithm, device = self._algorithm, self._model.device
         chosen = [number for row in part for number in row]
         samples = [rows.samples[number] for number in chosen]
@@ -311,13 +342,10 @@ class TorchTrainer:
             entropy_has_gradient=algorithm.entropy_coefficient > 0,
         )
         logp_N, entropy_N = scored
-        old_N = flat([own_values(sample, sample.logprobs) for sample in samples], device)
-        share = [
-            [rows.advantages[row][turn] for turn in own_values(rows.samples[row], rows.samples[row].turn_ids)]
-            for row in chosen
-        ]
-        advantage_N = flat(share, device)
-        policy = losses.BY_NAME[algorithm.loss](logp_N, old_N, advantage_N, algorithm)
+        old_N = flat([rows.old[row] for row in chosen], device)
+        sampled_N = flat([sample.logprobs[sample.mask] for sample in samples], device)
+        advantage_N = flat([rows.advantages[row] for row in chosen], device)
+        policy = self._loss(Tokens(logp_N, old_N, sampled_N, advantage_N), algorithm)
         total = policy.loss_N.sum() - algorithm.entropy_coefficient * entropy_N.sum()
         if algorithm.kl_coefficient > 0:
             reference_N = flat([rows.reference[row] for row in chosen], device)
@@ -327,6 +355,7 @@ class TorchTrainer:
         sums["policy_loss"] += float(policy.loss_N.detach().sum())
         sums["entropy_nats"] += float(entropy_N.detach().sum())
         sums["approx_kl"] += float(losses.kl_estimate(old_N, logp_N.detach()).sum())
+        sums["sampler_gap"] += float((logp_N.detach() - sampled_N).abs().sum())
         sums["clip_share"] += float(policy.clipped_N.sum())
         sums["advantage_abs"] += float(advantage_N.abs().sum())
         return total
@@ -336,14 +365,14 @@ class TorchTrainer:
         samples = [rows.samples[row] for row in chosen]
         with self._scorer.autocast():
             value_N = self._critic(samples)
-        target = [[rows.returns[row][turn] for turn in policy_turns(rows.samples[row])] for row in chosen]
+        target = [rows.targets[row][policy_turns(rows.samples[row])] for row in chosen]
         loss = losses.value_loss(value_N, flat(target, value_N.device)).sum()
         sums["value_loss"] += float(loss.detach())
         return loss
 
     @torch.no_grad()
     def _estimate(self, samples: Sequence[Sample], episodes: Sequence[int], value_ET: Tensor) -> None:
-        """Write the critic's estimate for the start of each turn into `value_ET`, in the row of the turn's episode."""
+        """Write the critic's estimates for the start of each turn to `value_ET`; `episodes` has each sample's row."""
         assert self._critic is not None
         for part in passes(samples, self._settings.micro_tokens):
             with self._scorer.autocast():
@@ -353,19 +382,24 @@ class TorchTrainer:
                     value_ET[episodes[row], turn] = next(values)
 
     @torch.no_grad()
-    def _reference_logps(self, samples: Sequence[Sample]) -> list[list[float]]:
-        assert self._reference_scorer is not None
-        found: list[list[float]] = [[] for _ in samples]
-        for part in self._passes(samples, range(len(samples))):
-            scored = self._reference_scorer.score([[samples[number] for number in row] for row in part])
-            logps = iter(scored.logp_N.tolist())
-            for number in (number for row in part for number in row):
-                found[number] = [next(logps) for _ in range(sum(samples[number].mask))]
-        return found
+    def _logps(self, scorer: TokenScorer | None, samples: Sequence[Sample]) -> list[Floats]:
+        """Return the log-probabilities of each sample's policy tokens."""
+        assert scorer is not None
+        found: dict[int, Floats] = {}
+        with torch_threads(self._settings.threads):
+            for part in self._passes(samples, range(len(samples))):
+                scored = scorer.score([[samples[number] for number in row] for row in part])
+                chosen = [number for row in part for number in row]
+                ends = np.cumsum([samples[number].num_policy_tokens for number in chosen])[:-1]
+                found |= zip(chosen, np.split(scored.logp_N.float().cpu().numpy(), ends), strict=True)
+        return [floats(found[number]) for number in range(len(samples))]
 
 
 def _turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """Return the rewards of the turns of each episode, and 1 for turns that exist [E, T]."""
     turns = max(len(sample.rewards) for sample in episodes)
-    rewards = [list(sample.rewards) + [0.0] * (turns - len(sample.rewards)) for sample in episodes]
-    exists = [[1.0] * len(sample.rewards) + [0.0] * (turns - len(sample.rewards)) for sample in episodes]
-    return torch.tensor(rewards), torch.tensor(exists)
+    reward_ET, exists_ET = torch.zeros(len(episodes), turns), torch.zeros(len(episodes), turns)
+    for row, sample in enumerate(episodes):
+        reward_ET[row, : len(sample.rewards)] = torch.tensor(sample.rewards)
+        exists_ET[row, : len(sample.rewards)] = 1.0
+    return reward_ET, exists_ET

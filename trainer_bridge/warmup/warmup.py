@@ -1,9 +1,9 @@
 """Warm-up: a policy imitates demonstrations or the dialogues of a file before reinforcement learning.
 
-Demonstrations have three stages. In the first stage, samples are single states, from which the policy learns features.
-In the second stage, samples are several unrelated states in a row, which teach the policy to answer the newest state.
-In the third stage, samples are whole episodes. This stage ends when greedy play is good enough, since the number of
-updates required differs between seeds.
+A warm-up with demonstrations has three stages. In the first stage, a sample is a single state with a move, so that the
+policy learns to read states. In the second stage, a sample is several unrelated states in a row, each with a move, so
+that the policy learns to answer only the newest state. In the third stage, samples are whole episodes. The third stage
+ends when the policy's greedy play is good enough, since the number of updates required differs between seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envkit.types import Sample
 
 from ..stopping import Stop
 from ..threads import torch_threads
-from ..trainers.batching import flat, own_values, row_passes
+from ..trainers.batching import flat, row_passes
 from ..trainers.checkpoint import UNREADABLE
 from ..trainers.optimizer import adamw
 from ..trainers.token_logps import TokenScorer, token_logps
@@ -40,7 +40,7 @@ class Stage:
     Attributes:
         updates: Maximum number of updates.
         batch: Samples per update.
-        learning_rate: Initial learning rate; it decays to a twentieth along a cosine.
+        learning_rate: Initial learning rate; over the stage, it decays along a cosine to a twentieth of this value.
         number: Index of the stage in the warm-up, from 0.
     """
 
@@ -97,14 +97,14 @@ class Imitator:
         *,
         after: Callable[[int, float], Awaitable[bool]],
     ) -> int:
-        """Run a stage from its first update, or continue a restored one.
+        """Run a stage from its first update, or continue it if `restore` has loaded it; skip an earlier stage.
 
         Args:
-            stage: The number of updates and the learning rate.
+            stage: The stage to run.
             batch: Returns the samples of an update, given the update's index from 0.
             after: Called after each update with the number of finished updates and the loss (nats per token). The stage
-                ends if `after` returns True. A restored stage first repeats the call for its last update, with NaN as
-                the loss.
+                ends if `after` returns True. A stage that continues begins with this call for the last finished update,
+                with NaN as the loss.
 
         Returns:
             The number of finished updates in the stage.
@@ -127,25 +127,23 @@ class Imitator:
                 break
         return self.updates
 
-    def save(self, folder: str) -> None:
-        """Write optimisers and counters into the existing folder `folder`."""
+    async def save(self, folder: str) -> None:
+        """Write the state of the optimisers, and the index of the stage and update, into the existing `folder`."""
         state = {
             "stage": self.stage,
             "updates": self.updates,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
-        # Pass torch an open file: if torch opens a path itself, it hides the operating system's error.
-        with (Path(folder) / STATE).open("wb") as file:
-            torch.save(state, file)
+        await clock.to_thread(_write, state, Path(folder) / STATE)
 
     def restore(self, folder: Path) -> None:
-        """Restore the state that `save` wrote; the trainer restores the weights.
+        """Restore the state that `save` wrote. The trainer restores the weights, which are not part of this state.
 
         Raises:
             UsageError: The folder has no warm-up state for this policy.
         """
         try:
-            state = torch.load(folder / STATE, weights_only=True)
+            state = torch.load(folder / STATE, weights_only=True, map_location="cpu")
             for optimizer, content in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(content)
             self.stage, self.updates = int(state["stage"]), int(state["updates"])
@@ -157,7 +155,7 @@ class Imitator:
             return self._learn(samples)
 
     def _learn(self, samples: Sequence[Sample]) -> float:
-        tokens = sum(sum(sample.mask) for sample in samples)
+        tokens = sum(sample.num_policy_tokens for sample in samples)
         total = 0.0
         self._model.zero_grad()
         shares_rows = self._scorer is not None and self._scorer.shares_rows
@@ -177,14 +175,20 @@ class Imitator:
             return self._scorer.score(rows).logp_N
         samples = [sample for row in rows for sample in row]
         logp_NV = token_logps(self._model, samples)
-        token_N = flat([own_values(sample, sample.token_ids) for sample in samples], logp_NV.device, torch.long)
+        token_N = flat([sample.token_ids[sample.mask] for sample in samples], logp_NV.device, torch.long)
         return logp_NV.gather(1, token_N[:, None]).squeeze(1)
+
+
+def _write(state: object, path: Path) -> None:
+    # Pass torch an open file: if torch opens a path itself, it hides the operating system's error.
+    with path.open("wb") as file:
+        torch.save(state, file)
 
 
 def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:
     """Return AdamW for a pretrained policy, otherwise Muon for the layers' matrices and AdamW for all other weights.
 
-    From random weights, Muon learns to avoid the lake's holes in far fewer updates than AdamW (`docs/train.md`).
+    With Muon, a policy with random initial weights needs far fewer updates to play frozen lake (`docs/train.md`).
     """
     if is_pretrained:
         return [adamw(model, 0.0, is_fused=True)]
@@ -199,13 +203,13 @@ def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimize
 
 @dataclass(frozen=True, slots=True)
 class LessonBook:
-    """Draws random lessons for imitation.
+    """Draws random lessons for imitation. A lesson is a state with its good and its possible moves.
 
     Attributes:
         lessons: All lessons to draw from.
-        hazard_share: Share of an update's lessons whose state is hazardous, if there are such lessons.
-        noise: Share of lessons that show a random move instead of a good one.
-        seed: Seed for drawing; the index of the update is added to it.
+        hazard_share: Share of hazardous states in an update, if `lessons` has both hazardous and other states.
+        noise: Probability that the policy imitates a random possible move in a state instead of a good one.
+        seed: Seed of the draws; each update has its own seed, derived from this one and the update's index.
     """
 
     lessons: Sequence[Lesson]
@@ -218,8 +222,8 @@ class LessonBook:
 
         Args:
             size: Lessons per update.
-            states: Lessons per sample. Several unrelated states become the turns of one sequence, each with an answer,
-                so that the policy learns to answer only the newest state.
+            states: Lessons per sample. Each lesson becomes a turn of the sample: its state, then a move. With several
+                unrelated turns in a sample, the policy learns to answer only the newest state.
         """
         tricky = [lesson for lesson in self.lessons if lesson.is_hazardous]
         plain = [lesson for lesson in self.lessons if not lesson.is_hazardous]

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import safetensors.torch
 import torch
 import transformers
 from huggingface_hub import HfApi
@@ -25,7 +24,7 @@ from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
 from envkit.trainer_bridge.models.conversion import silence_transformers
-from envkit.trainer_bridge.run_folder.writing import share_weights, writing
+from envkit.trainer_bridge.run_folder.writing import writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
@@ -40,7 +39,7 @@ _VOCABULARY_EPISODES = 64
 _DEFAULT_RENDERER = RendererSection()
 
 _HUB_TIMEOUT_S = 10.0
-"""Seconds to wait until the hub answers whether it has a model."""
+"""Timeout of the request that asks the hub whether it has a model."""
 
 
 @dataclass(slots=True)
@@ -48,8 +47,8 @@ class Policy:
     """A model with its engine, renderer and trainer.
 
     Attributes:
-        model: The trained weights.
-        engine: Generates answers with a copy of the weights.
+        model: The torch model, whose weights the trainer updates.
+        engine: Generates answers; during training, with its own copy of the weights.
         renderer: Turns text into tokens and back.
         tokenizer: Tokenizer of the renderer; saved with every checkpoint.
         description: One line that describes the model.
@@ -69,17 +68,6 @@ class Policy:
         """The trainer, which `begin_training` creates; do not read this property before that call."""
         assert self._trainer is not None, "begin_training comes first"
         return self._trainer
-
-    def write_weights(self, path: Path) -> None:
-        """Write the current weights to the file `path`, from which the engine can load them.
-
-        Raises:
-            UsageError: The disk is full or the folder is not writable.
-        """
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            safetensors.torch.save_model(self.model, str(path))
-        share_weights(path.parent)
 
     def begin_training(self, algorithm: Algorithm, run: RunConfig) -> None:
         """Create the trainer from the current weights. Add a critic and a reference model if the algorithm needs them.
@@ -120,8 +108,8 @@ def open_policy(run: RunConfig) -> Policy:
     """Load the model that the training file names, or create a tiny one. The same file always gives the same policy.
 
     Raises:
-        UsageError: The model does not exist, the disk has no space for a tiny model, or one turn needs more than
-            rollout.max_tokens.
+        UsageError: The model does not exist, the disk has no space for a tiny model, or its first observation and
+            answer need more than rollout.max_tokens.
     """
     silence_transformers()
     section = run.engine
@@ -132,7 +120,6 @@ def open_policy(run: RunConfig) -> Policy:
         batch_tokens=section.batch_tokens,
         threads=playing_threads(run),
         renderer=run.renderer,
-        is_large=not is_tiny(run),
     )
     if section.model is not None:
         policy = load(locate(section.model))
@@ -156,8 +143,8 @@ def open_policy(run: RunConfig) -> Policy:
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
         raise UsageError(
-            f"rollout.max_tokens: {run.rollout.max_tokens} is too small; the first observation of {run.env.id} and its "
-            f"answer take up to {needed} tokens"
+            f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {run.env.id} and "
+            f"the answer to it; use at least {needed}"
         )
     return policy
 
@@ -165,8 +152,8 @@ def open_policy(run: RunConfig) -> Policy:
 def playing_threads(run: RunConfig) -> int:
     """Return the number of torch threads that generate answers; 0 keeps torch's setting.
 
-    The matrices of a tiny policy are too small for several threads: on idle cores a second thread gains nothing, and on
-    busy cores every forward pass waits for the second thread.
+    The default for a tiny policy is one thread, because its matrices are small: on idle cores a second thread gains
+    nothing, and on busy cores every forward pass waits for the second thread.
     """
     return run.trainer.threads or (1 if is_tiny(run) else 0)
 
@@ -179,14 +166,12 @@ def load_policy(
     batch_tokens: int = 65536,
     threads: int = 0,
     renderer: RendererSection = _DEFAULT_RENDERER,
-    is_large: bool = False,
     is_trained: bool = True,
 ) -> Policy:
     """Load a model folder or a hub model.
 
-    The engine's copy of the weights has the type `dtype`. If `is_trained`, a second copy for training has float32.
-    `threads` is the number of torch threads for the engine; 0 keeps torch's setting. For `is_large` see
-    `TransformersEngine`.
+    The engine uses weights of type `dtype`. If `is_trained`, the policy also has float32 weights for the trainer.
+    `threads` is the number of torch threads for the engine; 0 keeps torch's setting.
 
     Raises:
         UsageError: The model or its tokenizer does not exist, or the chat template rejects the settings of `renderer`.
@@ -200,13 +185,11 @@ def load_policy(
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not is_folder:
-            reason = "no such folder or cached model, and not on the hub or the hub is unreachable; name a model folder"
+            reason = "no such folder or cached model, and the hub lacks it or is unreachable; name a model folder"
         raise UsageError(f"cannot load {path}: {reason}") from error
     playing, source = (copy_to_play(model, dtype), model) if is_trained else (model, None)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    engine = TransformersEngine(
-        playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads, is_large=is_large, source=source
-    )
+    engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads, source=source)
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
     framing = open_renderer(tokenizer, path, renderer)
@@ -214,7 +197,7 @@ def load_policy(
 
 
 def device_of(device: str) -> str:
-    """Return ``"cpu"`` or ``"cuda"`` for `device`, which may be ``"auto"``.
+    """Return `device`, or for ``"auto"`` the device to use: ``"cuda"`` if torch finds a GPU, otherwise ``"cpu"``.
 
     Raises:
         UsageError: `device` is ``"cuda"``, but torch finds no GPU.
@@ -270,11 +253,10 @@ def _collect_texts(run: RunConfig) -> _Texts:
 
 
 def _hub_has(name: str) -> bool:
-    """Whether the hub answers and has the model. Without this check, transformers would retry for almost a minute."""
+    """Whether the hub answers and has the model. Ask before loading: transformers retries for almost a minute."""
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-    # Catch any error, because the error classes depend on the version of huggingface_hub. The model may still be
-    # cached.
+    # Catch every error, because the classes depend on the version of huggingface_hub. The caller then reads the cache.
     except Exception:
         return False
     return True

@@ -43,28 +43,26 @@ async def warm_up(
     spec: EnvSpec,
     policy: Policy,
     imitator: Imitator,
-    weights: Path,
     display: Display,
     *,
     save: Callable[[], Awaitable[None]],
 ) -> dict[str, JSON]:
     """Train the policy to imitate its environment's expert, or the dialogues of a file.
 
-    Demonstrations are played in this process without a sandbox, because no output of a policy is executed. If the
-    warm-up is cancelled, it saves a checkpoint before it ends.
+    The expert plays its demonstrations in this process without a sandbox, because no output of a policy is executed. If
+    the warm-up is cancelled, it saves a checkpoint before it ends.
 
     Args:
         run: The resolved training file.
         spec: The environment of the run.
         policy: The policy to train.
         imitator: Trains the policy. An imitator that was restored from a checkpoint continues at that checkpoint.
-        weights: File that passes the weights to the engine before each validation.
         display: Shows progress.
-        save: Writes a checkpoint.
+        save: Function that writes a checkpoint.
 
     Returns:
         Values for the summary: the number of updates in each stage, the duration in seconds (only since the last
-        restart), and the success rate of the demonstrators.
+        restart), and the success rates of the demonstrated episodes and of the policy's last validation.
 
     Raises:
         ConfigError: The environment does not support the configured demonstrations.
@@ -73,7 +71,7 @@ async def warm_up(
     began = clock.stopwatch()
     try:
         async with environments.slots(run.env.num_envs) as host:
-            stages = _Stages(run, spec, policy, imitator, host, weights, display, save)
+            stages = _Stages(run, spec, policy, imitator, host, display, save)
             facts = await (stages.dialogues() if run.warmup.kind == "dialogues" else stages.demonstrations())
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
@@ -96,7 +94,6 @@ class _Stages:
         policy: Policy,
         imitator: Imitator,
         host: SlotHost,
-        weights: Path,
         display: Display,
         save: Callable[[], Awaitable[None]],
     ) -> None:
@@ -107,9 +104,9 @@ class _Stages:
         self._display = display
         self._section: WarmupSection = run.warmup
         self._imitator = imitator
-        self._weights = weights
         self._save = save
         self.greedy: float | None = None
+        self._checks = 0
 
     async def dialogues(self) -> dict[str, JSON]:
         """Train on the dialogues of the file; return the numbers of dialogues, skipped dialogues and updates."""
@@ -133,7 +130,7 @@ class _Stages:
         return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
 
     async def demonstrations(self) -> dict[str, JSON]:
-        """Imitate the expert on lessons and then on whole episodes; return the number of updates of each stage."""
+        """Imitate the expert on separate states, then on whole episodes. Return the entries for the summary."""
         expert = environments.open_expert(self._run.env.id, self._run.env.options)
         lessons = await self._lessons(expert)
         episodes, success = await self._episodes(expert)
@@ -144,7 +141,7 @@ class _Stages:
         return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
 
     async def _lessons(self, expert: Expert) -> int:
-        """Run the first two stages of the warm-up and return the number of updates of each."""
+        """Train on samples of one state each, then of several states as turns; return the total number of updates."""
         section, display, imitator = self._section, self._display, self._imitator
         size, rate, noise = (
             _filled(section.single_turn_batch),
@@ -173,7 +170,7 @@ class _Stages:
         return updates
 
     async def _episodes(self, expert: Expert) -> tuple[int, float | None]:
-        """Run the last stage of the warm-up; return its number of updates and the success rate of the demonstrators."""
+        """Train on whole episodes of the expert; return the number of updates and the success rate of the episodes."""
         section, display = self._section, self._display
         size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
@@ -206,7 +203,7 @@ class _Stages:
         return updates, sum(one.success for one in episodes) / needed
 
     def _begin(self, name: str, stages: Sequence[Stage]) -> None:
-        """Show the progress of a phase, which includes the updates from before a restart."""
+        """Show the start of a phase. If the run was restarted, the updates from before the restart count as done."""
         self._display.phase(name, sum(stage.updates for stage in stages))
         done = sum(stage.updates for stage in stages if stage.number < self._imitator.stage)
         if self._imitator.stage in [stage.number for stage in stages]:
@@ -216,7 +213,7 @@ class _Stages:
     def _after(self, stage: Stage, *, validates: bool) -> Callable[[int, float], Awaitable[bool]]:
         """Return the function to call after each update of `stage`; it returns whether the stage should end.
 
-        If `validates`, the stage ends as soon as the success rate of greedy play reaches `greedy_goal`.
+        If `validates`, the stage ends as soon as the success rate of greedy play reaches `warmup.greedy_goal`.
         """
         section = self._section
         validates = validates and bool(section.check_episodes)
@@ -231,9 +228,9 @@ class _Stages:
         return after
 
     async def _count(self, loss: float, **shown: float | str) -> None:
-        """Show one finished update, and save a checkpoint at intervals.
+        """Show one finished update, and save a checkpoint every `_SAVE_EVERY` updates.
 
-        After a restart, the last finished update is shown once more without a loss, because its loss (NaN) is unknown.
+        After a restart, the last update before it is shown again, but without its loss, which is unknown (NaN).
         """
         known = {} if math.isnan(loss) else {"imitation loss": f"{loss:.3f}", **shown}
         self._display.advance(1, **known)
@@ -243,17 +240,18 @@ class _Stages:
     async def _greedy(self) -> float:
         """Return the success rate of greedy play on validation levels, which training and evaluation never use."""
         run, policy = self._run, self._policy
-        await clock.to_thread(policy.write_weights, self._weights)
-        await policy.engine.load(Weights(0, str(self._weights)))
+        await policy.engine.load(Weights(0, ""))  # copies the weights of the policy that is being trained
         rollout = Rollout(self._host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
         seed = stable_hash(run.seed, "validation")
         levels = range(_filled(run.warmup.check_episodes))
         tasks = [task_of(run, self._spec, "validation", seed, number) for number in levels]
-        result = await rollout.groups(tasks, 1, temperature=0.0, seed=0)
+        self._checks += 1
+        phase = f"validation-{self._checks}"
+        result = await rollout.groups(tasks, 1, phase=phase, temperature=0.0, seed=0)
         return success_of(valid(result.trajectories))
 
 
 def _filled(value: _T | None) -> _T:
-    """Return `value`, the value of an optional key. It is not None, because `resolve` has set the default."""
+    """Return `value`, the value of an optional key, for which `resolve` has set a default."""
     assert value is not None, "resolve fills it in"
     return value

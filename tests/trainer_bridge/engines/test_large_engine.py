@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from envkit import clock
 from envkit.trainer_bridge.engines import transformers as engines
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.engines.weight_files import INDEX, load_weights
+from envkit.trainer_bridge.weights.files import INDEX, load_weights
 from envkit.types import SamplingParams, Weights
 from tests.trainer_bridge.models import open_model, shake
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params

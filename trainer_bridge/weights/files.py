@@ -1,4 +1,4 @@
-"""Atomic loading of weights from safetensors files."""
+"""Weights in safetensors files: saving, loading that leaves the model unchanged on an error, and checksums."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
+
+from envkit.types import stable_hash
+
+from ..run_folder.writing import share_weights
 
 INDEX = "model.safetensors.index.json"
 
@@ -16,7 +21,8 @@ INDEX = "model.safetensors.index.json"
 def load_weights(model: Any, path: Path) -> None:
     """Copy weights from a file or a model folder into `model`, rounded to the model's data types.
 
-    Names and shapes are checked first, so an error leaves the model unchanged. Tensors are loaded one at a time.
+    The names and shapes of all tensors are checked first, so weights of another model leave `model` unchanged. Tensors
+    are then loaded one at a time, to save memory.
 
     Raises:
         OSError: A file is missing.
@@ -56,3 +62,23 @@ def copy_weights(source: Any, model: Any) -> None:
     """Copy the weights of `source` into `model`, rounded to the data types of `model`."""
     for name, weight in source.named_parameters():
         model.get_parameter(name).copy_(weight)
+
+
+@torch.no_grad()
+def save_weights(model: Any, path: Path, dtype: torch.dtype) -> None:
+    """Write the weights of `model` to `path`, rounded to `dtype`; tied weights are written once.
+
+    Raises:
+        OSError, SafetensorError: The file cannot be written.
+    """
+    weights = {name: weight.detach().to(dtype).contiguous().cpu() for name, weight in model.named_parameters()}
+    save_file(weights, path)
+    share_weights(path.parent)
+
+
+@torch.no_grad()
+def checksum(model: Any, dtype: torch.dtype) -> int:
+    """Return a checksum of the weights of `model`, rounded to `dtype`."""
+    bits = torch.int32 if dtype.itemsize == 4 else torch.int16
+    sums = [int(weight.to(dtype).view(bits).sum(dtype=torch.int64)) for _, weight in model.named_parameters()]
+    return stable_hash(*sums)

@@ -1,0 +1,132 @@
+"""Groups of episodes: play every task several times, in waves that share one gate, and repeat void episodes.
+
+The episodes of a wave meet at a `Lockstep`, so that turn k of all running episodes reaches the engine at the same time
+and forms one batch. The same weights then reproduce the same episodes bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+
+from envkit.protocols import Engine, EnvHost, Renderer
+from envkit.types import Group, RolloutRequest, SamplingParams, Task, Trajectory, stable_hash
+
+from .gates import Lockstep
+from .play import RolloutLimits, play
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Plays groups of episodes.
+
+    Attributes:
+        host: Runs the environments.
+        engine: Samples the completions.
+        renderer: Converts observations to prompts, and completions to actions.
+        limits: Limits of each episode.
+        num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower.
+    """
+
+    host: EnvHost
+    engine: Engine
+    renderer: Renderer
+    limits: RolloutLimits
+    num_envs: int
+
+    async def groups(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        *,
+        phase: str,
+        temperature: float,
+        seed: int,
+        on_begin: Callable[[RolloutRequest], None] | None = None,
+        on_episode: Callable[[Trajectory], None] | None = None,
+        skip: Container[tuple[int, int]] = (),
+    ) -> RolloutResult:
+        """Play every task `group_size` times.
+
+        Args:
+            tasks: Tasks to play.
+            group_size: Episodes per task.
+            phase: Name of this call, unique in the run; the keys of the episodes begin with it.
+            temperature: Sampling temperature; 0 is greedy.
+            seed: Sampling seed. The seed of a turn is derived from it, the index of the task, the index of the episode
+                in its group, and the turn.
+            on_begin: Called with each episode that begins, also before a retry.
+            on_episode: Called with each episode that ends, finished or void.
+            skip: Episodes to omit, as pairs of the index of the task and the index in its group.
+
+        Returns:
+            One group per task, in order. Groups include the episodes that are void after all retries.
+        """
+        params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
+
+        def request_of(index: int, member: int) -> RolloutRequest:
+            key, own = f"{phase}/{index:08d}/{member:04d}", replace(params, seed=stable_hash(seed, index, member))
+            return RolloutRequest(key, tasks[index], member, own)
+
+        numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
+        requests = {number: request_of(*number) for number in numbers if number not in skip}
+        played: dict[str, Trajectory] = {}
+
+        async def one(request: RolloutRequest, gate: Lockstep) -> None:
+            if on_begin is not None:
+                on_begin(request)
+            trajectory = await play(self.host, self.engine, self.renderer, self.limits, request, gate)
+            played[request.key] = trajectory
+            if on_episode is not None:
+                on_episode(trajectory)
+
+        waiting = list(requests.values())
+        void: list[Trajectory] = []
+        for attempt in range(self.limits.retries + 1):
+            started = 0
+            while started < len(waiting):
+                # Read the capacity for each wave, because a fleet may have shrunk since the last wave.
+                size = max(1, min(self.num_envs, self.host.capacity))
+                await self._wave(waiting[started : started + size], one)
+                started += size
+            lost = [request for request in waiting if played[request.key].stop.is_void]
+            void += [played[request.key] for request in lost]
+            waiting = [replace(request, attempt=attempt + 1) for request in lost]
+            if not waiting:
+                break
+        members: list[list[Trajectory]] = [[] for _ in tasks]
+        for (index, _), request in requests.items():
+            members[index].append(played[request.key])
+        groups = tuple(Group(task, tuple(some)) for task, some in zip(tasks, members, strict=True))
+        return RolloutResult(groups, tuple(void))
+
+    async def _wave(
+        self, requests: Sequence[RolloutRequest], one: Callable[[RolloutRequest, Lockstep], Coroutine[Any, Any, None]]
+    ) -> None:
+        # An episode with a slot arrives within the time that a reset and a step may take.
+        limits = self.limits
+        gate = Lockstep(len(requests), timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s))
+        async with anyio.create_task_group() as tasks:
+            for request in requests:
+                tasks.start_soon(one, request, gate)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """The results of a rollout.
+
+    Attributes:
+        groups: One per task, in order.
+        void: All void attempts, including attempts whose retry succeeded.
+    """
+
+    groups: tuple[Group, ...]
+    void: tuple[Trajectory, ...]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """The episodes of all groups, in order."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]

@@ -1,0 +1,1 @@
+"""Policy weights on their way from the trainer to the engine."""

@@ -1,0 +1,63 @@
+"""The channel that brings new weights from a trainer to an engine.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+
+from envkit import clock
+from envkit.protocols import PolicyEngine, Trainer
+from envkit.types import PauseMode, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A finished push.
+
+    Attributes:
+        weights: The weights that the engine now samples from.
+        is_changed: Whether they differ from those of the previous push, in the engine's number format; true for the
+            first push.
+        exposed_s: Seconds in which the engine generated nothing because of the push.
+    """
+
+    weights: Weights
+    is_changed: bool
+    exposed_s: float
+
+
+class WeightChannel:
+    """Publishes the trainer's weights and loads them into the engine.
+
+    A file is kept until the engine has loaded a newer one.
+
+    Args:
+        trainer: Publishes its weights.
+        engine: Loads them.
+        mode: What happens to completions that are being generated during a push.
+    """
+
+    def __init__(self, trainer: Trainer, engine: PolicyEngine, *, mode: PauseMode = PauseMode.WAIT) -> None:
+        self._trainer = trainer
+        self._engine = engine
+        self._mode = mode
+        self._current: Weights | None = None
+
+    async def push(self) -> Push:
+        """Publish, pause the engine, load, and resume the engine."""
+        weights = await self._trainer.publish()
+        began = clock.now()
+        await self._engine.pause(self._mode)
+        try:
+            await self._engine.load(weights)
+        finally:
+            await self._engine.resume()
+        exposed_s = clock.now() - began
+        before, self._current = self._current, weights
+        if before is not None and before.location and before.location != weights.location:
+            await anyio.Path(before.location).unlink(missing_ok=True)
+        return Push(weights, before is None or before.checksum != weights.checksum, exposed_s)
