@@ -15,7 +15,7 @@ _FEW_VALID = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the episodes of a language model, used in warnings.
+    """Limits on the episodes of a language model. Warnings quote them.
 
     Attributes:
         turn_tokens: Maximum tokens of one answer.
@@ -29,7 +29,7 @@ class Limits:
 
 
 def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[str]:
-    """Return warnings about answers that were cut off or invalid. Each warning suggests a remedy."""
+    """Return warnings about episodes and answers that were cut off, and about invalid answers, with remedies."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)
     stops = {

@@ -1,4 +1,4 @@
-"""A player behind an OpenAI-compatible endpoint: `POST URL/chat/completions` for each turn (vLLM, llama.cpp...).
+"""A player that asks an OpenAI-compatible endpoint (vLLM, llama.cpp...): one `POST URL/chat/completions` per turn.
 
 Requests that fail temporarily (connection, timeout, 408, 429, 5xx, a malformed completion) are retried with exponential
 backoff, or after the time in ``Retry-After``. If the last try fails, the episode is void. Permanent failures (401, 404,
@@ -98,12 +98,12 @@ class Endpoint:
     """A player that asks a model behind an endpoint; see `envkit.protocols.Player`.
 
     Attributes:
-        client: HTTP client with the connections and the API key.
+        client: HTTP client that sends the requests with the API key.
         address: The model and its server.
         playing: System prompt, limits and sampling.
         tries: Maximum number of requests for one completion; if all fail, the episode is void.
         delay_s: Seconds before the first retry; doubles with each retry, up to `_MAX_DELAY_S`.
-        give_up_after: Number of consecutive void episodes after which the endpoint counts as lost.
+        give_up_after: Number of consecutive void episodes after which the evaluation ends with an error.
     """
 
     client: httpx.AsyncClient
@@ -119,7 +119,7 @@ class Endpoint:
         return _Chat(self, rng)
 
     async def complete(self, messages: list[dict[str, str]], seed: int) -> _CompletionReply:
-        """Return the completion of a chat.
+        """Return the model's completion of the chat `messages`.
 
         Raises:
             NoCompletionError: All tries failed.
@@ -147,7 +147,7 @@ class Endpoint:
             except httpx.ConnectError as error:
                 if not self._has_answered:
                     raise UnreachableError(
-                        f"no server answers at {self.address.url} ({_reason(error)}); start it, or check the URL"
+                        f"no server answers at {self.address.url} ({_reason(error)}); start one, or check the URL"
                     ) from error
                 failure = _reason(error)
             except httpx.TransportError as error:
@@ -166,7 +166,7 @@ class Endpoint:
         raise NoCompletionError(lost)
 
     def _read(self, response: httpx.Response) -> _CompletionReply | str:
-        """Return the completion, or the reason for a temporary failure."""
+        """Return the completion, or why the request failed temporarily; raise an error if it failed permanently."""
         if response.is_success:
             completion = _COMPLETION.decode(response.content)
             return completion if completion.choices else "the response has no choices"
@@ -188,12 +188,12 @@ class Endpoint:
 async def open_endpoint(
     address: Address, playing: Playing, *, api_key: str | None, timeout_s: float = 600.0
 ) -> AsyncIterator[Endpoint]:
-    """Open a player.
+    """Open a player that asks the model at `address`.
 
     Args:
         address: The model and its server.
         playing: System prompt, limits and sampling.
-        api_key: Sent as a bearer token; None sends no token.
+        api_key: Key to send as a bearer token; None sends no token.
         timeout_s: Seconds without a received byte after which a request fails.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -266,7 +266,7 @@ def _reason(error: httpx.TransportError) -> str:
 
 
 def _retry_after(response: httpx.Response, *, otherwise: float) -> float:
-    """Return the seconds of the ``Retry-After`` header, at most `_MAX_DELAY_S`."""
+    """Return the seconds of the ``Retry-After`` header, up to `_MAX_DELAY_S`; `otherwise` without a valid header."""
     text = response.headers.get("Retry-After", "")
     try:
         seconds = float(text)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from envkit.wiring.evaluation.local_models import LocalModel
 
 SLOTS = 256
-"""Concurrent episodes in this process."""
+"""Maximum number of concurrent episodes in this process."""
 MAX_STRATA = 12
 """Maximum number of rows in a table or plot of success by difficulty."""
 _DEFAULTS = Playing()
@@ -50,8 +50,8 @@ class _EvaluatedPolicy:
     """A policy that was found, but whose model is not loaded yet.
 
     Attributes:
-        opened: Context manager that opens the policy for episodes with the given options and yields a function that
-            plays them.
+        opened: Function of the episodes' options. Returns a context manager that loads the policy and yields a function
+            that plays episodes.
         options: Options of the environment that the policy was trained with.
         identity: Fingerprint of the policy's files; empty if unknown.
         limits: Limits of a language model; None for other players.
@@ -70,20 +70,20 @@ class Evaluation:
     """Result of `evaluate`.
 
     Attributes:
-        attempts: Episodes of each task.
-        episodes: Finished episodes. All other attributes describe only these, except where void episodes are named.
-        void: Episodes that were lost with their environment or sandbox; they do not count.
-        void_by_agent: Void episodes whose sandbox was ended by a program inside it; see `envkit.types.Cause.by_agent`.
+        attempts: Number of episodes per task.
+        episodes: Number of finished episodes. Only these count in `metrics`, `levels` and `usage`.
+        void: Number of episodes that could not finish, because the environment, its sandbox or an endpoint failed.
+        void_by_agent: Number of void episodes whose sandbox ended because of a program in it (`Cause.by_agent`).
         metrics: ``"success"``, if the environment reports it. ``"pass@k"``, if there are several attempts: the
             probability that at least one of k attempts solves a task, over tasks with at least k finished attempts.
             ``"return"``, the sum of an episode's rewards. ``"turns"``. The environment's own metrics, aggregated over
             each episode. See `statistics.estimate` for the intervals.
-        levels: One entry per task whose shortest solution is known: its number of moves, and whether each episode
-            succeeded. Empty if the environment does not report success.
-        seconds: Duration; earlier parts of a resumed evaluation do not count.
-        error: Why the first void episode was lost, or None.
-        resumed: Episodes taken from an earlier part of the evaluation.
-        usage: Tokens of a language model, in all parts; zeros for other players.
+        levels: One entry per task whose shortest solution is known: the number of moves of that solution, and whether
+            each episode of the task succeeded. Empty if the environment does not report success.
+        seconds: Duration in seconds; if the evaluation was interrupted and resumed, only since then.
+        error: Why one of the void episodes was lost; None without void episodes.
+        resumed: Number of episodes that were finished before the evaluation was interrupted and resumed.
+        usage: Token counts of a language model, with those of the `resumed` episodes; zeros for other players.
         notes: Warnings of `advice`, one line each.
     """
 
@@ -104,11 +104,11 @@ class Evaluation:
     notes: Sequence[str]
 
     def by_difficulty(self, *, most: int | None = None) -> list[Stratum]:
-        """Return success by the length of the shortest solution; see `statistics.strata`."""
+        """Return the success rate by length of the shortest solution; see `statistics.strata`."""
         return strata(self.levels, most=most)
 
     def as_json(self) -> dict[str, JSON]:
-        """Return plain data, each estimate as ``{"mean": m, "low": l, "high": h}``."""
+        """Return the result as JSON data, with each estimate as ``{"mean": m, "low": l, "high": h}``."""
         return {
             "env_id": self.env_id,
             "policy": self.policy,
@@ -153,8 +153,8 @@ async def evaluate(
 ) -> Evaluation:
     """Play `episodes` different tasks, each `attempts` times. The same arguments play the same episodes.
 
-    Split and seed select the same tasks as the evaluation of a training file with the same ``env.options`` and
-    ``evaluation.seed``. Attempts at a task differ only in what the policy samples. With a larger value of `attempts`,
+    A training run with the same ``env.options`` and ``evaluation.seed`` is evaluated on the same tasks as here with the
+    split ``"eval"``. Attempts at a task differ only in what the policy samples. With a larger value of `attempts`,
     the earlier attempts stay the same.
 
     Args:
@@ -165,14 +165,14 @@ async def evaluate(
         options: Options of every task.
         split: Split whose levels are played, if the environment has splits; ``"any"`` plays all levels.
         display: Shows the progress.
-        attempts: Episodes of each task.
+        attempts: Number of episodes per task.
         url: Address of an `envkit serve`; None plays in this process.
         greedy: Whether a language model picks the most likely token instead of sampling.
         playing: Settings of a language model.
-        kept: Called with the arguments before the first episode. Returns the episodes that this evaluation finished
-            before it was interrupted.
-        on_episode: Called with every episode when it ends, including void episodes, in no particular order. A void
-            episode is played again and then reported again.
+        kept: Called before the first episode, with the values that identify this evaluation. Returns the episodes that
+            it finished before it was interrupted; these are not played again. If `kept` is None, all are played.
+        on_episode: Called with every episode when it ends, including void episodes, in no particular order. If a void
+            episode is played again, it is reported again.
 
     Raises:
         UnknownEnvError: No such environment.
@@ -262,7 +262,7 @@ async def evaluate(
 def evaluation_tasks(
     env_id: str, options: Options, split: str, seed: int, count: int, splits: Sequence[str]
 ) -> Iterator[Task]:
-    """Yield `count` tasks, whose seeds follow from `seed` and `split`. `splits` are the environment's splits."""
+    """Yield `count` tasks with seeds derived from `seed` and `split`. `splits` are all splits of the environment."""
     chosen = with_split(options, split, splits)
     for number in range(count):
         yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
@@ -277,7 +277,7 @@ def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Se
 
 
 def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
-    """Find a policy, and check quickly that it can play, before a model is loaded."""
+    """Find a policy, and make those checks of it that do not need its model to be loaded."""
     if kind in ("random", "expert"):
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":

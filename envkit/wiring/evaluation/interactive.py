@@ -27,22 +27,22 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Visible state of an episode. Values that the environment does not report are None.
+    """State of an episode, as shown to a person. A value that the environment does not report is None.
 
     Attributes:
         seed: Seed of the level.
         text: The observation.
         drawing: The environment's own rendering, with ANSI colours.
-        notes: Lines of the observation that are not in the drawing: the rules at the start, and later any notices.
-            Empty if there is no drawing.
-        legal_moves: Names of the legal moves; empty if they cannot be listed.
-        turns: Actions so far.
+        notes: Lines of the observation that are not in the drawing, such as the rules in the first observation. Empty
+            if there is no drawing.
+        legal_moves: Names of the legal moves; empty if the environment does not list them.
+        turns: Number of actions so far.
         total: Sum of the rewards so far.
-        shortest: Moves of the shortest solution.
-        reward: Reward of the last action; None before the first.
+        shortest: Number of moves of the level's shortest solution.
+        reward: Reward of the last action; None before the first action.
         is_valid: Whether the last action was valid.
         is_effective: Whether the last action changed anything.
-        end: `SOLVED`, `LOST`, `OUT_OF_MOVES`, or `OVER` if success is not reported; None before the end.
+        end: `SOLVED`, `LOST`, `OUT_OF_MOVES`, or `OVER` if success is not reported; None while the episode runs.
     """
 
     seed: int
@@ -64,7 +64,7 @@ class Game:
 
     Args:
         env: The environment, with text actions and observations.
-        env_id: Its id.
+        env_id: Id of the environment.
         expert: Gives hints and formats moves as answers; None if the environment has no expert.
         options: Options of every episode.
     """
@@ -85,16 +85,16 @@ class Game:
 
     @property
     def scene(self) -> Scene:
-        """The current state; `begin` must have been called."""
+        """The current state; do not read this property before the first call of `begin`."""
         assert self._scene is not None, "begin comes first"
         return self._scene
 
     def begin(self, seed: int) -> Scene:
-        """Start the level of `seed`.
+        """Start the level that `seed` selects.
 
         Raises:
             OptionError: The environment rejects an option.
-            EnvError: The environment raised.
+            EnvError: The environment raised an exception.
         """
         with attributed(self.env_id, "reset"):
             text, info = self._env.reset(seed=seed, options=dict(self._options))
@@ -103,10 +103,10 @@ class Game:
         return self._scene
 
     def act(self, action: str) -> Scene:
-        """Play `action` unchanged.
+        """Play `action`, unchanged, and return the new state.
 
         Raises:
-            EnvError: The environment raised.
+            EnvError: The environment raised an exception.
         """
         before = self.scene
         with attributed(self.env_id, "step"):
@@ -128,7 +128,7 @@ class Game:
         return self._scene
 
     def answer(self, text: str) -> str:
-        """Return the action for a person's input: a legal move in the expert's format, other text unchanged."""
+        """Return the action for typed `text`. The expert formats the name of a legal move; other text is unchanged."""
         move = next((move for move in self.scene.legal_moves if move.lower() == text.strip().lower()), None)
         if move is None:
             return text
@@ -161,8 +161,8 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
 
     Raises:
         UnknownEnvError: No such environment.
-        OptionError: The environment or its expert rejects an option. A server reports this only when a level begins.
-        EnvError: The environment raised.
+        OptionError: The environment or its expert rejects an option. With `url`, the environment does in `Game.begin`.
+        EnvError: The environment raised an exception.
         UsageError: The environment has no such split.
         UnreachableError: The server does not answer.
     """

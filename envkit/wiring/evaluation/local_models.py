@@ -1,4 +1,4 @@
-"""Evaluation of language models in this process: checkpoints and any other model of transformers."""
+"""Evaluation of language models in this process: checkpoints of envkit, and other models for transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from envkit.wiring.training.policy import Policy
 
 BATCH = 16
-"""Concurrent episodes of a pretrained model."""
+"""Default number of concurrent episodes of a model that is not a checkpoint."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".json", ".jinja")
 
 
@@ -49,17 +49,17 @@ class LocalModel:
 
     @classmethod
     def of_checkpoint(cls, folder: Path, playing: Playing, *, seed: int) -> LocalModel:
-        """Find a checkpoint. `folder` is a checkpoint, or the folder of a run, whose newest checkpoint is used.
+        """Find a checkpoint: `folder` itself, or the newest checkpoint of the run in `folder`.
 
         Raises:
-            UsageError: There is no checkpoint, or the run was written in another format.
+            UsageError: There is no checkpoint, or the run's folder has a format of another version of envkit.
         """
         found = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
         if not (found / "policy" / "config.json").is_file():
-            raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
+            raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name a run, such as runs/NAME")
         refuse_other_format(found.parent.parent)
         run = config.load(found.parent.parent / "config.yaml")
-        # Load the weights from the checkpoint, which contains them all: the base model may have been deleted.
+        # Load all weights from the checkpoint, because the model that the run started from may have been deleted.
         if run.engine.model is not None:
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(found / "policy")})})
         return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
@@ -70,7 +70,7 @@ class LocalModel:
 
         Raises:
             UsageError: There is no such model on this machine.
-            ConfigError: The policy file of its folder is damaged or has another format.
+            ConfigError: The policy file in the model's folder is damaged or has an unknown format.
         """
         content: dict[str, Any] = {
             "env": {"id": env_id, "num_envs": BATCH},
@@ -95,7 +95,7 @@ class LocalModel:
         return Limits(limits.turn_tokens, limits.max_turns, limits.max_tokens)
 
     def options_for(self, env_id: str) -> Options:
-        """Return the options that the model was trained with; empty if it was trained on another environment."""
+        """Return the environment options of the training; empty if its environment was not `env_id`."""
         return self.run.env.options if env_id == self.run.env.id else {}
 
     def mismatch(self, env_id: str) -> str:
@@ -131,7 +131,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayer:
-    """Plays episodes with a model in this process, which answers the turns of parallel episodes in batches."""
+    """Plays episodes with a model in this process. The model answers the turns of parallel episodes in batches."""
 
     policy: Policy
     run: RunConfig
@@ -146,7 +146,7 @@ class LocalPlayer:
         on_episode: OnEpisode,
         skip: Container[tuple[int, int]],
     ) -> None:
-        """Play every task `attempts` times, as `players.play` does, and repeat void episodes."""
+        """Play every task `attempts` times; see `players.play` for the arguments. Void episodes are played again."""
         run = self.run
         renderer = self.policy.renderer
         numbers = {id(task): number for number, task in enumerate(tasks)}

@@ -20,14 +20,14 @@ VALID = "action_is_valid"
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens that a language model read and wrote.
+    """Numbers of tokens that a language model read and wrote.
 
     Attributes:
         completions: Number of completions.
-        cut: Completions that reached their token limit. Not counted if the limit is one token.
-        prompt_tokens: Tokens of the prompts, except those that an engine in this process reads from its cache.
+        cut: Number of completions that reached their token limit. A completion of one token never counts as cut.
+        prompt_tokens: Tokens of the prompts. For a model in this process, only those added since the last completion.
         completion_tokens: Tokens of the completions.
-        seconds: Sum of the durations of the completions, which may overlap.
+        seconds: Sum of the durations of the completions, even if they overlapped.
     """
 
     completions: int = 0
@@ -53,10 +53,10 @@ class EpisodeOutcome:
     Attributes:
         stop: Why the episode ended.
         metrics: The metrics; empty for a void episode.
-        error: One line if the episode is void.
-        cause: Why its sandbox was lost, if known.
-        shortest: Moves of the level's shortest solution; None if the environment does not report it.
-        usage: Tokens of a language model.
+        error: Why the episode is void, in one line; None for a finished episode.
+        cause: Why the episode's sandbox was lost; None if no sandbox was lost.
+        shortest: Number of moves of the level's shortest solution; None if the environment does not report it.
+        usage: Numbers of tokens of a language model; zeros for other players.
     """
 
     stop: StopReason
@@ -72,7 +72,7 @@ class EpisodeOutcome:
 
 
 def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
-    """Return the outcome of an episode."""
+    """Return the outcome of a recorded episode."""
     shortest = shortest_of(episode.start_info)
     if not episode.valid:
         return EpisodeOutcome(
@@ -93,18 +93,18 @@ def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
 
 
 def shortest_of(info: Info) -> int | None:
-    """Return ``info["level"]["shortest"]``, the moves of a level's shortest solution; None if not reported."""
+    """Return ``info["level"]["shortest"]``, the number of moves of a level's shortest solution, or None if missing."""
     level = info.get("level")
     shortest = level.get("shortest") if isinstance(level, dict) else None
     return shortest if isinstance(shortest, int) and not isinstance(shortest, bool) else None
 
 
 class OutcomeTally:
-    """Collects the outcomes of an evaluation, and displays how many there are and their mean success.
+    """Collects the outcomes of an evaluation, and displays how many there are and their success rate.
 
     Args:
         tasks: Number of tasks.
-        attempts: Episodes of each task.
+        attempts: Number of episodes per task.
         display: Shows the progress.
         on_episode: Called with every added episode.
     """
@@ -132,11 +132,11 @@ class OutcomeTally:
 
     @property
     def by_task(self) -> list[list[EpisodeOutcome]]:
-        """The outcomes so far: one sequence of attempts for each task, in the order of the tasks."""
+        """The outcomes so far: for each task, in order, a list with the outcomes of its attempts."""
         return [[outcome for _, outcome in sorted(attempts.items())] for attempts in self._outcomes]
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
-        """Add finished episodes of an earlier part of the evaluation, and return their number."""
+        """Add those of the `episodes` of an interrupted evaluation that are not void, and return their number."""
         before = self._count
         for episode in episodes:
             if episode.valid:
@@ -146,7 +146,7 @@ class OutcomeTally:
         return self._count - before
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Add an episode. It replaces a void episode of the same task and attempt."""
+        """Add an episode. It replaces an earlier void episode of the same task and attempt."""
         before = self._count
         self._put(episode)
         if self._on_episode is not None:
@@ -154,7 +154,7 @@ class OutcomeTally:
         self._show(self._count - before)
 
     def so_far(self) -> str:
-        """Return a one-line summary of an interrupted evaluation; empty if no episode finished."""
+        """Return a summary of an interrupted evaluation in one line; empty if no episode has ended."""
         if self._count == 0:
             return ""
         found = _share([task for task in self.by_task if task])
@@ -179,8 +179,8 @@ def measure(tasks: Sequence[Sequence[EpisodeOutcome]], attempts: int) -> dict[st
     """Return the estimates of an evaluation: success, pass@k if there are several attempts, then all other metrics.
 
     Args:
-        tasks: The outcomes of the attempts, by task; void episodes are ignored.
-        attempts: Requested episodes of each task.
+        tasks: For each task, the outcomes of its attempts; void episodes are ignored.
+        attempts: Requested number of episodes per task.
     """
     valid = [[one for one in task if one.error is None] for task in tasks]
     found = summarise([[one.metrics for one in task] for task in valid])

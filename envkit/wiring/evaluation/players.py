@@ -33,7 +33,7 @@ from envkit.wiring.environments import find, open_expert, registered
 MAX_SESSIONS = 256
 """Maximum number of concurrent episodes on a server; the server's capacity may be lower."""
 MAX_TURNS = 10_000
-"""Turns after which an episode is cut off if the environment sets no limit."""
+"""Default number of turns after which an episode is cut off, because an environment may set no limit itself."""
 
 ANY_SPLIT = "any"
 """Selects the levels of all splits."""
@@ -45,19 +45,19 @@ OnEpisode = Callable[[EpisodeRecord], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
-    """Settings for a language model that plays. None means the default of the policy.
+    """Settings for a language model that plays. None means the default for its kind of policy.
 
     Attributes:
         system: System prompt.
         turn_tokens: Maximum tokens of one answer.
         max_turns: Turns after which an episode is cut off.
-        max_tokens: Maximum tokens of a prompt and its answer. If the next prompt does not fit, the episode is cut off.
+        max_tokens: Maximum tokens of a prompt plus its answer. If the next prompt is too long, the episode is cut off.
         temperature: Sampling temperature; 0 is greedy.
-        history: Turns to keep in the prompt.
-        thinking: Whether thoughts of earlier turns stay in the prompt.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        batch: Concurrent episodes of a model in this process.
-        concurrency: Concurrent requests to an endpoint.
+        history: Number of most recent turns in a prompt, or ``"all"``.
+        thinking: Whether thoughts of earlier turns stay in the prompt (``"keep"``) or are cut (``"cut"``).
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``, for a model in this process.
+        batch: Number of concurrent episodes of a model in this process.
+        concurrency: Number of concurrent requests to an endpoint.
     """
 
     system: str | None = None
@@ -72,15 +72,15 @@ class Playing:
     concurrency: int | None = None
 
     def arguments(self) -> dict[str, JSON]:
-        """Return the settings that are set and must not change when an evaluation is resumed."""
+        """Return those settings that must not change when an evaluation is resumed, without any that are None."""
         names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "thinking")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self, kind: str) -> None:
-        """Check that every option that is set applies to policies of this kind.
+        """Check that all settings that are not None apply to policies of `kind`, such as ``"openai"``.
 
         Raises:
-            UsageError: An option is set that does not apply to this kind.
+            UsageError: A setting does not apply to policies of this kind.
         """
         for name, kinds in _KINDS.items():
             if getattr(self, name) is not None and kind not in kinds:
@@ -95,7 +95,7 @@ _KINDS = {
     "concurrency": ("openai",),
     **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),
 }
-"""For each option, the kinds of policies that it applies to."""
+"""For each setting of `Playing`, the kinds of policies that it applies to."""
 
 
 class NoCompletionError(Exception):
@@ -111,7 +111,7 @@ class RandomPlayer:
     """A player that chooses each legal move with equal probability; see `envkit.protocols.Player`.
 
     Attributes:
-        env_id: The environment, for messages.
+        env_id: Id of the environment, for error messages.
         expert: Formats each move as an answer; if None, the action is the name of the move.
     """
 
@@ -153,7 +153,7 @@ class ExpertPlayer:
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """One episode of a player that chooses each action from the last observation alone."""
+    """One episode of a player that chooses each action from the latest observation alone."""
 
     choose: Callable[[Observation], str]
 
@@ -175,7 +175,7 @@ def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
 
 
 def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
-    """Return `options` restricted to levels of `split`. They stay unchanged for ``"any"`` or if `splits` is empty.
+    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no `splits`.
 
     Raises:
         UsageError: The environment has no such split.
@@ -200,14 +200,14 @@ def kind_of(policy: str) -> tuple[str, str]:
         all_forms = f"; there are: {', '.join(POLICIES)}"
         raise UsageError(f"--policy: there is no {policy!r}{remedy or all_forms}")
     if ":" in form and not name:
-        raise UsageError(f"--policy: {policy} lacks {form.partition(':')[2]}; write {form}")
+        raise UsageError(f"--policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
     return kind, name
 
 
 def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
-    """Return the player ``"random"`` or ``"expert"`` for episodes with `options`.
+    """Return the player for `policy`, which is ``"random"`` or ``"expert"``, and for episodes with `options`.
 
-    `spec` is None for an environment that only the server knows.
+    `spec` is None for an environment that only a server knows; such an environment has no expert here.
 
     Raises:
         UsageError: The environment has no expert.
@@ -239,12 +239,12 @@ async def play(
 
     Args:
         player: Chooses the actions.
-        host: Runs the episodes.
+        host: Runs the environments.
         tasks: Tasks to play.
-        seed: Seed of the evaluation. With task index and attempt number, it determines the player's sampling.
-        attempts: Episodes of each task.
+        seed: Seed from which, with the task's index and the attempt's number, the seed of an episode's player follows.
+        attempts: Number of episodes per task.
         on_episode: Called with each episode when it ends, including void episodes.
-        skip: Episodes to skip, as (index in `tasks`, attempt).
+        skip: Episodes to skip, each as (index in `tasks`, number of the attempt from 0).
         at_once: Maximum number of parallel episodes.
         max_turns: Turns after which an episode is cut off.
     """

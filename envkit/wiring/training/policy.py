@@ -40,7 +40,7 @@ _VOCABULARY_EPISODES = 64
 _DEFAULT_RENDERER = RendererSection()
 
 _HUB_TIMEOUT_S = 10.0
-"""Seconds to wait until the hub answers whether it has a model."""
+"""Timeout of the request that asks the hub whether it has a model."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Policy:
     """A model with its engine, renderer and trainer.
 
     Attributes:
-        model: The trained weights.
-        engine: Generates answers with a copy of the weights.
+        model: The torch model, whose weights the trainer updates.
+        engine: Generates answers; during training, with its own copy of the weights.
         renderer: Turns text into tokens and back.
         tokenizer: Tokenizer of the renderer; saved with every checkpoint.
         description: One line that describes the model.
@@ -120,8 +120,8 @@ def open_policy(run: RunConfig) -> Policy:
     """Load the model that the training file names, or create a tiny one. The same file always gives the same policy.
 
     Raises:
-        UsageError: The model does not exist, the disk has no space for a tiny model, or one turn needs more than
-            rollout.max_tokens.
+        UsageError: The model does not exist, the disk has no space for a tiny model, or its first observation and
+            answer need more than rollout.max_tokens.
     """
     silence_transformers()
     section = run.engine
@@ -156,8 +156,8 @@ def open_policy(run: RunConfig) -> Policy:
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
         raise UsageError(
-            f"rollout.max_tokens: {run.rollout.max_tokens} is too small; the first observation of {run.env.id} and its "
-            f"answer take up to {needed} tokens"
+            f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {run.env.id} and "
+            f"the answer to it; use at least {needed}"
         )
     return policy
 
@@ -165,8 +165,8 @@ def open_policy(run: RunConfig) -> Policy:
 def playing_threads(run: RunConfig) -> int:
     """Return the number of torch threads that generate answers; 0 keeps torch's setting.
 
-    The matrices of a tiny policy are too small for several threads: on idle cores a second thread gains nothing, and on
-    busy cores every forward pass waits for the second thread.
+    The default for a tiny policy is one thread, because its matrices are small: on idle cores a second thread gains
+    nothing, and on busy cores every forward pass waits for the second thread.
     """
     return run.trainer.threads or (1 if is_tiny(run) else 0)
 
@@ -184,7 +184,7 @@ def load_policy(
 ) -> Policy:
     """Load a model folder or a hub model.
 
-    The engine's copy of the weights has the type `dtype`. If `is_trained`, a second copy for training has float32.
+    The engine uses weights of type `dtype`. If `is_trained`, the policy also has float32 weights for the trainer.
     `threads` is the number of torch threads for the engine; 0 keeps torch's setting. For `is_large` see
     `TransformersEngine`.
 
@@ -200,7 +200,7 @@ def load_policy(
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not is_folder:
-            reason = "no such folder or cached model, and not on the hub or the hub is unreachable; name a model folder"
+            reason = "no such folder or cached model, and the hub lacks it or is unreachable; name a model folder"
         raise UsageError(f"cannot load {path}: {reason}") from error
     playing, source = (copy_to_play(model, dtype), model) if is_trained else (model, None)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -214,7 +214,7 @@ def load_policy(
 
 
 def device_of(device: str) -> str:
-    """Return ``"cpu"`` or ``"cuda"`` for `device`, which may be ``"auto"``.
+    """Return `device`, or for ``"auto"`` the device to use: ``"cuda"`` if torch finds a GPU, otherwise ``"cpu"``.
 
     Raises:
         UsageError: `device` is ``"cuda"``, but torch finds no GPU.
@@ -270,11 +270,10 @@ def _collect_texts(run: RunConfig) -> _Texts:
 
 
 def _hub_has(name: str) -> bool:
-    """Whether the hub answers and has the model. Without this check, transformers would retry for almost a minute."""
+    """Whether the hub answers and has the model. Ask before loading: transformers retries for almost a minute."""
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-    # Catch any error, because the error classes depend on the version of huggingface_hub. The model may still be
-    # cached.
+    # Catch every error, because the classes depend on the version of huggingface_hub. The caller then reads the cache.
     except Exception:
         return False
     return True

@@ -14,7 +14,7 @@ from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 
 
 def open_tokenizer(path: str) -> Any:
-    """Load the tokenizer of a model folder, or of a hub model in the cache.
+    """Load the tokenizer of `path`, which is a model folder or the name of a hub model in the cache.
 
     Raises:
         UsageError: The model or its tokenizer is not on this machine, or cannot be read.
@@ -29,12 +29,12 @@ def open_tokenizer(path: str) -> Any:
 
 
 def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Renderer:
-    """Return the renderer of a model. It uses the model's chat template, or tags if there is no template.
+    """Return a renderer with the model's chat template, or one with ``<answer>`` tags if the model has no template.
 
     Args:
         tokenizer: The model's tokenizer.
-        path: Model folder, or name of a hub model in the cache. Stop tokens are read from its generation config.
-        section: The settings of the run.
+        path: Model folder, or name of a hub model in the cache. The model's generation config may add stop tokens.
+        section: The section `renderer` of the training file.
 
     Raises:
         UsageError: The template rejects the settings, or the settings need a template and the model has none.
@@ -56,7 +56,7 @@ def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Render
 
 
 def _eos_ids(tokenizer: Any, path: str) -> tuple[int, ...]:
-    """Return the stop tokens of a model's tokenizer and of its generation config, if that file exists."""
+    """Return the stop tokens of the generation config, if the model has this file, and of the tokenizer."""
     try:
         eos = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
     except OSError:

@@ -1,4 +1,4 @@
-"""Values derived from a training file: defaults that depend on other keys, the algorithm, episode limits and tasks."""
+"""Values derived from a training file: algorithm, episode limits, tasks, and defaults that depend on other keys."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 
 
 def resolve(run: RunConfig) -> RunConfig:
-    """Set the defaults that depend on other keys. For example, an answer of a tiny policy has one token by default.
+    """Return `run` with the defaults that depend on other keys, such as one token per answer of a tiny policy.
 
-    `engine.model` may be the folder of a policy that envkit saved for the same environment. The environment options,
-    the renderer and the tokens per turn then default to the values with which the policy was trained.
+    If `engine.model` is the folder of a policy that envkit saved for the same environment, the environment options, the
+    renderer and the tokens per turn default to the values with which that policy was trained.
 
     Raises:
         ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
@@ -78,7 +78,7 @@ def resolve(run: RunConfig) -> RunConfig:
 
 
 def is_tiny(run: RunConfig) -> bool:
-    """Whether the policy is tiny: either a new policy, or a tiny policy that envkit saved in the folder `engine.model`.
+    """Whether the policy is tiny: `engine.model` is not set, or is a folder in which envkit saved a tiny policy.
 
     Raises:
         ConfigError: The policy file in the folder is damaged or has an unknown format.
@@ -90,7 +90,7 @@ def is_tiny(run: RunConfig) -> bool:
 
 
 def _saved_policy(run: RunConfig) -> SavedPolicy | None:
-    """Return the policy file in the folder `engine.model`; None if there is no such folder or file."""
+    """Return the content of the policy file in the folder `engine.model`; None if there is no such folder or file."""
     name = run.engine.model
     if name is None or name in CATALOGUE:
         return None
@@ -101,7 +101,7 @@ def _saved_policy(run: RunConfig) -> SavedPolicy | None:
 
 
 def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
-    """Return the `warmup` section, with defaults for the keys that depend on the kind of policy."""
+    """Return the `warmup` section with the defaults that depend on other keys and on whether the policy is tiny."""
     section = run.warmup
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
     usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
@@ -116,7 +116,7 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
 
 
 def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
-    """Return the trainer's settings, with defaults for the keys that depend on the kind of policy."""
+    """Return the trainer's settings with the defaults that depend on whether the policy is tiny."""
     defaults: dict[str, object] = {
         "learning_rate": 5e-4 if is_tiny else 1e-6,
         "critic_learning_rate": 1e-3 if is_tiny else 1e-5,
@@ -134,7 +134,7 @@ def algorithm_of(run: RunConfig) -> Algorithm:
 
 
 def limits_of(run: RunConfig) -> RolloutLimits:
-    """Return the limits of one episode, from the settings of a training file."""
+    """Return the limits of one episode. `run` must come from `resolve`."""
     section = run.rollout
     assert section.turn_tokens is not None, "resolve fills it in"
     return RolloutLimits(

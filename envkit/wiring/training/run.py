@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
     """Train with the settings `run` and write all results into `folder`.
 
-    At the first SIGINT or SIGTERM, the run saves a checkpoint of the last finished train step or warm-up update, and
-    ends. A signal more than `signals.ONE_S` seconds later ends the process immediately.
+    If `folder` contains a run, `resume` continues it from its newest checkpoint and `force` replaces it. At the first
+    SIGINT or SIGTERM, training saves a checkpoint of the last finished train step or warm-up update, and ends. A signal
+    more than `signals.ONE_S` seconds later ends the process immediately.
 
     Returns:
         The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
 
     Raises:
-        ConfigError: `check` found problems.
+        ConfigError: The training file has problems; see `checks.check` and `checks.check_docker`.
         UsageError: The folder, the model or the checkpoint cannot be used.
     """
     problems = [*check(run), *await check_docker(run)]
@@ -70,7 +71,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
 
 
 class _Run:
-    """The state of one call of `train`."""
+    """One training run. `newest` is the checkpoint to resume from, and `state` its state; None starts a new run."""
 
     def __init__(
         self, run: RunConfig, folder: Path, display: Display, state: RunState, newest: Path | None, *, force: bool
@@ -92,7 +93,7 @@ class _Run:
         self._before_s = state.wall_s
 
     async def finish(self) -> dict[str, JSON]:
-        """Train to the end or until a signal, and return the summary."""
+        """Train until the last step or a signal, and return the summary."""
         with ExitStack() as opened, stop_on_signals(self._on_signal):
             with self._stop.cancels():
                 await self._play_and_learn(opened)
@@ -110,7 +111,7 @@ class _Run:
     async def _play_and_learn(self, opened: ExitStack) -> None:
         """Load the policy, start the sandboxes, warm up and train.
 
-        The steps that fail most often come first, so that a failure does not replace an existing run in the folder.
+        With `force`, an existing run is deleted only after the steps that fail most often, such as loading the policy.
         """
         from envkit.wiring.training.policy import open_policy
 
@@ -134,7 +135,7 @@ class _Run:
                     await loop.save()
 
     def _learning_threads(self) -> int:
-        """Return the number of training threads: from the training file, or else chosen at the start of the run."""
+        """Return `trainer.threads`, or else the number that was chosen by CPU load when the run first started."""
         from envkit.trainer_bridge.threads import learning_threads
 
         chosen = self._run.trainer.threads or self._state.facts.get("threads")

@@ -12,8 +12,8 @@ from typing import Any
 from envkit import clock
 
 ONE_S = 2.0
-"""Seconds after the first signal during which further signals are ignored, because `timeout` and batch systems signal a
-process and then also its process group."""
+"""Seconds after the first signal during which more signals are ignored, because the program `timeout` and batch systems
+send a signal to a process and then also to its process group."""
 
 
 @contextmanager
@@ -22,8 +22,8 @@ def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] =
 
     Signals in the following `ONE_S` seconds are ignored. A later signal during the block ends the process immediately.
 
-    If a signal came during the block, the handlers stay installed after it, so that a repeated signal does not kill the
-    process while it prints its summary. A later signal then goes to the handler that was installed before the block.
+    If a signal came during the block, the handlers stay installed after the block: signals within `ONE_S` seconds of
+    the first must not kill a process that prints its summary. Later ones go to the handler from before the block.
 
     Must be called in the main thread. `now` returns the seconds of a monotonic clock.
     """

@@ -1,4 +1,4 @@
-"""Check of a chat template: renders a chat turn by turn, as a rollout does, and compares with the whole chat."""
+"""Check of a chat template: rendering turn by turn, as in a rollout, must give the tokens of the whole chat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
 Chat = list[dict[str, str]]
 
 _NEIGHBOURS = 3
-"""Tokens shown before and after the first different one."""
+"""Number of tokens to show before and after the first token that differs."""
 
 _ANSWER_MARK = "@@answer@@"
 _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
@@ -48,11 +48,11 @@ class DialogueResult:
 
     Attributes:
         name: Name of the dialogue.
-        outcome: ``same``: the tokens equal those of the whole chat. ``new sample``: the template rewrites earlier
-            turns, so a later turn starts a new training sample, whose prompt is correct. ``answers kept``: only the
-            answers differ, because envkit keeps the sampled tokens. ``refused``: the template accepts no system prompt.
-            ``differs``: the tokens are wrong.
-        seen: The first token that differs, or why the template refused the dialogue; may be empty.
+        outcome: ``same``: turn by turn, the tokens are those of the whole chat. ``new sample``: also right, but the
+            template rewrites earlier turns, so a later turn starts a new training sample. ``answers kept``: right too;
+            the template rewrites answers, but envkit trains on the tokens that the policy sampled. ``refused``: the
+            template accepts no system prompt. ``differs``: envkit would train on wrong tokens.
+        seen: The first token that differs, or why the template refused the dialogue; otherwise empty.
     """
 
     name: str
@@ -74,7 +74,7 @@ class TemplateReport:
 
 
 def check_template(model: str) -> TemplateReport:
-    """Render the dialogues of `bank` with the chat template of a model.
+    """Check the chat template of a model with each dialogue of `bank`.
 
     Args:
         model: A value for `engine.model`; the model must be on this machine.
@@ -85,7 +85,7 @@ def check_template(model: str) -> TemplateReport:
     path = locate(model)
     tokenizer = open_tokenizer(path)
     if not tokenizer.chat_template:
-        raise UsageError(f"{path} has no chat template; envkit frames its observations with <answer> tags instead")
+        raise UsageError(f"{path} has no chat template to check; training marks its answers with <answer> tags instead")
     added = tokenizer.added_tokens_decoder.values()
     special = sorted({*tokenizer.all_special_tokens, *(token.content for token in added if token.special)})
     verdicts: list[DialogueResult] = []
@@ -102,7 +102,7 @@ def check_template(model: str) -> TemplateReport:
 
 
 def bank(special: Sequence[str]) -> list[Dialogue]:
-    """Return test dialogues of one to three turns. Some messages contain `special`, the texts of special tokens."""
+    """Return test dialogues of one to three turns. `special` are texts of special tokens to put into some messages."""
     forged = " ".join(special)
     board = "\n".join("#" * 8 for _ in range(40))
     thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
@@ -124,7 +124,7 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
 
 
 class _Comparison:
-    """Renders a dialogue turn by turn, and at each turn compares the tokens with a rendering of the whole chat."""
+    """Renders a dialogue turn by turn. After each turn, compares the tokens with the template's for the whole chat."""
 
     def __init__(self, tokenizer: Any, renderer: Renderer, special: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -166,8 +166,8 @@ class _Comparison:
     def _is_same(self, ids: Sequence[int], whole: Sequence[int], chat: Chat) -> bool:
         """Whether the tokens `ids` equal `whole`, the template's tokens for the whole chat.
 
-        If messages contain the texts of special tokens, compare the text instead, because the template does not escape
-        them.
+        If messages contain special tokens as text, compare the text and the count of each special token instead,
+        because envkit escapes such text and the template does not.
         """
         plain: Chat = [{**one, "content": self._special.sub("x", one["content"])} for one in chat]
         if plain == chat:
@@ -192,7 +192,7 @@ class _Comparison:
             for position, one in enumerate(chat)
         ]
         first, *others = self._text(marked).split(_ANSWER_MARK)
-        # Strip the whitespace after an answer, because envkit counts it as part of the answer.
+        # Strip the whitespace after an answer from its frame, because envkit counts it as part of the answer.
         return [first, *(frame.lstrip() for frame in others)]
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
@@ -207,5 +207,5 @@ class _Comparison:
 
 
 def _before_answer(frame: str) -> str:
-    """Return `frame` without whitespace and an empty thought at its end, which may belong to the next answer."""
+    """Return `frame` without a trailing empty thought and whitespace, which may be part of the next answer."""
     return _EMPTY_THOUGHT.sub("", frame).rstrip()

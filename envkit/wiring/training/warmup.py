@@ -50,21 +50,21 @@ async def warm_up(
 ) -> dict[str, JSON]:
     """Train the policy to imitate its environment's expert, or the dialogues of a file.
 
-    Demonstrations are played in this process without a sandbox, because no output of a policy is executed. If the
-    warm-up is cancelled, it saves a checkpoint before it ends.
+    The expert plays its demonstrations in this process without a sandbox, because no output of a policy is executed. If
+    the warm-up is cancelled, it saves a checkpoint before it ends.
 
     Args:
         run: The resolved training file.
         spec: The environment of the run.
         policy: The policy to train.
         imitator: Trains the policy. An imitator that was restored from a checkpoint continues at that checkpoint.
-        weights: File that passes the weights to the engine before each validation.
+        weights: File through which the engine receives the new weights before each validation.
         display: Shows progress.
-        save: Writes a checkpoint.
+        save: Function that writes a checkpoint.
 
     Returns:
         Values for the summary: the number of updates in each stage, the duration in seconds (only since the last
-        restart), and the success rate of the demonstrators.
+        restart), and the success rates of the demonstrated episodes and of the policy's last validation.
 
     Raises:
         ConfigError: The environment does not support the configured demonstrations.
@@ -133,7 +133,7 @@ class _Stages:
         return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
 
     async def demonstrations(self) -> dict[str, JSON]:
-        """Imitate the expert on lessons and then on whole episodes; return the number of updates of each stage."""
+        """Imitate the expert on separate states, then on whole episodes. Return the entries for the summary."""
         expert = environments.open_expert(self._run.env.id, self._run.env.options)
         lessons = await self._lessons(expert)
         episodes, success = await self._episodes(expert)
@@ -144,7 +144,7 @@ class _Stages:
         return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
 
     async def _lessons(self, expert: Expert) -> int:
-        """Run the first two stages of the warm-up and return the number of updates of each."""
+        """Train on samples of one state each, then of several states as turns; return the total number of updates."""
         section, display, imitator = self._section, self._display, self._imitator
         size, rate, noise = (
             _filled(section.single_turn_batch),
@@ -173,7 +173,7 @@ class _Stages:
         return updates
 
     async def _episodes(self, expert: Expert) -> tuple[int, float | None]:
-        """Run the last stage of the warm-up; return its number of updates and the success rate of the demonstrators."""
+        """Train on whole episodes of the expert; return the number of updates and the success rate of the episodes."""
         section, display = self._section, self._display
         size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
@@ -206,7 +206,7 @@ class _Stages:
         return updates, sum(one.success for one in episodes) / needed
 
     def _begin(self, name: str, stages: Sequence[Stage]) -> None:
-        """Show the progress of a phase, which includes the updates from before a restart."""
+        """Show the start of a phase. If the run was restarted, the updates from before the restart count as done."""
         self._display.phase(name, sum(stage.updates for stage in stages))
         done = sum(stage.updates for stage in stages if stage.number < self._imitator.stage)
         if self._imitator.stage in [stage.number for stage in stages]:
@@ -216,7 +216,7 @@ class _Stages:
     def _after(self, stage: Stage, *, validates: bool) -> Callable[[int, float], Awaitable[bool]]:
         """Return the function to call after each update of `stage`; it returns whether the stage should end.
 
-        If `validates`, the stage ends as soon as the success rate of greedy play reaches `greedy_goal`.
+        If `validates`, the stage ends as soon as the success rate of greedy play reaches `warmup.greedy_goal`.
         """
         section = self._section
         validates = validates and bool(section.check_episodes)
@@ -231,9 +231,9 @@ class _Stages:
         return after
 
     async def _count(self, loss: float, **shown: float | str) -> None:
-        """Show one finished update, and save a checkpoint at intervals.
+        """Show one finished update, and save a checkpoint every `_SAVE_EVERY` updates.
 
-        After a restart, the last finished update is shown once more without a loss, because its loss (NaN) is unknown.
+        After a restart, the last update before it is shown again, but without its loss, which is unknown (NaN).
         """
         known = {} if math.isnan(loss) else {"imitation loss": f"{loss:.3f}", **shown}
         self._display.advance(1, **known)
@@ -254,6 +254,6 @@ class _Stages:
 
 
 def _filled(value: _T | None) -> _T:
-    """Return `value`, the value of an optional key. It is not None, because `resolve` has set the default."""
+    """Return `value`, the value of an optional key, for which `resolve` has set a default."""
     assert value is not None, "resolve fills it in"
     return value
