@@ -15,11 +15,11 @@ Rows = Sequence[Mapping[str, JSON]]
 
 
 def diagnose(rows: Rows) -> dict[str, str]:
-    """Return the problems in the last train steps: a name and a line of text for each. Most runs have no problems.
+    """Return the problems found in the last train steps: a mapping from each problem's name to a line for the user.
 
     Args:
-        rows: Metrics of the train steps, oldest first. Only the last `STEPS` rows count. A shorter run is diagnosed
-            from all of its steps, and a run without steps has no problems.
+        rows: Metrics of the train steps, oldest first. Only the last `STEPS` rows are used, or all rows if there are
+            fewer. Without rows, the result is empty.
     """
     last = rows[-STEPS:]
     if not last:

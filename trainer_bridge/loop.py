@@ -49,11 +49,11 @@ class LoopSettings:
     """Length, sizes and intervals of a run.
 
     Attributes:
-        steps: Number of train steps in the whole run.
+        steps: Number of train steps in the whole run, including those before a resume.
         groups_per_step: Tasks per train step; the episodes of a task form a group.
         group_size: Episodes per task.
-        temperature: Sampling temperature in training and in the sampled half of evaluations.
-        seed: Seed of tasks and sampling.
+        temperature: Sampling temperature in training.
+        seed: Seed from which the sampling seed of each train step is derived.
         evaluate_every: Train steps between two evaluations.
         checkpoint_every: Train steps between two checkpoints.
         keep_checkpoints: Number of most recent checkpoints to keep.
@@ -74,12 +74,12 @@ class LoopSettings:
 
 
 class Evaluator:
-    """Measures success on fixed held-out tasks, sampled and greedy.
+    """Measures the policy's success on fixed held-out tasks.
 
     Args:
         rollout: Plays the episodes.
-        tasks: Tasks to play, each once sampled and once greedily.
-        temperature: Temperature of the sampled episodes.
+        tasks: Tasks to play. Each is played twice: once with sampled and once with greedy completions.
+        temperature: Sampling temperature of the sampled completions.
         seed: Sampling seed; the same at every evaluation.
     """
 
@@ -90,10 +90,10 @@ class Evaluator:
         self._seed = seed
 
     async def run(self, display: Display) -> dict[str, float]:
-        """Play all tasks twice and return the metrics.
+        """Play all tasks twice, sampled and greedily, and return the metrics; without tasks, the result is empty.
 
-        eval_success, eval_return and eval_turns are for sampled play; eval_greedy is the success of greedy play;
-        eval_episodes is the number of valid sampled episodes.
+        eval_greedy is the success of the greedy episodes. eval_success, eval_return and eval_turns are means over the
+        sampled episodes that are not void, and eval_episodes is the number of these episodes.
         """
         if not self._tasks:
             return {}
@@ -124,14 +124,14 @@ class TrainLoop:
         engine: Loads the new weights.
         trainer: Updates the weights.
         evaluator: Measures success on held-out levels.
-        tasks: Maps a number to a task. The same number always gives the same task.
+        tasks: Returns the training task with a given index; always the same task for the same index.
         record: Records the results.
         checkpoints: Folder of the checkpoints.
         settings: Length, sizes and intervals.
         state: Progress of the run; modified in place.
         elapsed_s: Returns how many seconds the run has taken so far, including the parts before a resume.
-        stop: Cancels the run on request, and tells the user what work the run must still wait for.
-        policy: Metadata to save with the policy in each checkpoint.
+        stop: Shows the user what work must finish first when the run is being stopped.
+        policy: Metadata to save with the policy in each checkpoint; None saves no metadata.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class TrainLoop:
         self._diagnosed: set[str] = set()
 
     async def run(self, display: Display) -> None:
-        """Train to the end. After a cancellation, `save` can store the state after the last finished train step."""
+        """Train until the last step. After a cancellation, call `save` for a checkpoint of the last finished step."""
         settings, state = self._settings, self.state
         await self._engine.load(await clock.to_thread(self._trainer.publish))
         shows_training = False
@@ -183,7 +183,10 @@ class TrainLoop:
             shows_training = not await self._evaluate_and_save(display)
 
     async def save(self) -> None:
-        """Write a checkpoint of the last finished train step, unless it exists or the weights are from a later step."""
+        """Write a checkpoint of the last finished train step.
+
+        Do nothing if this checkpoint exists, or if an error interrupted an update, so that the weights may be newer.
+        """
         if self._saved != self.state.step and not self._learning:
             saving = f"the checkpoint of train step {self.state.step}"
             with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
@@ -193,7 +196,7 @@ class TrainLoop:
                 self._saved = self.state.step
 
     async def _evaluate_and_save(self, display: Display) -> bool:
-        """Evaluate, and save a checkpoint, if either is due at this step; return whether an evaluation was made."""
+        """Evaluate if that is due at this step, save if that is due, and return whether an evaluation was made."""
         settings, state = self._settings, self.state
         at_end = state.step in (0, settings.steps)
         evaluates = (at_end or state.step % settings.evaluate_every == 0) and state.facts.get("evaluated") != state.step
@@ -224,7 +227,7 @@ class TrainLoop:
                 f"train step {number}: all {len(result.trajectories)} episodes are void; "
                 f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
             )
-        # Do not cancel between the update and its record, because the record must match the weights.
+        # Forbid a cancellation between updating the weights and recording the step: the record must match the weights.
         with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
             self._learning = True
             self._trainer.accumulate(samples)
@@ -245,7 +248,7 @@ class TrainLoop:
         self._show(values)
 
     def _diagnose(self, display: Display) -> None:
-        """Diagnose the run once it has enough train steps, and show each problem the first time that it is found."""
+        """Once the run has `diagnosis.STEPS` train steps, look for problems and show each one when it first occurs."""
         if len(self._recent) == diagnosis.STEPS:
             for name, line in diagnosis.diagnose(list(self._recent)).items():
                 if name not in self._diagnosed:
@@ -273,7 +276,10 @@ class TrainLoop:
 
 
 def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of one train step. Only metrics whose names end in ``_s`` depend on the machine."""
+    """Return the metrics of one train step: those of the rollout `result`, the trainer's `report`, and durations.
+
+    Only metrics whose names end in ``_s`` depend on the speed of the machine.
+    """
     played = valid(result.trajectories)
     tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
     names = sorted({name for one in played for name in one.metrics})
@@ -305,7 +311,10 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
 
 
 def cut_completions(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of completions that were cut off at the token limit; one-token completions do not count."""
+    """Return the share of completions that were cut off at the token limit.
+
+    A completion of one token never counts as cut off, because it may be the complete move of a tiny policy.
+    """
     completions = [turn.completion for one in trajectories for turn in one.turns]
     cut = [one for one in completions if one.finish is FinishReason.LENGTH and len(one.token_ids) > 1]
     return len(cut) / max(len(completions), 1)
@@ -317,7 +326,7 @@ def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def success_of(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of successful episodes. Without a metric ``success``, a positive reward counts as success."""
+    """Return the mean of the metric ``success``; an episode without it counts 1 if its return is positive, else 0."""
     return _mean([_success(one) for one in trajectories])
 
 

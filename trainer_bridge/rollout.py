@@ -1,9 +1,10 @@
 """Rollouts: play tasks with the policy and return trajectories.
 
-Every episode runs in its own async task, which takes a lease, resets the environment, and then alternates between
-generation and steps. Episodes that run concurrently form a wave. `Lockstep` synchronises them, so that turn k of all
-running episodes reaches the engine at the same time and forms one batch. Sampling seeds depend only on the episode and
-the turn, so the same weights reproduce the same episodes bit by bit.
+Every episode runs in its own async task, which leases an environment, resets it, and then alternates between generating
+an action and stepping the environment. Episodes that run concurrently form a wave. `Lockstep` synchronises them, so
+that turn k of all running episodes reaches the engine at the same time and forms one batch. The sampling seed of a turn
+depends only on the rollout's seed and the indices of task, episode and turn. With the same seed, the same weights thus
+reproduce the same episodes bit by bit.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class RolloutLimits:
 
     Attributes:
         max_turns: Maximum number of turns.
-        max_tokens: Maximum context length in tokens, for the prompt of a turn and its completion. The prompt contains
-            all earlier turns, unless the renderer limits the history.
+        max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
+            turns, unless the renderer limits the history.
         turn_tokens: Maximum number of tokens of a completion.
-        timeout_s: Timeout of a reset or step in seconds. An episode that exceeds it is void.
-        retries: Maximum number of retries for a void episode.
+        timeout_s: Maximum seconds that a reset or a step may take. If one takes longer, its episode is void.
+        retries: Maximum number of times that a void episode is played again.
     """
 
     max_turns: int
@@ -70,8 +71,8 @@ class Rollout:
         host: Runs the environments.
         engine: Samples the completions.
         renderer: Converts observations to prompts, and completions to actions.
-        limits: Limits of an episode.
-        num_envs: Maximum number of concurrent episodes; the capacity of the host may limit it further.
+        limits: Limits of each episode.
+        num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower.
     """
 
     host: EnvHost
@@ -96,13 +97,13 @@ class Rollout:
             tasks: Tasks to play.
             group_size: Episodes per task.
             temperature: Sampling temperature; 0 is greedy.
-            seed: Sampling seed. The seed of a turn is derived from it, the index of the task, the index of the episode
-                in its group, and the turn.
-            on_episode: Called with each episode that ends, finished or void.
-            skip: Episodes to omit, as pairs of the index of the task and the index in its group.
+            seed: Sampling seed of the rollout. Each turn has its own seed, derived from this one, the index of the
+                task, the index of the episode in the task's group, and the index of the turn.
+            on_episode: Called with the trajectory of each attempt that ends, even if it is void and will be retried.
+            skip: Episodes not to play: pairs of a task's index and an episode's index in the group of this task.
 
         Returns:
-            One group per task, in order. Groups include the episodes that are void after all retries.
+            One group per task, in the order of `tasks`. Episodes that are void after all retries remain in their group.
         """
         params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
         waiting = [
@@ -116,7 +117,7 @@ class Rollout:
         for attempt in range(self.limits.retries + 1):
             started = 0
             while started < len(waiting):
-                # Read the capacity for each wave, because a fleet may have shrunk since the last wave.
+                # Read the host's capacity for each wave, because a fleet may have shrunk since the last wave.
                 size = max(1, min(self.num_envs, self.host.capacity))
                 await self._wave(waiting[started : started + size], on_episode)
                 started += size
@@ -133,7 +134,7 @@ class Rollout:
         return RolloutResult(groups, tuple(void))
 
     async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
-        # A reset and a step take at most `timeout_s` each, so an episode with a slot arrives within twice that time.
+        # An episode in a slot reaches the barrier within a reset and a step, which take at most `timeout_s` each.
         lockstep = Lockstep(len(plays), timeout_s=2 * self.limits.timeout_s)
         async with anyio.create_task_group() as tasks:
             for play in plays:
@@ -204,8 +205,8 @@ class RolloutResult:
     """The results of a rollout.
 
     Attributes:
-        groups: One per task, in order.
-        void: All void attempts, including attempts whose retry succeeded.
+        groups: One group per task, in the order of the tasks.
+        void: The trajectories of all void attempts, including attempts whose retry was not void.
     """
 
     groups: tuple[Group, ...]
@@ -213,19 +214,19 @@ class RolloutResult:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The episodes of all groups, in order."""
+        """The trajectories of all groups, in order."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 class Lockstep:
-    """A barrier for the episodes of a wave. Episodes meet at `together`, turn by turn.
+    """A barrier at which the episodes of a wave wait for each other before each turn, by calling `together`.
 
-    An episode that has not joined yet may need the slot of an episode that waits here. The wait for such episodes is
-    therefore limited.
+    An episode that has not called `arrive` may be waiting for a slot of the host that an episode at the barrier uses.
+    The wait for episodes that have not arrived is therefore limited.
 
     Args:
         expected: Number of episodes in the wave.
-        timeout_s: Maximum seconds to wait for episodes that have not joined.
+        timeout_s: Maximum seconds to wait for episodes that have not arrived.
     """
 
     def __init__(self, expected: int, *, timeout_s: float) -> None:
@@ -236,12 +237,12 @@ class Lockstep:
         self._gate = anyio.Event()
 
     def arrive(self) -> None:
-        """Join the barrier."""
+        """Register an episode. From now on, the other episodes wait for it at each turn, without a time limit."""
         self._expected -= 1
         self._present += 1
 
     def leave(self, *, arrived: bool) -> None:
-        """Leave the barrier; `arrived` is false for an episode that never joined the barrier."""
+        """Stop waiting for an episode that has ended. `arrived` is whether the episode has called `arrive`."""
         if arrived:
             self._present -= 1
         else:
@@ -249,9 +250,9 @@ class Lockstep:
         self._open_if_all()
 
     async def together(self) -> None:
-        """Wait until all other episodes have called this method or left the barrier.
+        """Wait until every other episode of the wave has called this method or `leave`.
 
-        Episodes that have not joined are ignored after `timeout_s`.
+        After `timeout_s` seconds, stop waiting for episodes that have not called `arrive`.
         """
         self._waiting += 1
         gate = self._gate
@@ -295,7 +296,7 @@ class _Play:
 
     @property
     def session(self) -> str:
-        """Name of the episode's session in the engine. Names in alphabetical order give the order of the episodes."""
+        """Name of the episode's session in the engine. The alphabetical order of names is the order of the episodes."""
         return f"{self.index:08d}.{self.member:04d}"
 
     def end(self, stop: StopReason, error: str | None = None, cause: Cause | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of trajectories to training samples: sequences of tokens, masks and rewards."""
+"""Conversion of trajectories to training samples: token sequences with a mask and rewards."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from envkit.types import Group, Sample, Trajectory, Turn
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Return the samples of all valid trajectories that have at least one turn, in order.
+    """Return the training samples of the trajectories in `groups`, in order.
 
-    Void trajectories (lost sandbox, hung step, broken environment) are omitted, because their outcome does not measure
-    the policy.
+    Trajectories without turns are omitted. So are void trajectories (lost sandbox, hung step, broken environment),
+    because their outcome says nothing about the policy.
     """
     played = [
         (trajectory, group.task.key)
@@ -25,9 +25,10 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
 
 
 def samples_from(trajectory: Trajectory, group: str, episode: int) -> list[Sample]:
-    """Join the turns of one trajectory into samples; the mask is 1 on the policy's tokens.
+    """Return the samples of a trajectory, which store the task key `group` and the trajectory's index `episode`.
 
-    A turn whose prompt does not continue the previous turn starts a new sample.
+    Consecutive turns form one sample, but a turn whose prompt does not begin with the tokens of the previous turns
+    starts a new sample. The mask is 1 on the tokens that the policy generated.
     """
     starts = [number for number, turn in enumerate(trajectory.turns) if number == 0 or turn.starts_sample]
     rewards = tuple(0.0 if turn.step is None else turn.step.reward for turn in trajectory.turns)

@@ -1,4 +1,4 @@
-"""Stopping a run early, once the run has finished the work that must not be interrupted."""
+"""Stopping a run on request, after it has finished the work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 
 
 class Stop:
-    """Cancels a part of a run on request, and tells the user what the run must still wait for.
+    """Cancels the block of `cancels` on request, and shows the user what work must finish before the run ends.
 
     Args:
         announce: Shows a line to the user.
@@ -26,7 +26,10 @@ class Stop:
         self._scope: anyio.CancelScope | None = None
 
     def request(self, advice: str = "") -> None:
-        """Cancel the block of `cancels`, now or when it starts. Announce what the run waits for, then `advice`."""
+        """Cancel the block of `cancels`, now or when it starts. Announce what the stop waits for, followed by `advice`.
+
+        Repeated calls have no effect.
+        """
         if not self.is_requested:
             self.is_requested = True
             self._announce_wait(advice)

@@ -1,4 +1,4 @@
-"""Removal of thoughts, ``<think>...</think>``, from model output, without torch or a chat template."""
+"""Removal of thoughts, ``<think>...</think>``, from model output. This module needs no torch and no chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
 
     Args:
         text: The completion.
-        is_thinking: Whether the prompt ends with an open ``<think>``.
+        is_thinking: Whether the prompt ends with an open ``<think>``, so that the completion starts inside a block.
     """
     if is_thinking and END_THINK not in text:
         return ""

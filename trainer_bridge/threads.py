@@ -13,7 +13,7 @@ import torch
 def torch_threads(count: int) -> Iterator[None]:
     """Set the number of torch threads during a ``with`` block; 0 leaves the number unchanged.
 
-    Use it in the thread that computes, because OpenMP keeps a separate number for each calling thread.
+    Enter the block in the thread that computes, because OpenMP keeps a separate number for each thread that calls it.
     """
     before = torch.get_num_threads()
     if count and count != before:
@@ -26,16 +26,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def learning_threads(load: float) -> tuple[int, str]:
-    """Choose the number of threads for learning.
+    """Return the number of threads for learning, and a line for the user if it was reduced (otherwise an empty text).
 
-    Args:
-        load: The machine's load average before the run.
-
-    Returns:
-        The number of threads, and a line of text that explains a reduced number. Otherwise, the text is empty.
+    If `load`, the machine's load average before the run, exceeds the number of cores, the number is reduced to 1.
     """
     cores = os.cpu_count() or 1
     default = torch.get_num_threads()
     if default > 1 and load > cores:
-        return 1, f"threads: 1 to learn, because the load average {load:.1f} is above the {cores} cores"
+        return 1, f"threads: 1 for learning, because the load average {load:.1f} exceeds the number of cores ({cores})"
     return default, ""

@@ -1,7 +1,7 @@
-"""Base of the configuration files: frozen sections that reject unknown keys. Key names contain units.
+"""Reading and checking of configuration files. Their sections are frozen objects and reject unknown keys.
 
-Files have no interpolation, inheritance, class paths or environment variables. All problems of a file are reported
-together, one line each, starting with the key.
+Files cannot use interpolation, inheritance, class paths or environment variables. Names of keys contain units. All
+problems of a file are reported together, one line for each problem, starting with the key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rate = Annotated[float, Field(gt=0), Exponent]
 
 
 class Section(BaseModel):
-    """A section of a file. An optional section may be empty: a YAML key without a value."""
+    """A section of a file. The key of an optional section may have no value in YAML; the section then has defaults."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -63,7 +63,7 @@ def content_of(path: Path, *, example: str) -> dict[str, Any]:
 
     Args:
         path: A YAML file.
-        example: An example of its content, for the error about an empty file.
+        example: An example of such a file's content, which the error about an empty file quotes.
 
     Raises:
         ConfigError: The file cannot be read, or has a duplicate key.
@@ -104,9 +104,9 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
-    """Return the YAML content, and its duplicate keys with the numbers of both lines.
+    """Return the content of a YAML text, and each duplicate key with the line numbers of its two occurrences.
 
-    PyYAML would silently use the last value of a duplicate key.
+    The caller must check for duplicates, because PyYAML silently uses the last value of a duplicate key.
 
     Raises:
         yaml.YAMLError: The text is not YAML.
@@ -137,10 +137,10 @@ def _duplicates(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set one value of `content` by its dotted `key`.
+    """Set one value in `content`, given its dotted `key`, such as ``"trainer.steps"``. Missing sections are added.
 
     Raises:
-        ConfigError: A parent of the key is not a section.
+        ConfigError: A part of the key before the last has a value that is not a section.
     """
     *parents, last = key.split(".")
     section = content
@@ -158,7 +158,7 @@ def check(content: Mapping[str, Any], root: type[Root]) -> Root:
     """Validate a mapping against a section class.
 
     Raises:
-        ConfigError: One line for each problem, each starting with its key.
+        ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
     """
     try:
         return root.model_validate(content)

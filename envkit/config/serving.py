@@ -30,7 +30,7 @@ class ListenSection(Section):
     port: Port = 8000
     """Port; 0 picks a free one."""
     socket: Text | None = None
-    """Path of a Unix socket to listen on instead."""
+    """Path of a Unix socket to listen on, instead of host and port."""
     certificate: Text | None = None
     """File with the TLS certificate (PEM), for https."""
     key: Text | None = None
@@ -44,8 +44,8 @@ class ListenSection(Section):
 
 
 class NodeSection(Section):
-    """Capacity of this machine; a sandbox that exceeds it is refused immediately. A sandbox counts with its limits, not
-    with its use. With ray, each node reports its capacity.
+    """Capacity of this machine. A sandbox counts with its limits, not with what it uses. A sandbox that would not fit
+    even if no other sandbox ran is refused immediately. With the backend ray, each node reports its own capacity.
     """
 
     max_sandboxes: Count = 256
@@ -75,12 +75,12 @@ class EnvsSection(Section):
     """Sandboxes that serve environments; many episodes share one sandbox."""
 
     sandboxes: Annotated[int, Field(ge=0)] = 0
-    """Number of sandboxes; 0 for one per CPU, but at most half of the node."""
+    """Number of sandboxes. 0: one per CPU, but no more than fit into half of the node's capacity."""
     capacity: Count = 1024
     """Maximum number of concurrent episodes, spread over the sandboxes."""
     max_dedicated_sandboxes: Count = 4
-    """Maximum number of additional sandboxes that play one episode each: of environments whose episodes cannot share a
-    sandbox, and of environments whose episodes keep killing their sandboxes. They start on demand."""
+    """Maximum number of additional sandboxes that play one episode each. They start on demand, for environments whose
+    episodes cannot share a sandbox or keep killing their sandboxes."""
     warm: Annotated[int, Field(ge=0)] = 1
     """Number of additional sandboxes that are ready to replace a lost sandbox."""
     image: Text | None = None
@@ -92,7 +92,7 @@ class EnvsSection(Section):
 
 
 class WarmSection(Section):
-    """Warm sandboxes: started before they are requested, for requests with exactly this spec."""
+    """Warm sandboxes: sandboxes with this spec that are started before a client requests one with the same spec."""
 
     count: Count = 1
     """Number of sandboxes to keep ready."""
@@ -116,7 +116,7 @@ class LivenessSection(Section):
     interval_s: Seconds = 1.0
     """Seconds between two probes."""
     suspect_s: Seconds = 1.5
-    """Seconds without an answer after which a sandbox is suspect."""
+    """Seconds without an answer after which a sandbox has the state suspect. It recovers if it answers again."""
     lost_s: Seconds = 4.0
     """Seconds without an answer after which a sandbox is lost. A long step of an environment does not count, unless it
     holds Python's global interpreter lock."""
@@ -129,7 +129,7 @@ class LivenessSection(Section):
 
 
 class ReplacementSection(Section):
-    """Restart budget. Each sandbox that serves environments has one; the sandboxes of an entry of `warm` share one."""
+    """Limit on restarts: one for each sandbox that serves environments, and one for all sandboxes of a `warm` entry."""
 
     budget: Count = 5
     """Maximum restarts within one window. A further restart waits until the oldest one leaves the window."""
@@ -168,12 +168,12 @@ class LimitsSection(Section):
     profiles: list[Profile] = Field(default_factory=lambda: list[Profile](["strict"]))
     """Profiles allowed to tokens without the scope admin."""
     images: list[Text] = Field(default_factory=list)
-    """Images allowed to tokens without the scope admin, besides the default, such as swe/*. For bubblewrap, an image is
-    a folder of this machine, and the sandbox can read everything in it."""
+    """Images, or patterns such as swe/*, allowed to tokens without the scope admin, besides the default image. For
+    bubblewrap, an image is a folder of this machine, and the sandbox can read everything in it."""
     max_buffered_mib: Mib | None = None
-    """Memory in MiB for large request and response bodies, such as files and program output. A request or response
-    above 1 MiB counts, and a program whose output limit is above 2 MiB counts with twice that limit while it runs.
-    Folders are buffered on disk and do not count. null for one sixteenth of the memory, between 64 and 256."""
+    """Maximum memory in MiB for large request and response bodies, such as files and program output. A body above 1 MiB
+    counts with its size. A running program with an output limit above 2 MiB counts with twice that limit. Folders are
+    buffered on disk and do not count. null for one sixteenth of the machine's memory, but from 64 to 256."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 
@@ -190,8 +190,8 @@ class AlertsSection(Section):
     """Alerts for operators."""
 
     webhook: str | None = None
-    """URL to which each alert is posted as JSON. At the start, the server sends it a HEAD request and prints a warning
-    if there is no answer. Alerts also appear as events and metrics."""
+    """URL to which each alert is posted as JSON. When the server starts, it sends a HEAD request to this URL and prints
+    a warning if there is no answer. Alerts also appear as events and metrics."""
 
     @field_validator("webhook")
     @classmethod
@@ -250,7 +250,7 @@ def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]
     Args:
         path: The file; None means that all keys have their defaults.
         overrides: ``"a.b=value"`` strings with YAML values, applied after the file.
-        options: Values applied last, such as ``{"listen.port": 0}``.
+        options: Values by dotted key, such as ``{"listen.port": 0}``, applied after `overrides`.
 
     Raises:
         ConfigError: The file cannot be read, or a value is invalid.

@@ -18,7 +18,7 @@ class EnvSection(Section):
     """The environment and its options."""
 
     id: str
-    """Registered environment, such as Sokoban-v0."""
+    """Id of a registered environment, such as Sokoban-v0."""
     num_envs: Count = 256
     """Maximum number of episodes in parallel."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -29,9 +29,9 @@ class SandboxSection(Section):
     """The sandboxes that run the environments."""
 
     kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
-    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local if
-    it works here, otherwise docker if it works and has the image, otherwise process, with a message. none: in the
-    trainer's own process."""
+    """local: bubblewrap. docker: containers of the image envkit/games. process: child processes without isolation.
+    auto: local if it works on this machine, otherwise docker if it works and has the image, otherwise process, with a
+    message. none: no sandboxes; environments run in the trainer's process."""
     count: Count = 1
     """Number of sandboxes; episodes are distributed over them."""
     health: HealthSection = HealthSection()
@@ -51,7 +51,7 @@ class TransformersEngineSection(Section):
     """Number format of the weights for sampling. The trainer's weights are float32 and are rounded when the engine gets
     them. auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
-    """Width of the tiny policy."""
+    """Size of the tiny policy's hidden states."""
     layers: Count = 3
     """Layers of the tiny policy."""
     heads: Count = 4
@@ -79,12 +79,12 @@ class RendererSection(Section):
     """keep: later prompts include the thoughts of earlier turns. cut: later prompts omit thoughts, so the turn that
     follows a turn with thoughts starts a new sample. The environment never sees thoughts."""
     history: Literal["all"] | Count = "all"
-    """Number of most recent turns in a prompt, or all. 1: only the current observation. With a number, each turn is a
-    separate sample."""
+    """Number of turns in a prompt, including the current one, or all. 1: only the current observation. With a number,
+    each turn is a separate sample."""
 
     @property
     def needing_template(self) -> list[str]:
-        """Keys with values that need a chat template."""
+        """The keys whose values in this section need a chat template."""
         set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
         return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
 
@@ -111,17 +111,17 @@ class RolloutSection(Section):
     max_turns: Count = 16
     """Maximum number of turns; longer episodes are cut off."""
     max_tokens: Count = 2048
-    """Maximum context length of an episode in tokens, including room for the completion. If the next prompt does not
-    fit, the episode is cut off."""
+    """Maximum length in tokens of a turn's prompt and the completion (turn_tokens). If the next prompt is too long, the
+    episode is cut off."""
     turn_tokens: Count | None = None
     """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
     128."""
     timeout_s: Seconds = 60.0
-    """Timeout of a reset or step in seconds; an episode that exceeds it is void."""
+    """Maximum seconds that a reset or a step may take. If one takes longer, the episode is void; see `retries`."""
     temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
-    """Maximum number of retries of an episode that is void because of a lost sandbox or a hung step."""
+    """Maximum number of times that an episode is played again if a lost sandbox or a hung step has made it void."""
 
 
 class AlgorithmSection(Section):
@@ -187,8 +187,9 @@ class TorchTrainerSection(Section):
     keep_checkpoints: Count = 2
     """Number of most recent checkpoints to keep."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Number of torch threads. 0: one to sample from a tiny policy; one per core to learn, but only one if the load
-    average at the start exceeds the number of cores. Bitwise reproducible results need the same number."""
+    """Number of torch threads. 0: one for sampling from a tiny policy; for learning, one per core, or a single one if
+    the load average at the start exceeds the number of cores. Results are reproducible bit by bit only with the same
+    number of threads."""
 
 
 class EvaluationSection(Section):
@@ -249,8 +250,8 @@ class WarmupSection(Section):
     """Maximum number of updates of the last stage. null: 50 for a tiny policy, 30 for a pretrained model; 0 if
     renderer.history is a number, because every state is then a separate sample."""
     learning_rate: Rate | None = None
-    """Learning rate of the first two stages and of dialogues, with a cosine schedule. null: 4e-3 tiny (Muon and AdamW),
-    5e-5 pretrained (AdamW)."""
+    """Learning rate of the first two stages and of dialogues, with a cosine schedule. null: 4e-3 for a tiny policy
+    (Muon and AdamW), 5e-5 for a pretrained model (AdamW)."""
     episode_learning_rate: Rate | None = None
     """Learning rate of the last stage. null: 2e-3 for a tiny policy, 5e-5 for a pretrained model."""
     greedy_goal: Share = 0.95
@@ -263,14 +264,15 @@ class WarmupSection(Section):
 
 
 class TrackingSection(Section):
-    """Event files and sampled episodes."""
+    """Recording of metrics and episodes."""
 
     tensorboard: bool = True
     """Whether to write event files for TensorBoard."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two samples of episodes. The first and last train step are always sampled. 0: no samples."""
+    """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
+    train step always write one. 0: no files."""
     trajectories: Count = 8
-    """Episodes per sample, spread over different tasks where possible."""
+    """Number of episodes per trajectory file, of different tasks where possible."""
 
 
 class RunConfig(Section):
@@ -309,7 +311,7 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
     """Check a mapping against the schema.
 
     Raises:
-        ConfigError: The message has one line per problem, each starting with its key.
+        ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
     """
     return grammar.check(content, RunConfig)
 

@@ -1,4 +1,4 @@
-"""Protocols between the parts of envkit. Implementations match them structurally, without inheritance."""
+"""Protocols between the parts of envkit. An implementation needs the same methods, but no base class."""
 
 from envkit.protocols.environments import (
     EnvHost,

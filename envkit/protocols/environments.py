@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 
 class Episode(Protocol):
-    """An episode of a task. The interface is the same in this process, over HTTP and in a sandbox."""
+    """An episode of a task. The interface is the same whether it runs in this process, on a server or in a sandbox."""
 
     async def reset(self) -> Reset:
         """Start the episode. Must be called once, before the first step.
 
         Raises:
             OptionError: The environment rejects an option of the task.
-            EnvError: The environment raised.
-            SandboxLostError: Its sandbox was lost.
+            EnvError: The environment raised an exception.
+            SandboxLostError: The environment's sandbox was lost.
         """
         ...
 
     async def step(self, action: str) -> Step:
-        """Play one action. An invalid action leads to an observation, never to an exception.
+        """Play one action. For an invalid action, the environment returns an observation as usual and raises nothing.
 
         Raises:
-            StepOrderError: The step was called before `reset`, or after the end of the episode.
-            EnvError: The environment raised.
-            SandboxLostError: Its sandbox was lost.
+            StepOrderError: `step` was called before `reset`, or after the end of the episode.
+            EnvError: The environment raised an exception.
+            SandboxLostError: The environment's sandbox was lost.
         """
         ...
 
 
 class EnvHost(Protocol):
-    """Leases episodes: in slots of this process, from a served fleet, or in sandboxes."""
+    """Runs episodes, and leases them to callers. The episodes run in this process, on a server, or in sandboxes."""
 
     @property
     def capacity(self) -> int:
@@ -55,53 +55,53 @@ class EnvHost(Protocol):
         ...
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode of `task` for the block. Waits for a free slot.
+        """Lease an episode of `task` for the duration of the block. If all slots are in use, wait for a free one.
 
         Raises:
-            UnknownEnvError: No environment has the task's id.
+            UnknownEnvError: No environment is registered under the id `task.env_id`.
         """
         ...
 
 
 @runtime_checkable
 class ResumableEpisode(Episode, Protocol):
-    """An episode that runs on a server under an id. A new client can resume the episode with this id."""
+    """An episode that runs on a server under an id, with which another client can resume the episode."""
 
     @property
     def turn(self) -> int:
-        """Number of steps played so far; 0 for a new episode."""
+        """Number of steps played so far."""
         ...
 
     async def repeat_step(self, action: str) -> Step:
-        """Return the result of the last step again; `action` is the action of that step.
+        """Return the result of the last step again, for a client that did not receive it. This plays no step.
 
         Raises:
-            SessionConflictError: The last step had another action.
+            SessionConflictError: The last step was played with an action other than `action`.
         """
         ...
 
 
 @runtime_checkable
 class SplitStepEpisode(ResumableEpisode, Protocol):
-    """An episode whose steps are split in two calls, so that no task has to wait for the answer.
+    """An episode whose step can be split into two calls, which start the step and decode its answer.
 
-    A waiting task would take most of the time that a remote step needs.
+    This is faster than `step`, which needs a waiting asyncio task: the task takes most of the time of a remote step.
     """
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step and return its future, which the caller may cancel; None if only `step` can play this step.
+        """Start a step and return the future of its answer, which the caller may cancel.
 
-        Raises:
-            EnvkitError: As for `step`.
+        If the step cannot be started in this way, return None; the caller then calls `step` instead. Raises the same
+        errors as `step`.
         """
         ...
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Decode the answer to a started step.
+        """Return the result of a step that `start_step` started, after its future `answer` is done.
 
         Raises:
-            SandboxLostError, UnreachableError: It is unknown whether the step was played. Call `step` with the same
-                action.
+            SandboxLostError, UnreachableError: It is unknown whether the environment has played the step. Call `step`
+                with the same action.
             EnvkitError: As for `step`.
         """
         ...
@@ -109,33 +109,33 @@ class SplitStepEpisode(ResumableEpisode, Protocol):
 
 @runtime_checkable
 class ResumableHost(EnvHost, Protocol):
-    """A host whose episodes may outlive the host. The next host with the same ledger can resume each by its key."""
+    """A host whose episodes may outlive it. A later host with the same ledger can resume each episode by its key."""
 
     def lease_as(self, key: TenantKey, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode as `lease` does, but resume the episode of this key if it has the same task.
+        """Lease an episode as `lease` does, but if the host has an episode with this key and task, resume that one.
 
         Args:
-            key: Key of the episode. Losses of sandboxes that the episode causes count against its tenant.
-            task: Its task.
+            key: Key of the episode. Losses of sandboxes that the episode causes count against the key's tenant.
+            task: Task of the episode.
         """
         ...
 
     def resumable_task(self, key: TenantKey) -> Task | None:
-        """Return the task of the resumable episode with this key; None if there is no such episode."""
+        """Return the task of the episode with this key; None if this host cannot resume an episode with this key."""
         ...
 
     def resumable_keys(self) -> Sequence[TenantKey]:
-        """Return the keys of the resumable episodes."""
+        """Return the keys of the episodes that this host can resume."""
         ...
 
 
 @runtime_checkable
 class ReadinessHost(EnvHost, Protocol):
-    """A host that reports whether it can start episodes. A fleet, for example, cannot if all its sandboxes are lost."""
+    """A host that reports whether it can start episodes. A fleet whose sandboxes are all lost, for example, cannot."""
 
     @property
     def why_unready(self) -> str:
-        """Why no episode can start now, in one line; empty if episodes can start."""
+        """Why no episode can start at present, in one line; empty if episodes can start."""
         ...
 
 
@@ -143,20 +143,20 @@ class Expert(Protocol):
     """A policy that solves an environment. It gives hints to people and writes demonstrations for training."""
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return all moves on a shortest path to success, best first; empty if there is no path."""
+        """Return the moves that begin a shortest path to success, best first; empty if no path leads to success."""
         ...
 
     def is_hazardous(self, observation: Observation) -> bool:
-        """Return whether a careless move loses in this state; demonstrations should include such states."""
+        """Return whether a careless move can lose the game here. Demonstrations should include such observations."""
         ...
 
     def answer(self, move: str) -> str:
-        """Return the text with which a language model would answer to play `move`."""
+        """Return the text that a language model should generate to play `move`."""
         ...
 
 
 class EpisodePlayer(Protocol):
-    """Plays one episode."""
+    """Chooses the actions of one episode."""
 
     @property
     def generation(self) -> GenerationRecord | None:
@@ -164,16 +164,16 @@ class EpisodePlayer(Protocol):
         ...
 
     async def act(self, observation: Observation) -> str:
-        """Choose an action. The call may wait, for example for a server that runs a model."""
+        """Return the action to play after `observation`. May take long, for example if a model server has to answer."""
         ...
 
 
 class Player(Protocol):
-    """A policy that `envkit eval` evaluates; `begin` returns a separate player for each episode."""
+    """A policy that `envkit eval` evaluates."""
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        """Return the player of one episode of `task`.
+        """Return a new player for one episode of `task`, after the episode was reset.
 
-        `start` is the result of the episode's reset. The player takes all its random numbers from `rng`.
+        `start` is the result of the reset. The player must take all its random numbers from `rng`.
         """
         ...

@@ -21,15 +21,15 @@ from envkit.types import (
 
 
 class Shell(Protocol):
-    """A persistent shell: working directory, variables and functions carry over to the next command."""
+    """A persistent shell in a sandbox: working directory, variables and functions remain for the next command."""
 
     async def run(
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
         """Run `command` to its end and return its result. Background jobs that it started keep running.
 
-        Calls on one shell run one after the other, in order. Stdin is empty. A command is stopped after `timeout_s`
-        seconds.
+        Concurrent calls run one after the other, in order. The command's stdin is empty. The command is stopped after
+        `timeout_s` seconds. Only the last `max_output_bytes` of each output are returned.
 
         Raises:
             SandboxLostError: The sandbox was lost.
@@ -42,10 +42,10 @@ class Shell(Protocol):
 
 
 class Program(Protocol):
-    """A running program with streamed input and output."""
+    """A running program in a sandbox, with streamed input and output."""
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Wait for output; return its stream (``"out"`` or ``"err"``) and its content, or None at the end of output.
+        """Wait for output; return the stream (``"out"`` or ``"err"``) and the bytes. After all output, return None.
 
         Raises:
             SandboxLostError: The sandbox was lost.
@@ -53,11 +53,11 @@ class Program(Protocol):
         ...
 
     async def send(self, content: bytes) -> None:
-        """Send input; wait while the program does not read."""
+        """Send input to the program; wait while the program does not read its input."""
         ...
 
     async def send_eof(self) -> None:
-        """Send the end of input; if the program has a terminal, send Ctrl-D instead."""
+        """Close the program's input; if the program has a terminal, send Ctrl-D instead."""
         ...
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -65,7 +65,7 @@ class Program(Protocol):
         ...
 
     async def result(self) -> ExecResult:
-        """Return the exit code and the other results, but no output. Call it only after `receive` has returned None."""
+        """Return the program's result without its output. Call this only after `receive` has returned None."""
         ...
 
 
@@ -83,13 +83,13 @@ class InteractiveSandbox(Protocol):
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AbstractAsyncContextManager[Program]:
-        """Run a program during the block; leaving the block ends it.
+        """Run a program for the duration of the block. If it still runs at the end of the block, it is killed.
 
         Args:
             argv: Program and arguments.
             timeout_s: Seconds until the program is killed.
             env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None for the same default as `Sandbox.exec`.
+            cwd: Working directory; None means the default of `Sandbox.exec`.
             user: The user that the program runs as.
             terminal: Rows and columns of the program's terminal; None for pipes.
 
@@ -101,17 +101,17 @@ class InteractiveSandbox(Protocol):
 
 
 class Sandbox(Protocol):
-    """A sandbox for programs. File paths are paths inside the sandbox."""
+    """A running sandbox, in which to run programs and read and write files. String paths are paths inside it."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def grader_home(self) -> str:
-        """Path of the grader's private folder, which is also its ``HOME``. The folder is in memory and at most 64 MiB.
+        """Path of the private folder of the user ``grader``, also its ``HOME``. Kept in memory; holds at most 64 MiB.
 
-        The folder is not private if grader and agent run as the same user. This is so if the backend lacks ``uid``
-        in `SandboxBackend.capabilities`, and in the profile ``"system"``, where all programs run as root.
+        The folder is not private if grader and agent have the same uid: on backends that do not enforce ``uid`` (see
+        `SandboxBackend.capabilities`), and in the profile ``"system"``, where all programs run as root.
         """
         ...
 
@@ -126,21 +126,21 @@ class Sandbox(Protocol):
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a program to its end. Failures and timeouts are reported in the result and raise no error.
+        """Run a program to its end. If the program fails or times out, the result reports it, and nothing is raised.
 
-        All processes that the program started end with it. If a program cannot be started, its exit code
-        is 127 (not found) or 126 (any other reason).
+        When the program ends, all processes that it started are killed. If it cannot be started, the exit code is 127
+        (not found) or 126 (any other reason).
 
         Args:
             argv: Program and arguments.
-            timeout_s: Timeout in seconds, by default 60.
+            timeout_s: Seconds after which the program is killed, by default 60.
             env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None is the workspace for the agent and `grader_home` for the grader. The
-                grader must not start in the workspace, because Python and others load code from there.
-            stdin: Its standard input.
-            user: User that runs the program. A grader can read the agent's files. The agent cannot read a grader's
-                files unless the grader changes their mode (umask 077).
-            max_output_bytes: Bytes kept from the end of each output.
+            cwd: Working directory. None means the workspace for the agent and `grader_home` for the grader. Do not run
+                a grader in the workspace: Python, for example, loads code from its working directory.
+            stdin: Content of the program's standard input.
+            user: User that runs the program. A grader can read the agent's files. The agent cannot read the files that
+                a grader writes (umask 077), unless the grader changes their mode.
+            max_output_bytes: Only this number of bytes is returned of stdout and of stderr, from the end.
 
         Raises:
             SandboxLostError: The sandbox was lost.
@@ -149,7 +149,7 @@ class Sandbox(Protocol):
         ...
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
-        """Return the shell `name`. It starts with its first command, in the default working directory of `exec`."""
+        """Return the shell `name`. The shell starts when its first command runs, in the default `cwd` of `exec`."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
@@ -164,14 +164,14 @@ class Sandbox(Protocol):
         ...
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
-        """Write a file atomically; missing folders are created.
+        """Write a file atomically, and create missing folders.
 
-        A grader's files, and the folders above them, are safe from the agent's programs only below `grader_home`.
+        The agent's programs can replace a grader's files, or the folders above them, anywhere outside `grader_home`.
 
         Args:
             path: Path of the file.
-            content: Its content.
-            mode: Its mode; None for 0644, or 0600 for a grader.
+            content: Content of the file.
+            mode: Mode of the file; None means 0600 for the user ``grader`` and 0644 for the agent.
             user: User whose permissions apply, and who owns the file and the created folders.
 
         Raises:
@@ -182,28 +182,27 @@ class Sandbox(Protocol):
         ...
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
-        """Copy a file or folder from the host into the sandbox, as `target`.
+        """Copy the file or folder `source` of the host into the sandbox, as `target`.
 
-        `user` owns all copied files. The agent cannot read files of the grader. Raises the same errors as `write`.
+        `user` owns all copied files. The agent cannot read those of the grader. Raises the same errors as `write`.
         """
         ...
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
-        """Copy a file or folder from the sandbox to the host, as `target`, which must not exist.
+        """Copy a file or folder from the sandbox to the host.
 
-        Links that lead outside of `source`, devices and absolute names are refused. Files that vanish during the copy
-        and files and folders that `user` cannot read are skipped.
+        Files that vanish during the copy, and files and folders that `user` cannot read, are skipped.
 
         Args:
             source: Path in the sandbox.
-            target: Path on the host.
-            max_bytes: Maximum total size.
-            user: User that reads the files.
+            target: Path of the copy on the host, where nothing must exist yet.
+            max_bytes: Maximum total size of the copied files.
+            user: User whose permissions apply to the files in the sandbox.
 
         Raises:
-            MissingFileError: The file does not exist or cannot be read.
-            TooLargeError: It is larger than `max_bytes`.
-            RefusedFileError: `source` is or contains something that must not be copied.
+            MissingFileError: `source` does not exist or cannot be read.
+            TooLargeError: The files are larger than `max_bytes`.
+            RefusedFileError: `source` is or contains a device, a link that leads outside of it, or an absolute name.
             SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
         """
@@ -216,7 +215,7 @@ class Sandbox(Protocol):
 
         Raises:
             SandboxLostError: The sandbox was lost.
-            UnreachableError: Nothing listens there.
+            UnreachableError: No server listens at `address`.
         """
         ...
 
@@ -224,15 +223,15 @@ class Sandbox(Protocol):
         """Return the round-trip time to the sandbox in seconds.
 
         Raises:
-            DeadlineError: No answer within `timeout_s`.
+            DeadlineError: The sandbox did not answer within `timeout_s` seconds.
             SandboxLostError: The sandbox was lost.
         """
         ...
 
     async def snapshot(self) -> str:
-        """Snapshot the files, and return the snapshot's name for `SandboxBackend.restore`.
+        """Store a copy of the sandbox's files, and return the copy's name, which `SandboxBackend.restore` accepts.
 
-        Files that vanish during the snapshot, or that the agent's user cannot read, are skipped.
+        Files that vanish during the copy, or that the user ``agent`` cannot read, are skipped.
 
         Raises:
             UnsupportedError: This sandbox does not support snapshots.
@@ -249,30 +248,30 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """Starts sandboxes of one kind. Used as ``async with``; leaving the block stops its sandboxes."""
+    """Starts sandboxes of one kind, such as containers. Use it as ``async with``; the end of the block stops them."""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox, and wait until the sandbox answers and its command runs.
 
         Raises:
-            SandboxRefusedError: The backend cannot grant `spec`.
-            SandboxEndedError: Its command ended immediately, or the limits of `spec` are too small to start.
-            SandboxStartError: The sandbox did not start.
+            SandboxRefusedError: The backend cannot provide what `spec` asks for.
+            SandboxEndedError: The command ended immediately, or the limits of `spec` are too small to start.
+            SandboxStartError: The sandbox did not start for another reason.
         """
         ...
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox with the files of `snapshot`.
+        """Start a sandbox with the files of `snapshot`, a name that `Sandbox.snapshot` returned.
 
         Raises:
             SandboxRefusedError: As for `start`, or there is no such snapshot.
-            SandboxEndedError: As for `start`, or the snapshot's files do not fit.
+            SandboxEndedError: As for `start`, or the snapshot's files exceed the limits of `spec`.
             SandboxStartError: As for `start`.
         """
         ...
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of `snapshot` on disk; 0 if it does not exist."""
+        """Return the size of `snapshot` on disk in bytes; 0 if it does not exist."""
         ...
 
     async def remove_snapshot(self, snapshot: str) -> None:
@@ -280,15 +279,15 @@ class SandboxBackend(Protocol):
         ...
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return for each limit whether this machine enforces it.
+        """Return by name whether this machine enforces each protection and limit.
 
-        The limits are ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``, ``disk``, ``uid`` and ``seccomp``.
+        The names are ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``, ``disk``, ``uid`` and ``seccomp``.
         """
         ...
 
 
 class SandboxPool(Protocol):
-    """Leases sandboxes.
+    """Starts sandboxes and leases them to callers.
 
     Calls to a leased sandbox never hang: they raise `SandboxLostError` when the sandbox ends or becomes unresponsive.
     """
@@ -296,14 +295,14 @@ class SandboxPool(Protocol):
     def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a sandbox for the block, and stop it afterwards. A sandbox that was started in advance is preferred.
+        """Lease a sandbox for the duration of the block, and stop it afterwards. Warm sandboxes are preferred.
 
         Raises:
-            ImpossibleSandboxError: No node is large enough, even if it were empty; raised without waiting.
-            CapacityError: No capacity became free within `wait_s` seconds.
-            SandboxRefusedError: No node grants `spec`.
-            SandboxEndedError: Its command ended immediately, or the limits of `spec` are too small to start.
-            SandboxStartError: The sandbox did not start.
+            ImpossibleSandboxError: `spec` is too large for every node, even an empty one. Raised without waiting.
+            CapacityError: No node had room within `wait_s` seconds.
+            SandboxRefusedError: No node can provide what `spec` asks for.
+            SandboxEndedError: The command ended immediately, or the limits of `spec` are too small to start.
+            SandboxStartError: The sandbox did not start for another reason.
         """
         ...
 
@@ -317,13 +316,12 @@ class SandboxPool(Protocol):
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lease a sandbox under an id until the sandbox is stopped, or unused for `ttl_s` seconds.
+        """Lease a sandbox under the id `id` until it is stopped, or was not used for `ttl_s` seconds.
 
-        A repeated call returns the current view of the sandbox with this id. If that sandbox has ended by itself, the
-        view says so, and no new sandbox starts. If it was stopped by `stop`, or never started, a new one is created.
-        `snapshot` is a name that `Sandbox.snapshot` returned for a sandbox of this pool. The call waits up to `wait_s`
-        seconds for capacity. If `wait_s` is None, the call waits only while warm sandboxes are being stopped to make
-        room for the new one.
+        If the id is in use, the call returns the view of the existing sandbox, even if that sandbox has ended by
+        itself. After a call of `stop`, or if the start failed, the id is free again. `snapshot` is a name that
+        `Sandbox.snapshot` returned for a sandbox of this pool; the new sandbox starts with its files. The call waits up
+        to `wait_s` seconds for room on a node. With None, it waits only if the pool stops warm sandboxes to make room.
 
         Raises:
             SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.
@@ -341,28 +339,28 @@ class SandboxPool(Protocol):
         ...
 
     def get(self, id: str, *, tenant: str = "") -> Sandbox:
-        """Return a sandbox by its id. Each use of the sandbox renews its lease.
+        """Return a leased sandbox by its id. Each use of the sandbox renews its lease.
 
         Args:
-            id: Its id.
-            tenant: Its tenant. Each tenant has its own ids.
+            id: Id of the sandbox.
+            tenant: Tenant that owns the sandbox. Two tenants may use the same id.
 
         Raises:
             SandboxNotFoundError: There is no such sandbox.
-            SandboxLostError: The sandbox has ended; the error contains the cause.
+            SandboxLostError: The sandbox has ended; the error has the cause.
         """
         ...
 
     def view(self, id: str, *, tenant: str = "") -> SandboxView:
-        """Inspect a sandbox without renewing its lease. Ended sandboxes stay visible for a while.
+        """Return the state of a sandbox without renewing its lease. Ended sandboxes can be viewed for a while.
 
         Raises:
-            SandboxNotFoundError: No such sandbox.
+            SandboxNotFoundError: There is no such sandbox.
         """
         ...
 
     def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
-        """Return the views of a tenant's sandboxes, oldest first; None means all tenants."""
+        """Return the views of the sandboxes of `tenant` (None means all tenants), oldest first."""
         ...
 
     async def stop(self, id: str, *, tenant: str = "") -> None:
@@ -375,19 +373,19 @@ class SandboxPool(Protocol):
 
 
 class ServerPool(SandboxPool, Protocol):
-    """A sandbox pool in this process. Its owner runs servers in the sandboxes, and the pool can monitor them."""
+    """A sandbox pool in this process that can also monitor the servers that its user runs in the sandboxes."""
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
         """Add a check to the monitor of a leased sandbox, for example of the server that runs in it.
 
         Args:
-            id: Id of the sandbox, which has no tenant and has not ended.
-            check: Returns the cause when the server or other program that it checks has failed. The pool then
-                counts the sandbox as lost. The check is cancelled when the sandbox has been removed.
+            id: Id of a sandbox that has no tenant and has not ended.
+            check: Runs until the server fails, and returns the cause. The pool then treats the sandbox as lost. The
+                pool cancels the check when the sandbox has been removed.
             on_end: Called with the cause as soon as the sandbox ends for any reason.
         """
         ...
 
     def alert(self, kind: str, text: str) -> None:
-        """Emit an event that is not about a single sandbox; at most one per minute and kind."""
+        """Emit an alert that is not about a single sandbox, unless one of this kind was emitted in the last minute."""
         ...

@@ -27,9 +27,9 @@ class Engine(Protocol):
         Args:
             prompt_ids: The whole prompt.
             params: Sampling parameters.
-            session: Id of the episode. Later prompts of the episode usually begin with this prompt and its completion,
-                so the engine may keep the KV cache. Before it reuses the cache, the engine must check that the prompt
-                begins with the cached tokens, because a chat template may rewrite earlier turns.
+            session: Id of the episode that the prompt belongs to; None to cache nothing. The next prompt of an episode
+                usually begins with this prompt and its completion, so the engine may keep their KV cache. Before reuse,
+                it must check that the new prompt begins with the cached tokens: a chat template may rewrite old turns.
         """
         ...
 
@@ -39,13 +39,13 @@ class Engine(Protocol):
 
 
 class WeightSink(Protocol):
-    """The part of an engine that receives new policy weights between completions."""
+    """Receives new policy weights for an engine."""
 
     async def load(self, weights: Weights) -> None: ...
 
 
 class Renderer(Protocol):
-    """Converts text to tokens and back, one turn at a time. Sampled tokens are kept as they are, not encoded again."""
+    """Builds prompts from observations, and reads actions from completions. Sampled tokens are not encoded again."""
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Renderer(Protocol):
         ...
 
     def open(self, observation: Observation) -> tuple[int, ...]:
-        """Return the prompt of an episode's first turn."""
+        """Return the prompt of an episode's first turn, whose observation is `observation`."""
         ...
 
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
@@ -66,7 +66,7 @@ class Renderer(Protocol):
         ...
 
     def action(self, token_ids: Sequence[int]) -> str:
-        """Return the action to send to the environment for the completion `token_ids`."""
+        """Convert the completion `token_ids` into an action, which is the text to send to the environment."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -82,15 +82,15 @@ class Trainer(Protocol):
     """Trains the policy's weights."""
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Store samples for the next update."""
+        """Add samples to those on which the next `update` trains."""
         ...
 
     def update(self) -> Mapping[str, float]:
-        """Train on the collected samples, drop them, and return metrics (losses, entropy in nats, gradient norm)."""
+        """Train on all samples since the last update, and return metrics such as losses and the gradient norm."""
         ...
 
     def publish(self) -> Weights:
-        """Write the current weights for the engine, unless the engine copies them from the trainer's model."""
+        """Write the current weights to disk for the engine, unless it copies them from the trainer's model."""
         ...
 
     def save(self, folder: str) -> None:
@@ -98,7 +98,7 @@ class Trainer(Protocol):
         ...
 
     def restore(self, folder: str) -> None:
-        """Restore the exact training state that `save` wrote.
+        """Restore the training state from the checkpoint that `save` wrote to `folder`, exactly as it was.
 
         Raises:
             UsageError: The folder does not contain a checkpoint of this policy and algorithm.

@@ -1,4 +1,4 @@
-"""Data types that environments and players exchange: tasks, observations and steps."""
+"""Data types that environments and players exchange: tasks, observations, and results of resets and steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from envkit.types.plain import Info, Options
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. The same task gives the same episode in any process on any machine.
+    """A task. Equal tasks start with the same level and meet the same random events in any process on any machine.
 
     Attributes:
         env_id: Id of a registered environment, such as ``"Sokoban-v0"``.
-        seed: Non-negative seed of the level and its random events.
-        options: Options of the environment that differ from its defaults.
+        seed: Non-negative seed from which the environment generates the level and its random events.
+        options: Values for options of the environment, by name. Other options keep their defaults.
     """
 
     env_id: str
@@ -32,14 +32,14 @@ class Task:
         return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
 
 
-# This is a msgspec struct, which is created eight times as fast as a dataclass, because every step creates one.
+# A msgspec struct is created eight times as fast as a dataclass. This matters because every step creates observations.
 class Observation(msgspec.Struct, frozen=True):
-    """An observation.
+    """What an environment shows to the player before its next action.
 
     Attributes:
         text: Text for a language model.
-        legal_moves: Names of the legal moves; empty if the environment does not list them.
-        images: PNG files, base64; empty in text environments.
+        legal_moves: Names of the legal moves; empty if the environment does not report legal moves.
+        images: Images as PNG files in base64; empty if the environment only has text.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Result of a reset; unpacks into Gymnasium's two values."""
+    """Result of a reset. It unpacks like the result of ``gymnasium.Env.reset``: ``observation, info = reset``."""
 
     observation: Observation
     info: Info
@@ -58,7 +58,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Result of one action; unpacks into Gymnasium's five values."""
+    """Result of one action. It unpacks into five values, like the result of ``gymnasium.Env.step``."""
 
     observation: Observation
     reward: float

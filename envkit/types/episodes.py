@@ -1,7 +1,7 @@
-"""Records of episodes in files: one JSON object per line, with readable text before token ids.
+"""Records of episodes. In files, each is one line of JSON, in which readable text comes before token ids.
 
-Training runs and evaluations write the same records, and `envkit show` reads them. The trainer does not use these
-records: its own type is `Trajectory`.
+Training runs and evaluations write the same records, and `envkit show` reads them. The trainer does not read these
+records: it gets each episode as a `Trajectory`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
 
 FORMAT = 1
-"""Version of the format. Increase it when older readers would misread a line."""
+"""Version of the file format. Increase it when a change makes older versions of envkit misread a record."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt (N tokens) and completion (M tokens) of one turn.
+    """New prompt tokens (N) and completion tokens (M) of one turn.
 
     Attributes:
-        prompt: The tokens since the last completion as text, including special tokens.
-        completion: The sampled tokens as text, including special tokens.
+        prompt: The part of the prompt after the previous completion, as text with special tokens.
+        completion: The sampled tokens, as text with special tokens.
         finish: Why the completion ended.
         prompt_ids: The token ids of `prompt` [N].
         completion_ids: The token ids of `completion` [M].
-        logprobs: Log-probabilities of the completion's tokens in nats [M]; None where not finite.
-        versions: Policy version of the completion, as ranges of (version, number of tokens) in order.
-        seconds: Duration of the generation.
-        usage: Prompt and completion tokens as counted by an endpoint that does not return their ids; otherwise None.
+        logprobs: Log-probabilities of the completion's tokens in nats [M]; a value that is not finite is None.
+        versions: Policy versions that sampled the completion, in order: pairs of a version and its number of tokens.
+        seconds: Time in seconds that the model needed for the completion.
+        usage: Numbers of prompt and completion tokens, if an endpoint returned them without token ids; otherwise None.
     """
 
     prompt: str
@@ -51,10 +51,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         generation: The language model's prompt and completion; None if the player uses no language model.
         action: The text sent to the environment.
-        observation: The next observation; None if the episode was cut off before it.
-        reward: Reward of the step; None if not finite or cut off.
+        observation: The observation after the action; None if the episode was cut off before the environment responded.
+        reward: Reward of the step; None if it is not finite, or if the environment did not respond.
         info: The environment's info about the step.
-        seconds: Duration of the step; None if not measured.
+        seconds: Time in seconds that the environment needed for the step; None if it was not measured.
     """
 
     generation: GenerationRecord | None = None
@@ -68,7 +68,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, action: str, step: Step | None, generation: GenerationRecord | None = None, seconds: float | None = None
     ) -> Self:
-        """Return the record of a turn; `step` is None if the environment did not respond."""
+        """Return the record of a turn. Pass `step` as None if the environment did not respond."""
         made = cls(generation=generation, action=action, seconds=seconds)
         if step is None:
             return made
@@ -84,17 +84,17 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         seed: Seed of the task.
         options: Options of the task.
         index: Number of the task in its train step or evaluation, from 0.
-        member: Number of the attempt at the task, from 0.
-        train_step: Its train step; None in an evaluation.
+        member: Number of the episode among the episodes of the same task, from 0.
+        train_step: Number of the train step that the episode was played for; None in an evaluation.
         valid: False if the sandbox, server or environment failed, so that the result says nothing about the policy.
-        stop: Why it ended.
-        error: One line if it is not valid, otherwise None.
-        reward: Sum of the rewards; None if not finite.
-        metrics: The environment's own metrics, aggregated over the episode; None where not finite.
-        start: The first observation; None if the episode was lost before it.
+        stop: Why the episode ended.
+        error: What failed, in one line, if `valid` is false; otherwise None.
+        reward: Sum of the rewards; None if it is not finite.
+        metrics: The environment's own metrics, one value per episode; a value that is not finite is None.
+        start: The observation that the reset returned; None if the reset did not return.
         start_info: The environment's info at reset.
-        turns: Its turns, in order.
-        cause: Why its sandbox was lost; None if it was not, or if unknown.
+        turns: The turns, in order.
+        cause: Why the episode's sandbox was lost; None if no sandbox was lost, or if the cause is unknown.
     """
 
     format: int
@@ -130,7 +130,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         cause: Cause | None = None,
         train_step: int | None = None,
     ) -> Self:
-        """Return the record of an episode of `task`."""
+        """Return the record of an episode of `task`; `start` is None if the reset did not return."""
         return cls(
             format=FORMAT,
             env_id=task.env_id,
@@ -152,7 +152,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the episode succeeded: its metric ``success``, or without this metric its reward, is positive."""
+        """Whether the episode is valid and its metric ``success`` is positive; without this metric, its reward."""
         if not self.valid:
             return False
         success = self.metrics.get("success", float((self.reward or 0.0) > 0))

@@ -1,4 +1,4 @@
-"""JSON types, a stable hash of JSON values, and the key of what a tenant owns."""
+"""JSON types, a stable hash of JSON values, and the key of a tenant's sandbox or session."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Options: TypeAlias = Mapping[str, JSON]
 
 
 class TenantKey(NamedTuple):
-    """Key of a sandbox or session of a server.
+    """Key that identifies a sandbox or session on a server.
 
     Attributes:
-        tenant: Name of its tenant; empty if it has no tenant.
-        id: Its id, which is unique among the ids of the tenant.
+        tenant: Name of the tenant that owns the sandbox or session; empty if it has no tenant.
+        id: Id of the sandbox or session. Two tenants may use the same id.
     """
 
     tenant: str
@@ -25,14 +25,14 @@ class TenantKey(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether the server itself created it. Callers cannot choose an id that begins with a colon."""
+        """Whether the server created it for its own use: clients cannot choose an id that begins with a colon."""
         return not self.tenant and self.id.startswith(":")
 
 
 def stable_hash(*parts: JSON) -> int:
-    """Return a 64-bit hash that is the same in every process and on every machine.
+    """Return a 64-bit hash of `parts` that is the same in every process and on every machine.
 
-    Use it for seeds: Python's ``hash`` of a string differs between processes, so workers would play different levels.
+    Use it for seeds. Python's ``hash`` of a string differs between processes, so workers would play different levels.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

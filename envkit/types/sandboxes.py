@@ -1,4 +1,4 @@
-"""Data types of sandboxes: specs, states, causes, events and results of commands."""
+"""Data types of sandboxes: specs, states, causes of their end, events of a pool, and results of commands."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from envkit.types.plain import JSON, TenantKey
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
 SandboxUser: TypeAlias = Literal["agent", "grader", "root"]
-"""User of a program in a sandbox: agent (uid 1000) and grader (uid 1001) have no capabilities; root is the sandbox's
-root."""
+"""User that runs a program in a sandbox: agent (uid 1000) and grader (uid 1001), which have no capabilities, or root,
+which has root rights only inside the sandbox."""
 GRADER_HOME = "/run/envkit-grader"
-"""The grader's private folder in a sandbox with isolation."""
+"""The private folder of the user ``grader``, in a sandbox with isolation."""
 
 EXEC_TIMEOUT_S = 60.0
 """Default timeout of a command in seconds."""
 
 FileUser: TypeAlias = Literal["agent", "grader"]
-"""User whose permissions apply to file transfers, and who owns the written files."""
+"""User inside the sandbox whose permissions apply when a file is read or written, and who owns the written files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """Spec of a sandbox.
+    """Spec of a sandbox: what runs in it, its limits, its network and its lifetime.
 
-    A limit of None means the backend's default (1,024 MiB of memory, 256 processes, 256 MiB per writable folder, all
-    CPUs) if this machine can enforce it, and no limit otherwise. An explicit limit that cannot be enforced is refused.
+    A limit of None means the default (1,024 MiB of memory, 256 processes, 256 MiB per writable folder, all CPUs) if
+    the machine can enforce it, and no limit otherwise. If you set a limit that cannot be enforced, the start fails.
 
     Attributes:
-        command: Program that runs in the sandbox as the agent. When it ends, the sandbox ends. It creates its sockets
-            in the folder ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves `Sandbox.exec`.
+        command: Program and arguments, run by the user ``agent`` from the start. The sandbox ends with the program,
+            which creates its sockets in the folder ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves calls.
         image: Image with the sandbox's files; None for the backend's default.
-        env: Environment variables of all its programs. The host's variables are not inherited.
+        env: Environment variables of all programs in the sandbox. The host's variables are not inherited.
         cpus: CPU limit, such as 0.5.
-        memory_mib: Memory limit of all its programs together, in MiB.
+        memory_mib: Memory limit of all programs in the sandbox together, in MiB.
         pids: Limit on processes and threads.
         disk_mib: Disk limit of each writable folder, in MiB.
-        network: ``"none"``, ``"open"``, or an allowlist of host names, which are reached through a proxy.
-        profile: ``"strict"``, or ``"system"`` for tasks that need root and a writable root file system.
+        network: ``"none"``, ``"open"``, or an allowlist of host names that programs reach through a proxy.
+        profile: ``"strict"``, or ``"system"`` for programs that need root rights and a writable root file system.
         views: Read-only mounts of host files and folders: pairs of an absolute host path and the path in the sandbox,
             such as ``(("/srv/levels", "/data"),)``. Not supported by remote sandboxes.
         runtime: Docker runtime, such as ``"runsc"``; None for Docker's default.
-        untrusted: Whether the code inside may be hostile. If so, backends without isolation refuse to start.
-        ttl_s: Seconds after its start at which the sandbox ends itself, even if its server is gone; None for never.
+        untrusted: Whether the code inside may be hostile. If so, backends without isolation refuse the spec.
+        ttl_s: Seconds from its start until the sandbox ends itself, with or without clients; None for no limit.
         detached: Whether the sandbox outlives the process that started it.
-        orphan_ttl_s: Seconds without a connection after which a detached sandbox ends itself; None for never.
-        start_timeout_s: Timeout of the start in seconds.
-        ledger: Id of the ledger that records a detached sandbox. The next owner of the ledger may end the sandbox.
-            Empty if no ledger records it.
+        orphan_ttl_s: Seconds without a connected client after which a detached sandbox ends itself; None for no limit.
+        start_timeout_s: Seconds after which a start that is not complete fails.
+        ledger: Id of the ledger (the server's database of leases) that records a detached sandbox. A later server with
+            the same ledger may end the sandbox. Empty if no ledger records it.
     """
 
     command: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ class SandboxSpec:
 
 
 class SandboxLimits(NamedTuple):
-    """All limits of a sandbox. A limit that its spec leaves out has its default value. Sizes are in MiB.
+    """The limits of a sandbox after defaults have replaced the limits that its spec leaves out. Sizes are in MiB.
 
-    By default the writable folders together use at most half of the memory. `cpus=None` means no limit.
+    `disk_mib` is the limit of each writable folder. `cpus=None` means no limit.
     """
 
     memory_mib: int
@@ -118,7 +118,7 @@ class SandboxState(StrEnum):
     LEASED = "leased"
     """The sandbox has a lease."""
     SUSPECT = "suspect"
-    """The sandbox has missed its heartbeat."""
+    """The sandbox has missed heartbeats, but may still recover."""
     LOST = "lost"
     """The sandbox was healthy and ended unexpectedly."""
     STOPPED = "stopped"
@@ -126,10 +126,10 @@ class SandboxState(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """Why a sandbox ended or failed to start, as one of a fixed set of kinds."""
+    """Kind of reason why a sandbox ended or failed to start."""
 
     EXITED = "exited"
-    """Process 1 exited with a code: its own, or that of the sandbox's command."""
+    """The sandbox's command or its process 1 exited."""
     KILLED = "killed"
     """A signal or an operator killed the sandbox or its command."""
     OUT_OF_MEMORY = "out_of_memory"
@@ -138,33 +138,33 @@ class CauseKind(StrEnum):
     UNRESPONSIVE = "unresponsive"
     """The sandbox did not answer in time; it may hang or be paused."""
     PROTOCOL_ERROR = "protocol_error"
-    """The process of envkit inside the sandbox sent or received an invalid message."""
+    """envkit's own process inside the sandbox sent or received an invalid message."""
     STOPPED = "stopped"
     """The user or an operator stopped the sandbox."""
     EXPIRED = "expired"
-    """The sandbox's time to live passed."""
+    """The sandbox reached its time to live."""
     ORPHANED = "orphaned"
-    """The sandbox had no connection for too long."""
+    """No client was connected to the sandbox for longer than its limit."""
     NODE_LOST = "node_lost"
-    """The sandbox's node is gone or unreachable."""
+    """The sandbox's node (the machine that it runs on) is gone or unreachable."""
     BACKEND_LOST = "backend_lost"
     """The daemon or server that runs the sandbox does not answer, or does not know the sandbox."""
     IMAGE_UNUSABLE = "image_unusable"
     """The image lacks Python."""
     START_FAILED = "start_failed"
-    """The sandbox did not become ready, for any other reason."""
+    """The sandbox did not become ready, for a reason that no other kind describes."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a sandbox ended or failed to start. ``str(cause)`` is a one-line message.
+    """Why a sandbox ended or failed to start. ``str(cause)`` is `detail`.
 
     Attributes:
-        kind: The kind of cause, which programs can compare.
+        kind: The kind of reason, for programs.
         detail: One-line description, for people.
-        by_agent: Whether the code in the sandbox ended the sandbox: it exceeded a limit (memory, disk), or the command
-            exited. False if uncertain, as for every signal, because signals may come from outside.
+        by_agent: Whether the code in the sandbox ended the sandbox: it exceeded the memory or disk limit, or the
+            command exited. False if uncertain, for example after a signal, because signals may come from outside.
     """
 
     kind: CauseKind
@@ -176,26 +176,26 @@ class Cause:
 
     @classmethod
     def of(cls, plain: Mapping[str, object]) -> Cause:
-        """Return the cause from its JSON form.
+        """Return the cause that the JSON object `plain` describes; the inverse of the method `plain`.
 
         Raises:
-            KeyError, ValueError: `plain` is not a cause.
+            KeyError, ValueError: `plain` does not describe a cause.
         """
         return cls(CauseKind(str(plain["kind"])), str(plain["detail"]), plain.get("by_agent") is True)
 
     def plain(self) -> dict[str, JSON]:
-        """Return the JSON form."""
+        """Return the cause as a JSON object."""
         return {"kind": self.kind.value, "detail": self.detail, "by_agent": self.by_agent}
 
     def followed_by(self, text: str) -> Cause:
-        """Return the cause with `text` appended to its detail."""
+        """Return a copy of the cause with ``"; "`` and `text` appended to its detail."""
         return replace(self, detail=f"{self.detail}; {text}")
 
 
 class Phase(NamedTuple):
-    """One entry of a sandbox's history: a state, when it began (seconds since 1970), and the reason.
+    """One entry of a sandbox's history: the state that it entered, when (in seconds since 1970), and why.
 
-    If the sandbox has ended, `cause` is set and `reason` is the detail of the cause.
+    In the entry of the sandbox's end, `cause` is set and `reason` is the detail of the cause.
     """
 
     state: SandboxState
@@ -206,16 +206,16 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SandboxView:
-    """State of a sandbox in a pool, at the time of the call that returned it.
+    """State of a sandbox in a pool, at the time of the call that returned the view.
 
     Attributes:
-        id: Its id in the pool.
-        backend_id: Its id at the backend; empty until it has started.
-        node: Name of its node; empty until it is placed.
+        id: Id of the sandbox in the pool.
+        backend_id: Id that the backend gave to the sandbox; empty until it has started.
+        node: Name of the machine of the pool that runs it; empty until the pool has chosen one.
         tenant: Name of its tenant; empty if it has no tenant.
         spec: Its spec.
         phases: Its history, oldest first; the last phase is the current one.
-        expires_at_s: When the lease expires if nobody uses the sandbox, in seconds since 1970; None for never.
+        expires_at_s: When its lease expires if it is not used until then, in seconds since 1970; None for never.
     """
 
     id: str
@@ -237,17 +237,17 @@ class SandboxView:
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """An event of a pool.
+    """An event of a pool: a sandbox changed its state, or an alert for operators.
 
     Attributes:
-        number: Number of the event, counted from 1 without gaps since the process started.
+        number: Number of the event, counted from 1 without gaps since the server's process started.
         at_s: Time in seconds since 1970.
         kind: ``"state"`` for a change of state; otherwise the kind of alert, such as ``"memory"``.
         sandbox_id: Id of the sandbox; empty if the event is not about a single sandbox.
-        tenant: Name of its tenant; empty if it has no tenant.
-        text: One-line message: the reason, or the value and its limit.
-        state: The new state, if `kind` is ``"state"``.
-        cause: The cause, if the sandbox ended.
+        tenant: Name of the sandbox's tenant; empty if there is no sandbox or tenant.
+        text: One-line message: the reason of the change, or the value that caused the alert and its limit.
+        state: The new state of the sandbox, if `kind` is ``"state"``; otherwise None.
+        cause: Why the sandbox ended, if the event reports its end; otherwise None.
     """
 
     number: int
@@ -265,15 +265,15 @@ class ExecResult:
     """Result of a command.
 
     Attributes:
-        exit_code: Its exit code, negative for a signal; None after a timeout.
-        stdout_bytes: Its raw standard output; only the end of it if `truncated_bytes` is positive.
-        stderr_bytes: Its raw standard error; only the end of it if `truncated_bytes` is positive.
-        timed_out: Whether the timeout stopped it.
-        truncated_bytes: Number of bytes dropped from the front of both outputs together.
-        duration_s: Duration in seconds.
-        is_shell_lost: Whether its shell was lost, with variables and working directory. The next command starts a new
-            shell.
-        is_out_of_memory: Whether one of its processes was killed for lack of memory.
+        exit_code: Exit code of the command; the negative signal number if a signal ended it; None after a timeout.
+        stdout_bytes: Raw standard output; only its end if `truncated_bytes` is positive.
+        stderr_bytes: Raw standard error; only its end if `truncated_bytes` is positive.
+        timed_out: Whether the command was stopped because it exceeded its timeout.
+        truncated_bytes: Number of bytes dropped from the beginnings of the two outputs, in total.
+        duration_s: Duration of the command in seconds.
+        is_shell_lost: Whether the shell that ran the command ended, so that its variables and working directory are
+            lost. The next command starts a new shell.
+        is_out_of_memory: Whether the kernel killed one of the command's processes for lack of memory.
     """
 
     exit_code: int | None
@@ -287,10 +287,10 @@ class ExecResult:
 
     @property
     def stdout(self) -> str:
-        """Its output as text, with invalid bytes replaced."""
+        """The standard output as text, with invalid bytes replaced."""
         return self.stdout_bytes.decode(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """Its stderr as text, with invalid bytes replaced."""
+        """The standard error as text, with invalid bytes replaced."""
         return self.stderr_bytes.decode(errors="replace")

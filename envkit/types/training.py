@@ -1,7 +1,7 @@
 """Data types that engine, rollout and trainer exchange.
 
-Array axes: B samples, L tokens, T turns, G episodes of the same task. Within a sample, the prompt of a turn begins with
-all earlier tokens, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
+Lengths in brackets: [L] tokens, [T] turns, [G] episodes of the same task. Within a sample, the prompt of a turn begins
+with all earlier tokens, so each turn stores only its new tokens. A turn that starts a sample stores its whole prompt.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class SamplingParams:
     """Sampling parameters of one completion.
 
     Attributes:
-        temperature: Divides the logits; 0 is greedy.
-        top_p: In (0, 1]; samples from the smallest set of most likely tokens whose total probability reaches `top_p`.
-        top_k: Samples from the `top_k` most likely tokens; 0 means all tokens.
+        temperature: The logits are divided by it; 0 always takes the most likely token.
+        top_p: Sample from the smallest set of most likely tokens whose total probability reaches `top_p`, in (0, 1].
+        top_k: Sample from the `top_k` most likely tokens; 0 means all tokens.
         max_tokens: Maximum length of the completion in tokens.
-        stop: Token ids that end the completion, and are part of it.
+        stop: Token ids that end the completion. The one that was sampled is the completion's last token.
         seed: Random seed. The same seed, prompt, weights and parameters give the same completion.
     """
 
@@ -43,18 +43,18 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` was reached."""
     ABORTED = "aborted"
-    """The engine was stopped; the tokens so far are valid."""
+    """The engine was stopped. The tokens sampled until then are valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion of an engine.
+    """A completion of N tokens that an engine sampled.
 
     Attributes:
         token_ids: Sampled tokens [N].
-        logprobs: Their log-probabilities (nats) [N] after temperature, before top-p and top-k.
-        finish: Why it ended.
-        versions: Policy version of the tokens, as ranges of (version, number of tokens) in order.
+        logprobs: Log-probabilities of the tokens in nats [N], with the temperature applied but not top-p and top-k.
+        finish: Why the completion ended.
+        versions: Policy versions that sampled the tokens, in order: pairs of a version and its number of tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -68,15 +68,15 @@ class Turn:
     """One turn of an episode: a completion, and the step that played its action.
 
     Attributes:
-        new_ids: Tokens since the last completion (the observation and the template's text around it), or the whole
-            prompt if `starts_sample`.
+        new_ids: The whole prompt if `starts_sample`; otherwise only the prompt's tokens after the previous completion:
+            the observation and the chat template's text around it.
         completion: The policy's completion.
         action: The text sent to the environment.
-        step: The environment's answer; None if the episode was cut off before it.
-        generate_s: Duration of the completion in seconds.
-        step_s: Duration of the step in seconds.
-        starts_sample: Whether a new sample begins here because the prompt does not continue the previous tokens; always
-            true for the first turn.
+        step: The environment's answer; None if the episode was cut off before the environment answered.
+        generate_s: Seconds that the engine needed for the completion.
+        step_s: Seconds that the environment needed for the step.
+        starts_sample: Whether this turn starts a new sample, because its prompt does not begin with the tokens of the
+            previous turns. Always true for the first turn.
     """
 
     new_ids: tuple[int, ...]
@@ -94,7 +94,7 @@ class Exchange:
 
     Attributes:
         observation: The observation.
-        completion_ids: Tokens of the completion [N].
+        completion_ids: Token ids of the completion.
     """
 
     observation: Observation
@@ -106,8 +106,8 @@ class Prompt:
     """The prompt of a completion.
 
     Attributes:
-        ids: Tokens that follow the last completion; the whole prompt if `starts_sample`.
-        starts_sample: Whether the prompt does not continue the previous tokens.
+        ids: The whole prompt if `starts_sample`; otherwise only its tokens after the previous completion.
+        starts_sample: Whether a new sample starts, because the prompt does not begin with the previous turns' tokens.
     """
 
     ids: tuple[int, ...]
@@ -120,23 +120,23 @@ class StopReason(StrEnum):
     TERMINATED = "terminated"
     """The environment ended the episode."""
     TRUNCATED = "truncated"
-    """A limit of the environment was reached."""
+    """The episode reached a limit of the environment, such as a number of moves."""
     MAX_TURNS = "max_turns"
-    """The caller's turn limit was reached."""
+    """The episode reached the turn limit of the training run or evaluation."""
     MAX_TOKENS = "max_tokens"
-    """The next prompt exceeds the caller's token limit."""
+    """The next prompt would exceed the token limit of the training run or evaluation."""
     TIMEOUT = "timeout"
-    """A step or the whole episode exceeded the caller's timeout."""
+    """A step or the whole episode exceeded its timeout."""
     ENV_ERROR = "env_error"
-    """The environment raised."""
+    """The environment raised an exception."""
     SANDBOX_LOST = "sandbox_lost"
-    """The sandbox was lost; the episode is void."""
+    """The environment's sandbox was lost."""
     NO_COMPLETION = "no_completion"
-    """The model's endpoint did not answer after all retries; the episode is void."""
+    """The model's endpoint did not answer after all retries."""
 
     @property
     def is_void(self) -> bool:
-        """Whether the episode says nothing about the policy, as after a lost sandbox; training then ignores it."""
+        """Whether the episode says nothing about the policy, for example after a lost sandbox. Training ignores it."""
         return self in (
             StopReason.TIMEOUT,
             StopReason.ENV_ERROR,
@@ -150,15 +150,15 @@ class Trajectory:
     """The record of one episode.
 
     Attributes:
-        task: Its task.
-        member: Index in its group, from 0.
-        turns: Its turns [T].
-        stop: Why it ended.
+        task: The task that was played.
+        member: Index of the episode in its group, from 0.
+        turns: The turns, in order [T].
+        stop: Why the episode ended.
         reward: Sum of the rewards.
-        metrics: The environment's own metrics, aggregated over the episode.
-        error: One line if infrastructure failed, otherwise None.
-        start: Result of the reset; None if the episode was lost before it.
-        cause: Why its sandbox was lost; None if it was not, or if unknown.
+        metrics: The environment's own metrics, one value per episode.
+        error: What failed, in one line, if `stop.is_void`; otherwise None.
+        start: Result of the reset; None if the reset did not return.
+        cause: Why the episode's sandbox was lost; None if no sandbox was lost, or if the cause is unknown.
     """
 
     task: Task
@@ -174,7 +174,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one task [G], whose rewards are compared with each other."""
+    """The episodes of one task [G]. The trainer compares their rewards with each other."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
@@ -182,17 +182,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A token sequence for training.
+    """A token sequence for training: one or more consecutive turns of an episode.
 
     Attributes:
-        group: Key of the task, shared by its samples.
-        token_ids: Whole sequence [L].
-        mask: 1 on tokens of the policy, 0 on prompt and observation [L].
-        logprobs: Behaviour log-probabilities (nats), 0 where the mask is 0 [L].
-        turn_ids: Turn number of each token [L].
-        rewards: Reward of each turn of the whole episode [T].
-        versions: Policy version of each token, -1 where the mask is 0 [L].
-        episode: Number of the episode, unique within an update.
+        group: Key of the task. Samples with the same key belong to the same group.
+        token_ids: Prompt and completion tokens of the turns [L].
+        mask: 1 for tokens that the policy sampled, 0 for all other tokens [L].
+        logprobs: Log-probabilities in nats under the policy that sampled the tokens; 0 where the mask is 0 [L].
+        turn_ids: Number of the turn that each token belongs to, counted from the episode's start [L].
+        rewards: Reward of each turn of the whole episode, even if the sample covers only some of its turns [T].
+        versions: Version of the policy that sampled each token; -1 where the mask is 0 [L].
+        episode: Number of the episode, unique within an update of the weights.
     """
 
     group: str
@@ -210,9 +210,9 @@ class Weights:
     """A version of the policy's weights.
 
     Attributes:
-        version: Number of train steps so far.
-        location: Path of a folder or safetensors file for the engine; empty if the engine copies the weights from the
-            trainer's model in the same process.
+        version: Number of train steps that led to these weights.
+        location: Path of the folder or safetensors file that the engine loads; empty if the engine copies the weights
+            from the trainer's model in the same process.
     """
 
     version: int

@@ -35,7 +35,7 @@ class AdvantageBatch:
 
 
 def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
-    """Return the discounted returns of each sample, G[t] = r[t] + gamma * G[t+1]."""
+    """Return the discounted return from each turn onwards, G[t] = r[t] + gamma * G[t+1]."""
     reward_BT = reward_BT * turn_mask_BT
     return_BT = torch.zeros_like(reward_BT)
     following_B = torch.zeros_like(reward_BT[:, 0])
@@ -46,16 +46,10 @@ def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float)
 
 
 def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[str], *, gamma: float = 1.0) -> Tensor:
-    """Return GRPO's advantages (Shao et al. 2024): (G - mean) / (std + 1e-6), where G is the return of the episode.
+    """Return GRPO's advantages (Shao et al. 2024): (G - mean) / (std + 1e-6), where G is the sample's whole return.
 
-    Mean and (unbiased) standard deviation are those of the sample's group. In a group with one sample or with equal
-    returns, all advantages are 0.
-
-    Args:
-        reward_BT: Reward of each turn.
-        turn_mask_BT: 1 for turns that exist.
-        groups: Key of each sample's group [B].
-        gamma: Discount factor per turn.
+    All turns of a sample have the same advantage. Mean and (unbiased) standard deviation are those of G in the sample's
+    group. In a group with one sample or with equal returns, all advantages are 0. See `AdvantageBatch` for the inputs.
     """
     return_B = discounted_returns(reward_BT, turn_mask_BT, gamma=gamma)[:, 0]
     advantage_B = torch.zeros_like(return_B)
@@ -85,12 +79,7 @@ def gae(
         delta[t] = r[t] + gamma * V[t+1] - V[t]
         A[t]     = delta[t] + gamma * lambda * A[t+1]
 
-    Args:
-        reward_BT: Reward of each turn.
-        value_BT: The critic's estimate at the start of each turn, without a gradient.
-        turn_mask_BT: 1 for turns that exist.
-        gamma: Discount factor per turn.
-        gae_lambda: Lambda in [0, 1]; 0 relies on the critic alone, 1 on the observed returns.
+    A lambda of 0 relies on the critic alone, and 1 on the observed returns. See `AdvantageBatch` for the other inputs.
 
     Returns:
         The advantages, not normalised, and the targets for the critic, A + V.
@@ -108,7 +97,7 @@ def gae(
 
 
 def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
-    """Normalise the values to mean 0 and population standard deviation 1, without the padding."""
+    """Normalise all values except the padding to mean 0 and population standard deviation 1; equal values become 0."""
     count = turn_mask_BT.sum().clamp(min=1)
     mean = (value_BT * turn_mask_BT).sum() / count
     centred_BT = (value_BT - mean) * turn_mask_BT

@@ -1,4 +1,4 @@
-"""The table of algorithms. `envkit check` uses this module without torch.
+"""The table of algorithms. This module does not import torch, so that `envkit check` can use it.
 
     grpo       Shao et al. 2024 (DeepSeekMath): episode returns, normalised over each group; clipped ratio
     reinforce  Williams 1992: turn returns, normalised over the batch (ReBN of GEM, Liu et al. 2025)

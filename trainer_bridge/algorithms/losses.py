@@ -1,7 +1,7 @@
 """Losses: pure functions of tensors. Axes: N tokens that the policy sampled, of all samples in a pass.
 
-Each loss function returns a value per token [N]. The trainer divides their sum by the number of tokens in the whole
-update, so the result does not depend on how the update is split into passes. Log-probabilities are in nats.
+Each policy loss has a value per token [N]. The trainer divides the sum of these values by the number of tokens in the
+whole update, so the result does not depend on how the update is split into passes. Log-probabilities are in nats.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The transformers engine: batched generation in this process, with a key-value cache per episode.
 
 Requests that arrive in the same iteration of the event loop form one batch, sorted by session name. Tokens are sampled
-by inverse transform sampling, with a hash of the request's seed as the uniform number. The result therefore depends on
-the weights and the batch alone, not on the state of a random number generator. If all callers of a batch are cancelled,
-generation stops after the current decode step.
+by inverse transform sampling; the uniform number is a hash of the request's seed and the token's position. The result
+therefore depends on the weights and the batch alone, not on the state of a random number generator. If all callers of a
+batch are cancelled, generation stops after the current decode step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHARED_TOKENS = 8
 """Minimum length of the prompts' common prefix for which a separate forward pass saves time."""
 
 _ENDED_SHARE = 8
-"""A `_Block` drops its finished rows when they are at least 1 / `_ENDED_SHARE` of its rows."""
+"""A large model drops the rows of ended completions when they are at least 1 / `_ENDED_SHARE` of a block's rows."""
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class TransformersEngine:
     It implements `envkit.protocols.Engine` and `envkit.protocols.WeightSink`.
 
     Args:
-        model: Model in evaluation mode, on its device. The engine owns it.
+        model: Model in evaluation mode, on its device; `load` overwrites its weights.
         pad_id: Id of the padding token; padding is always masked.
-        batch_tokens: Maximum number of tokens (rows times length) in a new block of sessions.
+        batch_tokens: Maximum number of prompt tokens, including padding, in one batch of new sessions.
         threads: Number of torch threads; 0 means the current number.
-        is_large: Whether to process the common prefix of new prompts only once, and to drop finished rows. A matrix
-            product with fewer rows may round differently, so this is off for tiny policies, whose runs must be
-            repeatable.
+        is_large: Whether to process the common prefix of new prompts only once, and to drop the rows of ended
+            completions from a batch. A matrix product with fewer rows may round differently, so this is off for tiny
+            policies, whose runs must be repeatable.
         source: Model of the same architecture. `load` copies its weights if the given weights have no location.
     """
 
@@ -151,7 +151,7 @@ class TransformersEngine:
         """Load new weights and drop all caches.
 
         Raises:
-            RuntimeError: The weights belong to another model; nothing has changed.
+            RuntimeError: The weights belong to another model; the engine's weights are unchanged.
             ValueError: The weights have no location, and the engine has no `source`.
         """
         async with self._busy:
@@ -183,7 +183,7 @@ class TransformersEngine:
     def _drop_forgotten(self) -> None:
         """Drop forgotten sessions. Call this method only between batches, because a batch changes `_blocks`."""
         for block in self._blocks:
-            # Clear the session's name only. Its row disappears when `_select` or `_take` next copies rows of the block.
+            # Clear only the session's name. `_select` and `_take` leave out its row when they next copy the block.
             block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
         self._blocks = [block for block in self._blocks if any(block.sessions)]
         self._forgotten.clear()
@@ -211,7 +211,7 @@ class TransformersEngine:
         self._blocks += kept
 
     def _block_of(self, request: _GenerationRequest) -> int | None:
-        """Return the index of the `_Block` whose cache has a proper prefix of the prompt for the request's session."""
+        """Return the index of the session's `_Block` if the tokens in its cache are a proper prefix of the prompt."""
         for number, block in enumerate(self._blocks):
             if request.session in block.sessions:
                 seen = block.seen[block.sessions.index(request.session)]
@@ -236,7 +236,10 @@ class TransformersEngine:
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
     def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
-        """Feed each row the prompt tokens that its cache lacks. Sample until all rows end or all callers cancel."""
+        """Feed each row the prompt tokens that its cache lacks, sample completions, and return the resulting block.
+
+        Sampling stops when all completions have ended or all callers were cancelled.
+        """
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         ended_blocks: list[_Block] = []
         for position in range(max(request.params.max_tokens for request in requests)):
@@ -291,7 +294,7 @@ class TransformersEngine:
         block.seen = [list(block.seen[row]) for row in rows]
 
     def _forward(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Append the tokens `feeds`, padded on the left, to the block; return the logits of the next token [B, V]."""
+        """Append `feeds`, a list of tokens per row, to the block; return the logits of each row's next token [B, V]."""
         device = self._model.device
         width = max(len(feed) for feed in feeds)
         ids = [[self._pad_id] * (width - len(feed)) + feed for feed in feeds]
@@ -356,9 +359,9 @@ def _join(blocks: list[_Block]) -> _Block:
 
 
 def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int) -> list[tuple[int, float]]:
-    """Sample a token for each row; return it with its log-probability in nats.
+    """Sample the token at index `position` of each row's completion; return the tokens with log-probabilities (nats).
 
-    The log-probability includes the temperature, but not top-p and top-k.
+    The log-probabilities take the temperature into account, but not top-p and top-k.
     """
     count = max(_SAMPLED_NUMBERS // logits_BV.shape[1], 1)
     if len(requests) > count:
@@ -410,8 +413,8 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
 def copy_to_play(model: Any, dtype: str) -> Any:
     """Return a copy of a model for sampling, with weights in ``"float32"`` or ``"bfloat16"``.
 
-    `load` rounds new weights to this type. Buffers are not converted, since rounding the angles of rotary embeddings
-    would distort positions.
+    `TransformersEngine.load` rounds new weights to this type. Buffers are not converted, since rounding the angles of
+    rotary embeddings would distort positions.
     """
     playing = copy.deepcopy(model)
     for weight in playing.parameters():

@@ -16,7 +16,8 @@ INDEX = "model.safetensors.index.json"
 def load_weights(model: Any, path: Path) -> None:
     """Copy weights from a file or a model folder into `model`, rounded to the model's data types.
 
-    Names and shapes are checked first, so an error leaves the model unchanged. Tensors are loaded one at a time.
+    The names and shapes of all tensors are checked first, so weights of another model leave `model` unchanged. Tensors
+    are then loaded one at a time, to save memory.
 
     Raises:
         OSError: A file is missing.

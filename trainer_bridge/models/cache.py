@@ -58,6 +58,6 @@ def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Cal
 
 
 def name_of(file: Path) -> str:
-    """Return the name of a converted GGUF file in the cache: a hash of the file's content."""
+    """Return the folder name, in the cache, of the model converted from a GGUF file; it has a hash of the content."""
     with file.open("rb") as opened:
         return f"gguf-{hashlib.file_digest(opened, 'sha256').hexdigest()[:32]}"

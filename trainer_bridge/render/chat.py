@@ -29,8 +29,8 @@ class ChatRenderer:
         template: Arguments of the template, such as ``{"enable_thinking": False}``.
         thinking: ``"keep"`` leaves thoughts in the prompts of later turns, even if the template would drop them;
             ``"cut"`` removes thoughts from later prompts.
-        history: Number of most recent turns in a prompt, at least 1; each turn then starts a new sample. None means
-            all.
+        history: Number of turns in a prompt, including the current one, at least 1; each turn then starts a new sample.
+            None means all turns.
         eos_ids: End-of-text tokens of the model's generation config.
 
     Raises:
@@ -94,11 +94,11 @@ class ChatRenderer:
         return self._template.encode(self._template.escape(answer, "assistant")) + self._end
 
     def dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of a dialogue as in a rollout, and a mask that is 1 on answers and their end tokens.
+        """Return the tokens that a dialogue has in a rollout, and a mask that is 1 on answers and their end tokens.
 
         A dialogue without a system prompt gets the renderer's system prompt. Messages after the last answer are
-        omitted. If the template renders earlier turns differently, only the last sample is returned; earlier answers
-        are then part of its prompt and have mask 0.
+        omitted. Where the template renders earlier turns differently, a rollout starts a new sample. In this case, only
+        the last sample is returned; earlier answers are part of its prompt and have mask 0.
 
         Args:
             messages: The messages, each with a ``role`` (system, user or assistant) and a ``content``.
@@ -129,12 +129,12 @@ class ChatRenderer:
     def _frame(
         self, before: Sequence[Message], answer_ids: Sequence[int], after: Sequence[Message]
     ) -> tuple[int, ...] | None:
-        """Return the tokens between an answer and the next one; None if the template changes the earlier chat.
+        """Return the tokens between two answers; None if `after` changes how the template renders the chat before it.
 
         Args:
-            before: The chat up to the answer.
-            answer_ids: Tokens of the answer. If they include the end of the turn, the result omits it.
-            after: The messages that follow.
+            before: The chat before the first of the two answers.
+            answer_ids: Tokens of this answer. If they end with the end-of-turn token, the result omits that token.
+            after: The messages between the two answers.
         """
         answer = self._words(answer_ids)
         prompt = self._template.render(before)

@@ -25,16 +25,16 @@ class Tokenizer(Protocol):
 class PlainRenderer:
     r"""Renders observations without a chat template; a completion is the text between the answer tags.
 
-    The prompt of a turn is ``observation \\n <answer>``. The completion follows, and the next turn starts with
-    ``</answer>``. A tiny policy thus generates only the move. If each move is a token, one token per turn contributes
-    to the loss.
+    The prompt of a turn is ``observation \\n <answer>``. The completion follows, and the prompt of the next turn starts
+    with ``</answer>``. A tiny policy thus generates only the move. If each move is a token, one token per turn
+    contributes to the loss.
 
     If ``</answer>`` is several tokens, it cannot stop a completion. The completion then ends at an end-of-text token or
-    after `turn_tokens` tokens, and the action is the text before the first ``</answer>``.
+    at the limit ``rollout.turn_tokens``, and the action is the text before the first ``</answer>``.
 
     Args:
         tokenizer: Converts text to tokens and back.
-        history: Number of most recent turns in a prompt, at least 1; None means all.
+        history: Number of turns in a prompt, including the current one, at least 1; None means all turns.
         eos_ids: End-of-text tokens; they stop a completion if ``</answer>`` is several tokens.
     """
 
@@ -75,7 +75,7 @@ class PlainRenderer:
     def demonstrate(self, answer: str) -> tuple[int, ...]:
         """Return the tokens of `answer`, such as ``"<answer>up</answer>"``, as a completion of the policy.
 
-        If the closing tag is several tokens, the result includes the tag, which then marks the end of the action.
+        If ``</answer>`` is several tokens, the result includes it, to mark the end of the action.
         """
         inner = answer.removeprefix(ANSWER_OPEN).removesuffix(ANSWER_CLOSE)
         end = self._close if len(self._close) > 1 else ()

@@ -1,8 +1,8 @@
 """A model's chat template: converts messages to text and text to tokens. Messages cannot inject special tokens.
 
-The content of a message may contain the text of a special token, such as ``<|im_end|>`` in the output of a command. A
-marker replaces this text before rendering, and is later encoded as plain text. All special tokens in the rendered text
-thus come from the template.
+The content of a message may contain the text of a special token, such as ``<|im_end|>`` in the output of a command.
+Before rendering, a marker replaces this text, so all special tokens in the rendered text come from the template. When
+the rendered text is encoded, the original text takes the marker's place and is encoded as plain text.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ChatTemplate:
         return ids + self._encode(whole)
 
     def _encode_inside(self, text: str) -> tuple[int, ...]:
-        """Encode plain text after a newline, then drop the newline: some tokenizers put a space before their input."""
+        """Encode plain text after a newline, then drop the newline, which stops tokenizers from inserting a space."""
         newline = self._encode("\n")
         ids = self._encode("\n" + text, split_special_tokens=True)
         if ids[: len(newline)] == newline:

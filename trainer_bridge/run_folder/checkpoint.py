@@ -31,7 +31,7 @@ class RunState:
         episodes: Number of episodes played for training, including void episodes.
         lost_episodes: Number of void episodes, such as those whose sandbox was lost.
         wall_s: Duration of the run so far in seconds, including the parts before a resume.
-        facts: Results for ``summary.json`` that the run computes only once, such as the first evaluation.
+        facts: Results for ``summary.json`` that a resumed run does not compute again, such as the first evaluation.
     """
 
     step: int = 0
@@ -98,7 +98,7 @@ def save(
 
 
 def latest(folder: Path) -> Path:
-    """Return the newest checkpoint in `folder`, after restoring a checkpoint whose replacement was interrupted.
+    """Return the newest checkpoint in `folder`. If replacing a checkpoint was interrupted, first restore the old one.
 
     Raises:
         UsageError: There are no checkpoints.

@@ -29,13 +29,13 @@ class Display(Protocol):
     def phase(self, name: str, total: int) -> None:
         """Start a part of the run that has `total` units of progress, and end the previous part.
 
-        If an earlier part had the same name and total, and the first call of `advance` jumps to its progress, the new
-        part continues the earlier one, including the elapsed time.
+        The new part continues an earlier part with the same name and total if its first call of `advance` adds as many
+        units as the earlier part had reached. Its elapsed time then counts from the start of the earlier part.
         """
         ...
 
     def advance(self, count: int = 1, **shown: float | str) -> None:
-        """Add `count` units of progress to the current part; `shown` replaces the numbers next to the bar."""
+        """Add `count` units of progress to the current part; `shown`, if not empty, replaces the numbers on display."""
         ...
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class LineDisplay:
 
 
 class RichDisplay:
-    """A live bar on a terminal. The numbers are on separate lines, so that the bar does not change its width.
+    """A live bar on a terminal. The numbers of `advance` are on separate lines, so that the bar keeps its width.
 
     Each finished part of the run leaves one line on the terminal.
 
@@ -195,9 +195,9 @@ class _Part:
                 self.began_s, self._first = earlier.began_s, earlier._first
 
     def eta(self, now: float) -> str:
-        """Return the remaining time, estimated from the pace since the first advance.
+        """Return the remaining time as text, estimated from the pace since the first advance; empty if unknown.
 
-        The progress of the first advance is not counted, because a resumed run jumps there without doing the work.
+        The first advance is not counted: a resumed run jumps to the step it had reached, without doing any work.
         """
         if self._first is None or self.done <= self._first[0] or self.done >= self.total:
             return ""

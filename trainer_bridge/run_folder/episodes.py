@@ -51,10 +51,10 @@ def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
 
 
 def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:
-    """Return records of `count` episodes from as many tasks as possible, in the order of the tasks.
+    """Return records of up to `count` episodes from as many groups as possible, in the order of the groups.
 
-    With more groups than `count`, the result has one episode from each of `count` evenly spaced groups. With fewer
-    groups, the result has several episodes of each group.
+    If there are more than `count` groups, the result has one episode from each of `count` evenly spaced groups. If
+    there are fewer, the result has several episodes of each group.
     """
     rounds = max((len(group.trajectories) for group in groups), default=0)
     if count < len(groups):

@@ -17,7 +17,7 @@ class EventFile:
 
     Args:
         folder: TensorBoard's log folder. The new file continues the earlier files in this folder.
-        first_step: First step of the new file. TensorBoard ignores values of earlier files from this step on.
+        first_step: First train step of the new file. TensorBoard ignores values of this and later steps in older files.
 
     Raises:
         OSError: The file cannot be written; `scalars` raises this error, too.

@@ -45,7 +45,7 @@ class Curve(NamedTuple):
 
 
 class _Panel(NamedTuple):
-    """One small plot."""
+    """A small plot of the metric `key`. `from_zero` is whether the y axis always includes 0."""
 
     key: str
     title: str
@@ -67,12 +67,7 @@ _PANELS = (
 
 
 def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
-    """Write the plots of a run, except plots without curves.
-
-    Args:
-        folder: Existing folder for the files.
-        metrics: One row per train step.
-        evaluations: One row per evaluation.
+    """Write the plots of a run into the existing `folder`, without plots that would have no curves.
 
     Raises:
         OSError: The files cannot be written.
@@ -118,7 +113,7 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
         marker = "o" if len(training.steps) == 1 else ""
         axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False)
         notes.append((training.values[-1], "in training,\nsampled", _NOTE))
-    # Keep both held-out curves visible if they coincide: the second is dashed, with rings around the first one's dots.
+    # If both held-out curves coincide, the greedy curve shows as dashes, and as rings around the dots of the other.
     styles = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
     for name, curve in held_out.items():
         color, dashes, size, face = styles[name]
@@ -135,7 +130,7 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
 
 
 def training_panels(metrics: Rows) -> Figure | None:
-    """Plot each recorded metric in a panel; return None if there are no data."""
+    """Plot each metric of `_PANELS` that has values, in a panel of its own; return None if none has values."""
     panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
     if not panels:
         return None
@@ -188,19 +183,19 @@ def _widen(axes: Axes, steps: Sequence[int]) -> None:
 
 
 def _window(steps: int) -> int:
-    """Return the odd number of train steps over which a metric's smoothed curve averages; 1 for short runs."""
+    """Return the odd number of train steps over which smoothed curves average; 1 if the run is too short for that."""
     return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
 
 
 def means(values: Sequence[float], window: int) -> list[float]:
-    """Return the centred moving average over `window` values; the averages at both ends have fewer values."""
+    """Return the centred moving average over `window` values, or over fewer values near both ends."""
     half = window // 2
     near = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Return the heights of labels, moved as little as needed to make neighbouring labels at least `gap` apart.
+    """Move labels as little as needed to be at least `gap` apart, from `low` to `high`; return their new heights.
 
     Labels that are too close form a stack around the mean of their heights, and stacks that touch are merged.
     """

@@ -49,7 +49,7 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 
 RUN_FORMAT = 1
-"""Format of the folder; it is increased when older versions would misread the files."""
+"""Format number of a run's folder. A release whose files older releases would misread has a higher number."""
 
 FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
 FOLDERS = {
@@ -107,13 +107,13 @@ class RunRecord:
 
         Args:
             folder: The folder; it and its parents are created if missing. Files that belong to no run are not changed.
-            config_yaml: The whole configuration.
+            config_yaml: The whole configuration, as YAML.
             force: Whether to remove the files of an existing run in the folder.
             tensorboard: Whether to write event files.
 
         Raises:
-            UsageError: The folder already has a run and `force` is false, has a run of another format, has other files
-                with the names of run files, is in use by another process, or cannot be written.
+            UsageError: The folder has a run with results and `force` is false, has a run of another format, has files
+                of no run that are named like run files, is in use by another process, or cannot be written.
         """
         _refuse_foreign_files(folder)
         refuse_other_format(folder)
@@ -138,15 +138,15 @@ class RunRecord:
 
         Args:
             folder: The run's folder.
-            config_yaml: The whole configuration. Only `trainer.steps` may differ: the new value may be larger.
+            config_yaml: The whole configuration, as YAML. It must equal the run's, but `trainer.steps` may be larger.
             step: The train step of the checkpoint to continue from.
             tensorboard: Whether to write event files.
             is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
                 will be repeated, so an existing row of this evaluation is removed.
 
         Raises:
-            UsageError: There is no run to resume, it has another format, the configuration differs, a file is damaged,
-                or the folder is in use by another process or cannot be written.
+            UsageError: The folder has no run to resume or a run of another format, the configuration differs, a file is
+                damaged, or the folder is in use by another process or cannot be written.
         """
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder}: no run to continue; start one without --resume")
@@ -208,7 +208,7 @@ class RunRecord:
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
-    """Return the episode files in a run's folder by train step, in order."""
+    """Return the path of each episode file in a run's folder, with its train step as the key, in ascending order."""
     found = {}
     for path in (folder / TRAJECTORIES).glob("step-*.jsonl"):
         if (number := path.stem.removeprefix("step-")).isdecimal():
@@ -274,7 +274,7 @@ def _remove_run(folder: Path) -> None:
 
 
 def _refuse_other_config(path: Path, new_yaml: str) -> None:
-    """Raise `UsageError` if the new configuration differs from the run's. The error names the first such key."""
+    """Raise `UsageError` for the first key that differs in the new configuration, except a larger `trainer.steps`."""
     try:
         old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError):

@@ -16,7 +16,7 @@ from .writing import replace, writing
 
 
 def read_rows(path: Path) -> list[dict[str, JSON]]:
-    """Return the objects of a ``.jsonl`` file, without a truncated last line.
+    """Return the objects of a ``.jsonl`` file, without a truncated last line. A missing file has no objects.
 
     Raises:
         UsageError: The file cannot be read, or a line before the last is not a JSON object.
@@ -64,7 +64,7 @@ def replace_rows(path: Path, rows: Iterable[object]) -> None:
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Remove the lines of train steps after `step` from a JSON-lines file, and a truncated last line."""
+    """Rewrite a JSON-lines file without the lines of train steps after `step` and without a truncated last line."""
     replace_rows(path, [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step])
 
 

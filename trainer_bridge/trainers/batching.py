@@ -19,9 +19,9 @@ from torch import Tensor
 from envkit.types import Sample
 
 SHARED_ROW_TOKENS = 256
-"""Maximum number of tokens in a row of several samples. A row with a long common prefix may have `SHARED_TIMES` as many
-tokens as the prefix. Long rows are slow: the cost of attention and mask grows with the square of the row's length, but
-the gain only with the prefix's length.
+"""Maximum number of tokens in a row of several samples. If `SHARED_TIMES` the length of the common prefix is larger, it
+is the maximum instead. Long rows are slow: the cost of attention and mask grows with the square of the row's length,
+but the gain only with the prefix's length.
 """
 
 SHARED_TIMES = 4
@@ -35,8 +35,8 @@ class Layout:
         ids_BL: Token ids, padded on the right.
         position_BL: Position of each token in its sample; None if every row is one sample.
         sees_BLL: Whether a token (second axis) attends to another token (third axis); None means a plain causal mask.
-        row_N: Row of each token that contributes to the loss, sample after sample.
-        place_N: For each of these tokens, the index (in its row) of the preceding token, whose logits predict it.
+        row_N: Index of the row of each token that contributes to the loss, sample after sample.
+        place_N: For each of these tokens, the index in the row of the preceding token, whose logits predict the token.
     """
 
     ids_BL: Tensor
@@ -47,9 +47,9 @@ class Layout:
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
-    """Split rows into passes of rows with similar lengths.
+    """Split rows with these lengths into passes of similar lengths. Return the indices of the rows of each pass.
 
-    A pass has at most `micro_tokens` tokens, including padding. A longer row gets its own pass.
+    A pass has at most `micro_tokens` tokens, including padding. A row that is longer than that gets its own pass.
     """
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
@@ -61,12 +61,12 @@ def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
 
 
 def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
-    """Split samples into passes with one sample per row, as `cut` does for rows."""
+    """Split samples into passes with one sample per row; return the indices of each pass's samples. See `cut`."""
     return cut([len(sample.token_ids) for sample in samples], micro_tokens)
 
 
 def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
-    """Split samples into passes of rows, as `cut` does. A row is a list of the indices of its samples.
+    """Split samples into passes of rows; see `cut`. In the result, a row is a list of the indices of its samples.
 
     Args:
         samples: The samples.
@@ -79,7 +79,10 @@ def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: boo
 
 
 def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
-    """Group samples with a common prefix into rows of limited length (see `SHARED_ROW_TOKENS`), sorted by tokens."""
+    """Group samples with a common prefix into rows of limited length (see `SHARED_ROW_TOKENS`).
+
+    Return the indices of the samples of each row, sorted by the samples' token ids.
+    """
     rows: list[list[int]] = []
     used = 0
     before: tuple[int, ...] = ()
@@ -97,13 +100,13 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the length in tokens of a row that contains all `samples`, which must be sorted."""
+    """Return the length in tokens of a row that contains all `samples`, which must be sorted by their token ids."""
     shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
     return sum(len(sample.token_ids) for sample in samples) - shared
 
 
 def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
-    """Build the tensors for `rows`; the samples of each row must be sorted."""
+    """Build the tensors for `rows`. The samples of each row must be sorted by their token ids."""
     longest = max(row_tokens(row) for row in rows)
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     position_BL = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mapping[str, Stateful], version: int) -> None:
-    """Write a checkpoint into `folder`; the policy is saved as the model folder ``policy/``."""
+    """Write a trainer's checkpoint into the existing `folder`. The policy is saved as the model folder ``policy/``."""
     model.save_pretrained(folder / "policy")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder / "policy")
@@ -67,5 +67,5 @@ def _reason(error: Exception) -> str:
         return "optimizer.pt is damaged"
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
-    # torch's message about mismatched weights has a heading and one line per weight: show the first two lines.
+    # torch's message about mismatched weights has a heading and a line per weight: show the heading and the first line.
     return shorten(" ".join(str(error).splitlines()[:2]), 300) or type(error).__name__

@@ -25,9 +25,9 @@ def checkpoint_layers(model: nn.Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
-        raise UsageError(f"trainer.gradient_checkpointing: {kind} does not support it; set it to false")
+        raise UsageError(f"trainer.gradient_checkpointing: not supported by {kind}; set this key to false")
     if any(isinstance(rate := getattr(layer, "dropout", 0.0), float) and rate > 0 for layer in layers):
-        raise UsageError("trainer.gradient_checkpointing: the model's layers have dropout; set it to false")
+        raise UsageError("trainer.gradient_checkpointing: not supported by layers with dropout; set this key to false")
     for layer in layers:
         layer.gradient_checkpointing = True
         recompute: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
@@ -37,7 +37,7 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Return the peak memory in MiB: resident memory of this process on a CPU, allocated tensors on a GPU."""
+    """Return this process's peak memory in MiB: on a CPU, all its resident memory; on a GPU, its allocated tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024

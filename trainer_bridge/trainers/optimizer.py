@@ -49,6 +49,6 @@ def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> f
 
 
 def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next update."""
+    """Set the learning rate of all following updates."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

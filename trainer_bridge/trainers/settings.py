@@ -20,15 +20,15 @@ class TrainerSettings:
         threads: Number of torch threads for learning; 0 leaves torch's number of threads unchanged.
         schedule: Schedule of the learning rates: ``"constant"``, ``"linear"`` or ``"cosine"``; see
             `optimizer.rate_factor`.
-        schedule_warmup_steps: Number of train steps over which the learning rates rise.
+        schedule_warmup_steps: Number of train steps at the start of the run over which the learning rates rise.
         steps: Number of train steps in the run; the schedule decays over these steps.
-        weight_decay: AdamW's weight decay, for matrices.
+        weight_decay: AdamW's weight decay, applied to matrices only.
         precision: Number format of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
-        gradient_checkpointing: Whether the backward pass recomputes the activations of each layer.
+        gradient_checkpointing: Whether the backward pass recomputes the activations of each layer, to save memory.
         is_large: Whether to save memory and time, as a language model requires. If true, log-probabilities are computed
             in blocks, the samples of a group share their prompt, minibatches contain whole groups, and samples whose
-            advantages are 0 are skipped. The gradient differs only by rounding. False for tiny policies, so that their
-            runs are bitwise reproducible.
+            advantages are 0 are skipped. The gradient differs only by rounding. This is false for tiny policies, so
+            that their runs are bitwise reproducible.
     """
 
     learning_rate: float

@@ -39,7 +39,7 @@ class Scored(NamedTuple):
 def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
     """Return log-probabilities (nats) over the vocabulary for each token with mask 1 [N, V], sample by sample.
 
-    The output layer processes only the positions before these tokens.
+    To save memory, the output layer processes only the positions directly before these tokens.
     """
     layout = lay_out([[sample] for sample in samples], model.device)
     kept = sorted(set(layout.place_N.tolist()))
@@ -58,12 +58,13 @@ class TokenScorer:
         temperature: Sampling temperature, which divides the logits.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast. Log-softmax and entropy are always computed in
             float32.
-        in_blocks: Whether to compute in blocks and to allow rows of several samples, if the model supports both.
+        in_blocks: Whether to compute in blocks, and to allow rows of several samples, as far as the model supports it.
 
     Attributes:
-        in_blocks: Whether log-probabilities are computed in blocks. The attribute is false if the model's logits are
-            not a linear layer without bias times a constant factor, e.g. with a soft cap.
-        shares_rows: Whether rows may contain several samples; false if the model ignores the mask that separates them.
+        in_blocks: Whether log-probabilities are computed in blocks. This is false if the model's logits are not the
+            result of a linear layer without bias times a constant factor, for example because of a soft cap.
+        shares_rows: Whether rows may contain several samples. This is false if `in_blocks` is false or the model
+            ignores the mask that separates the samples.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TokenScorer:
 
         Args:
             rows: The samples of each row; a row may have several samples only if `shares_rows` is true.
-            entropy_has_gradient: Whether the entropy is part of the loss.
+            entropy_has_gradient: Whether the entropy is part of the loss and therefore needs a gradient.
         """
         samples = [sample for row in rows for sample in row]
         token_N = flat([own_values(sample, sample.token_ids) for sample in samples], self._model.device, torch.long)
@@ -152,7 +153,7 @@ def block_logps(
     tokens_block: int = _TOKENS_BLOCK,
     vocabulary_block: int = _VOCABULARY_BLOCK,
 ) -> Scored:
-    """Compute log-probabilities and entropies of ``softmax(factor * hidden @ weight.T)``, block by block.
+    """Compute log-probabilities of `token_N` and entropies under ``softmax(factor * hidden @ weight.T)``, in blocks.
 
     Matrix products have the dtype of `hidden_NH`; all other operations have at least float32. The backward pass adds
     the gradient of `weight_VH` to its ``grad`` in place.

@@ -48,8 +48,9 @@ class _TrainRows:
     Attributes:
         samples: The samples.
         advantages: For each sample, the advantages of the turns of its episode.
-        returns: For each sample, the critic's targets for these turns.
-        reference: For each sample, log-probabilities of the policy's tokens under the reference policy.
+        returns: For each sample, the critic's targets for the turns of its episode.
+        reference: For each sample, log-probabilities of the policy's tokens under the reference policy; empty without a
+            KL term.
     """
 
     samples: Sequence[Sample]
@@ -123,7 +124,7 @@ class TorchTrainer:
             averaged) and peak_memory_mib (see `peak_memory_mib`).
 
         Raises:
-            UsageError: A gradient is not finite; the weights are unchanged.
+            UsageError: A gradient is not finite. The optimiser update with this gradient is not made.
         """
         samples, self._samples = self._samples, []
         if not samples:
@@ -221,7 +222,7 @@ class TorchTrainer:
         )
 
     def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Yield each update's sample indices. An epoch has each sample once. With `is_large`, groups stay whole."""
+        """Yield the sample indices of each update. An epoch has each sample once. `is_large` keeps groups together."""
         seed = self._settings.seed * 1_000_003 + self.version
         # Take the remainder, so that the seed is in torch's range.
         order = torch.Generator().manual_seed(seed % (1 << 63))
@@ -248,7 +249,7 @@ class TorchTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
         if len(learned) < len(indices):
             for weight in self._model.parameters():
-                # Without a gradient, AdamW would skip the weight, and its averages for the weight would not decay.
+                # Without a gradient, AdamW would skip the weight: its moving averages of the gradient would not decay.
                 if weight.requires_grad and weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
         if self._critic is not None and self._critic_optimizer is not None:
@@ -268,7 +269,7 @@ class TorchTrainer:
         sums["grad_norm"] += norm
 
     def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
-        """Return whether a sample may have a gradient: through a nonzero advantage, or an entropy or KL term."""
+        """Return whether the sample at index `row` may have a gradient; without `is_large`, always return True."""
         algorithm, sample = self._algorithm, rows.samples[row]
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
@@ -288,7 +289,8 @@ class TorchTrainer:
         """Clip the norm of the gradient and return the norm before clipping.
 
         Raises:
-            UsageError: The gradient is not finite. An update with such a gradient would make every weight NaN.
+            UsageError: The gradient is not finite, so an update would make every weight NaN. The error's advice is to
+                lower the setting `key`.
         """
         bound = self._settings.max_grad_norm
         try:
@@ -302,7 +304,7 @@ class TorchTrainer:
             ) from None
 
     def _policy_pass(self, rows: _TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
-        """Return the summed loss of all tokens of `part`, whose rows are lists of sample indices."""
+        """Return the summed loss of all tokens of `part`, a list of rows of sample indices; add metrics to `sums`."""
         algorithm, device = self._algorithm, self._model.device
         chosen = [number for row in part for number in row]
         samples = [rows.samples[number] for number in chosen]
@@ -343,7 +345,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _estimate(self, samples: Sequence[Sample], episodes: Sequence[int], value_ET: Tensor) -> None:
-        """Write the critic's estimate for the start of each turn into `value_ET`, in the row of the turn's episode."""
+        """Write the critic's estimates for the start of each turn to `value_ET`; `episodes` has each sample's row."""
         assert self._critic is not None
         for part in passes(samples, self._settings.micro_tokens):
             with self._scorer.autocast():

@@ -1,4 +1,4 @@
-"""Demonstrations of mixed quality: the environment's expert plays, but a share of the moves is random.
+"""Demonstrations of mixed quality: the environment's expert plays, but some moves are drawn at random.
 
 This module does not import torch.
 """
@@ -24,10 +24,10 @@ class Lesson:
     """A single state with its best moves and its possible moves, for imitation.
 
     Attributes:
-        prompt: Tokens of the state if it is the first turn of an episode.
-        continuation: Tokens of the state if it is a later turn.
-        good: The best moves, each as the tokens of a completion.
-        possible: All possible moves, each as the tokens of a completion.
+        prompt: Tokens of the turn's prompt if the state is the first turn of a sample.
+        continuation: Tokens of the turn's prompt if the state is a later turn.
+        good: The expert's best moves, each as the tokens of a completion.
+        possible: All legal moves, each as the tokens of a completion.
         is_hazardous: Whether a careless move in this state loses the episode.
     """
 
@@ -44,7 +44,7 @@ class Demonstration:
 
     Attributes:
         samples: Samples of the episode; the mask is 1 on the teacher's tokens. A turn whose prompt does not continue
-            the previous turn starts a new sample. The sequence is empty if the first turn is too long.
+            the previous turn starts a new sample. There are no samples if the first turn exceeds the token limit.
         success: Whether the environment reported success.
     """
 
@@ -54,14 +54,14 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """Plays the expert's moves and a share of random moves.
+    """Plays the expert's moves, but replaces some of them by random moves.
 
     Attributes:
         expert: Returns the best moves.
         renderer: Converts states and moves to tokens.
-        noise: Share of moves drawn at random from all legal moves, in [0, 1].
+        noise: Probability in [0, 1] of a move drawn at random from all legal moves.
         is_bare: Whether answers are bare moves (``up``) instead of the expert's format (``<answer>up</answer>``).
-        turn_tokens: Maximum number of tokens of a completion, without the stop token; None means no check.
+        turn_tokens: Maximum number of tokens of a completion, without the stop token; None means no limit.
     """
 
     expert: Expert
@@ -75,7 +75,7 @@ class Teacher:
         return move if self.is_bare else self.expert.answer(move)
 
     def tokens(self, move: str) -> tuple[int, ...]:
-        """Return `move` as the tokens of a completion.
+        """Return the tokens of a completion that plays `move`.
 
         Raises:
             ConfigError: The completion exceeds `turn_tokens`.
@@ -91,7 +91,7 @@ class Teacher:
         return completion
 
     def move(self, observation: Observation, rng: random.Random) -> str:
-        """Return a best move of the expert. With chance `noise`, or if there is no best move, return a random move.
+        """Return a best move of the expert. With probability `noise`, or if no move is good, return a random one.
 
         Raises:
             ConfigError: A random move is required, but the environment does not list its legal moves.
@@ -130,18 +130,18 @@ async def lessons(
     *,
     on_lesson: Callable[[], None] | None = None,
 ) -> list[Lesson]:
-    """Play episodes with random moves, and return lessons for up to `count` of their states.
+    """Let `teacher` play episodes, and return a lesson for each state in which the expert knows a good move.
 
     Args:
         host: Runs the environments.
         teacher: Plays the episodes.
         tasks: Tasks to play.
-        count: Number of lessons.
+        count: Maximum number of lessons.
         seed: Seed of the teacher's random moves.
-        on_lesson: Called after each lesson.
+        on_lesson: Called after each new lesson.
 
     Raises:
-        ConfigError: The expert had no move in `_FRUITLESS_EPISODES` consecutive episodes.
+        ConfigError: The expert knew no move in any state of `_FRUITLESS_EPISODES` consecutive episodes.
     """
     found: list[Lesson] = []
     rng = random.Random(seed)
@@ -165,14 +165,14 @@ async def lessons(
         fruitless = 0 if len(found) > before else fruitless + 1
         if fruitless == _FRUITLESS_EPISODES:
             reason = f"the expert of {task.env_id} knew no move in {fruitless:,} episodes in a row"
-            raise ConfigError([f"warmup.kind: {reason}; use none, with a pretrained engine.model"])
+            raise ConfigError([f"warmup.kind: {reason}; set it to none, and use a pretrained engine.model"])
     return found
 
 
 async def demonstrations(
     host: EnvHost, teacher: Teacher, tasks: Iterator[Task], count: int, seed: int, *, max_turns: int, max_tokens: int
 ) -> list[Demonstration]:
-    """Play `count` whole episodes of at most `max_turns` turns and `max_tokens` tokens per sample."""
+    """Let `teacher` play `count` whole episodes of at most `max_turns` turns, and `max_tokens` tokens per sample."""
     rng = random.Random(seed)
     return [await _demonstration(host, teacher, next(tasks), rng, max_turns, max_tokens) for _ in range(count)]
 

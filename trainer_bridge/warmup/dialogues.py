@@ -44,11 +44,11 @@ class Dialogues:
     skipped: int
 
     def updates(self, size: int, epochs: int) -> int:
-        """Return the number of updates in `epochs` passes over the dialogues, if updates have `size` dialogues."""
+        """Return the number of updates in `epochs` passes over the dialogues, with `size` dialogues per update."""
         return epochs * -(-len(self.samples) // size)
 
     def batches(self, size: int, seed: int) -> Callable[[int], list[Sample]]:
-        """Return a function that maps the index of an update to its samples. The order is random in each pass."""
+        """Return a function that maps an update's index to its `size` samples; each pass has a new random order."""
         updates = self.updates(size, 1)
 
         def batch(update: int) -> list[Sample]:
@@ -68,8 +68,8 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
         max_tokens: Maximum length of a dialogue in tokens; longer dialogues are skipped.
 
     Raises:
-        UsageError: The file cannot be read, a line is not a dialogue with an answer of the assistant (the message gives
-            the line number), or every dialogue was skipped.
+        UsageError: The file cannot be read or has no dialogues, a line is not a dialogue with a message of the
+            assistant (the error gives the line number), or every dialogue was skipped.
     """
     samples: list[Sample] = []
     skipped = 0

@@ -25,9 +25,9 @@ _SPECIAL = ("<pad>", "<s>", "<unk>")
 
 
 def make_tokenizer(texts: Iterable[str], moves: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose vocabulary is the words of `texts`, in alphabetical order.
+    """Return a tokenizer whose vocabulary is special tokens, answer tags, and the sorted words of `texts` and `moves`.
 
-    Each of `moves` becomes a single token, including moves such as ``turn left`` or ``B3``.
+    Each of `moves` becomes a single token, even if it consists of several words, such as ``turn left`` or ``B3``.
     """
     whole = set(moves)
     split = _splitting_rule(whole)
@@ -48,7 +48,7 @@ def make_tokenizer(texts: Iterable[str], moves: Iterable[str] = ()) -> PreTraine
 
 
 def _splitting_rule(moves: set[str]) -> Any:
-    """Return a pre-tokenizer that splits text into moves, the longest first, and then into words."""
+    """Return a pre-tokenizer that splits text into moves and, between them, into words. Longer moves match first."""
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     long = sorted(
         (move for move in moves if len(words.pre_tokenize_str(move)) > 1), key=lambda move: (-len(move), move)
@@ -72,9 +72,9 @@ def make_policy(
     """Write a freshly initialised policy and its tokenizer into `folder`.
 
     Args:
-        folder: Created if missing; load it with ``AutoModelForCausalLM.from_pretrained``.
-        texts: All possible observations and answers.
-        moves: Answers that each become a single token.
+        folder: The model folder, created if missing; load it with ``AutoModelForCausalLM.from_pretrained``.
+        texts: All possible observations and answers, whose words become the vocabulary.
+        moves: All possible moves; each becomes a single token.
         hidden_size: Size of the hidden states.
         layers: Number of layers.
         heads: Number of attention heads; must divide `hidden_size`.

@@ -1,9 +1,9 @@
 """Warm-up: a policy imitates demonstrations or the dialogues of a file before reinforcement learning.
 
-Demonstrations have three stages. In the first stage, samples are single states, from which the policy learns features.
-In the second stage, samples are several unrelated states in a row, which teach the policy to answer the newest state.
-In the third stage, samples are whole episodes. This stage ends when greedy play is good enough, since the number of
-updates required differs between seeds.
+A warm-up with demonstrations has three stages. In the first stage, a sample is a single state with a move, so that the
+policy learns to read states. In the second stage, a sample is several unrelated states in a row, each with a move, so
+that the policy learns to answer only the newest state. In the third stage, samples are whole episodes. The third stage
+ends when the policy's greedy play is good enough, since the number of updates required differs between seeds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stage:
     Attributes:
         updates: Maximum number of updates.
         batch: Samples per update.
-        learning_rate: Initial learning rate; it decays to a twentieth along a cosine.
+        learning_rate: Initial learning rate; over the stage, it decays along a cosine to a twentieth of this value.
         number: Index of the stage in the warm-up, from 0.
     """
 
@@ -97,14 +97,14 @@ class Imitator:
         *,
         after: Callable[[int, float], Awaitable[bool]],
     ) -> int:
-        """Run a stage from its first update, or continue a restored one.
+        """Run a stage from its first update. If `restore` loaded a stage, continue that one, and skip those before it.
 
         Args:
-            stage: The number of updates and the learning rate.
+            stage: The stage to run.
             batch: Returns the samples of an update, given the update's index from 0.
             after: Called after each update with the number of finished updates and the loss (nats per token). The stage
-                ends if `after` returns True. A restored stage first repeats the call for its last update, with NaN as
-                the loss.
+                ends if `after` returns True. Before a restored stage continues, `after` is called once for its last
+                finished update, with NaN as the loss.
 
         Returns:
             The number of finished updates in the stage.
@@ -128,7 +128,7 @@ class Imitator:
         return self.updates
 
     def save(self, folder: str) -> None:
-        """Write optimisers and counters into the existing folder `folder`."""
+        """Write the state of the optimisers, and the index of the stage and update, into the existing `folder`."""
         state = {
             "stage": self.stage,
             "updates": self.updates,
@@ -139,7 +139,7 @@ class Imitator:
             torch.save(state, file)
 
     def restore(self, folder: Path) -> None:
-        """Restore the state that `save` wrote; the trainer restores the weights.
+        """Restore the state that `save` wrote. The trainer restores the weights, which are not part of this state.
 
         Raises:
             UsageError: The folder has no warm-up state for this policy.
@@ -184,7 +184,7 @@ class Imitator:
 def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:
     """Return AdamW for a pretrained policy, otherwise Muon for the layers' matrices and AdamW for all other weights.
 
-    From random weights, Muon learns to avoid the lake's holes in far fewer updates than AdamW (`docs/train.md`).
+    With Muon, a policy with random initial weights needs far fewer updates to play frozen lake (`docs/train.md`).
     """
     if is_pretrained:
         return [adamw(model, 0.0, is_fused=True)]
@@ -199,13 +199,13 @@ def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimize
 
 @dataclass(frozen=True, slots=True)
 class LessonBook:
-    """Draws random lessons for imitation.
+    """Draws random lessons for imitation. A lesson is a state with its good and its possible moves.
 
     Attributes:
         lessons: All lessons to draw from.
-        hazard_share: Share of an update's lessons whose state is hazardous, if there are such lessons.
-        noise: Share of lessons that show a random move instead of a good one.
-        seed: Seed for drawing; the index of the update is added to it.
+        hazard_share: Share of hazardous states in an update, if `lessons` has both hazardous and other states.
+        noise: Probability that the policy imitates a random possible move in a state instead of a good one.
+        seed: Seed of the draws; each update has its own seed, derived from this one and the update's index.
     """
 
     lessons: Sequence[Lesson]
@@ -218,8 +218,8 @@ class LessonBook:
 
         Args:
             size: Lessons per update.
-            states: Lessons per sample. Several unrelated states become the turns of one sequence, each with an answer,
-                so that the policy learns to answer only the newest state.
+            states: Lessons per sample. Each lesson becomes a turn of the sample: its state, then a move. With several
+                unrelated turns in a sample, the policy learns to answer only the newest state.
         """
         tricky = [lesson for lesson in self.lessons if lesson.is_hazardous]
         plain = [lesson for lesson in self.lessons if not lesson.is_hazardous]
