@@ -1,4 +1,4 @@
-"""Draws a board of each game into `docs/pictures/`. With ``--check``, only reports pictures that are out of date."""
+"""Draws a Sokoban room and a frozen lake into `docs/pictures/`. ``--check`` only reports outdated pictures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ O______G"""
 
 
 def picture(board: str, symbols: str, tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the picture of `board`. Each symbol is drawn with the tile at the symbol's index in `symbols`."""
+    """Return the picture of `board`. The tile at index i in `tiles` draws the symbol at index i in `symbols`."""
     codes = np.array([[symbols.index(symbol) for symbol in line] for line in board.split("\n")], np.uint8)
     return paint(codes, tiles)
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def read(path: Path) -> NDArray[np.uint8]:
-    """Return the red, green and blue of a picture, from 0 to 255. Matplotlib reads them as numbers from 0 to 1."""
+    """Return the picture in a file as red, green and blue values from 0 to 255; `imread` returns values from 0 to 1."""
     frame: NDArray[np.uint8] = np.rint(imread(path)[..., :3] * 255).astype(np.uint8)
     return frame
 

@@ -1,4 +1,4 @@
-"""Writes the pages on configuration and the HTTP API from the code. ``--check`` only reports pages out of date."""
+"""Generates the pages about the configuration files and the HTTP API. ``--check`` only reports outdated pages."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ HEADS = {
     "config": """\
 # The training file
 
-Every key of the file that `envkit train` and `envkit check` read, with its default. Unknown keys are refused.
-`--set trainer.steps=10` overrides one key on the command line. Editors that know JSON schemas complete and check the
-file with [config.schema.json](config.schema.json).
+This page lists every key of the file that `envkit train` and `envkit check` read. An unknown key in the file is an
+error. To override one key on the command line, use `--set`, for example `--set trainer.steps=10`. Editors that support
+JSON schemas can complete and check the file with [config.schema.json](config.schema.json).
 
-Written from `envkit/config/` by `make docs`; do not edit.
+Do not edit this page: `make docs` generates it from `envkit/config/`.
 """,
     "serve-config": """\
-# The fleet's file
+# The server's file
 
-Every key of the file that `envkit serve --config` reads, with its default. Unknown keys are refused.
-`--set node.max_sandboxes=100` overrides one key on the command line. Editors that know JSON schemas complete and check
-the file with [serve-config.schema.json](serve-config.schema.json).
+This page lists every key of the file that `envkit serve --config` reads. An unknown key in the file is an error. To
+override one key on the command line, use `--set`, for example `--set node.max_sandboxes=100`. Editors that support JSON
+schemas can complete and check the file with [serve-config.schema.json](serve-config.schema.json).
 
-Written from `envkit/config/` by `make docs`; do not edit.
+Do not edit this page: `make docs` generates it from `envkit/config/`.
 """,
 }
 LIMITS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}"}
@@ -39,12 +39,12 @@ Schema = Mapping[str, Any]
 
 
 def reference(head: str, schema: Schema) -> str:
-    """Return the page for the JSON schema of the whole file."""
+    """Return a page: `head`, then a table of keys for each section of the configuration file with this `schema`."""
     return head + "".join(_section("", schema, schema["$defs"]))
 
 
 def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
-    """Yield the table of a section's own keys, then the sections inside it."""
+    """Yield the heading of a section with a table of its plain keys, then the same for each section inside it."""
     inner = {name: _definition(key, definitions) for name, key in section["properties"].items()}
     required = section.get("required", [])
     rows = [_row(name, key, name in required) for name, key in section["properties"].items() if inner[name] is None]
@@ -61,7 +61,7 @@ def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
 
 
 def _definition(key: Schema, definitions: Schema) -> Schema | None:
-    """Return the schema of the section in `key`, or of the sections in its list. Return None for a plain value."""
+    """Return the schema of the section that `key` contains, or of each section in its list. None if it has neither."""
     reference = key.get("items", key).get("$ref")
     return None if reference is None else definitions[reference.rpartition("/")[2]]
 

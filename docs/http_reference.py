@@ -1,4 +1,4 @@
-"""Builds the page about the HTTP API and the WebSocket from the messages and routes that the server uses."""
+"""Generates the page about the HTTP API from the routes and message types of the server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from envkit.sandbox.transfer import tar_stream
 HEAD = """\
 # The HTTP API
 
-Everything that `envkit.make(url=...)` and `envkit.open_sandbox(url=...)` do goes through this API, so a client in any
-language can do the same. The five calls to type first:
+The Python functions `envkit.make(url=...)` and `envkit.open_sandbox(url=...)` use this API to play environments and run
+sandboxes on a server (`envkit serve`). Clients in other languages can do the same. The five calls to type first:
 
-    curl http://127.0.0.1:8000/v1/envs                                                          # what can be played
+    curl http://127.0.0.1:8000/v1/envs                                                          # list the environments
     curl -X PUT http://127.0.0.1:8000/v1/sessions/a -d '{"env_id": "FrozenLake-v0", "seed": 1}' # start an episode
     curl http://127.0.0.1:8000/v1/sessions/a -X DELETE                                          # end it
     curl -X PUT http://127.0.0.1:8000/v1/sandboxes/sandbox-1 -d '{}'                                  # start a sandbox
@@ -27,28 +27,30 @@ language can do the same. The five calls to type first:
 
 [play.mjs](../examples/play.mjs) plays an episode in 60 lines of JavaScript.
 
-- **Ids.** The caller chooses the ids of sessions and sandboxes, so every call can be repeated: the same `PUT` returns
-  the same session or sandbox, and the same step (`turn` and `action`) returns the same answer.
-- **Tokens.** If the server has tokens, send `Authorization: Bearer ek_...`. Without tokens, the server answers
-  only clients on its own machine.
-- **202** means that the reset or start is still running: repeat the call.
+- **Ids.** The client chooses the ids of its sessions (episodes) and sandboxes. So it can safely repeat a call whose
+  answer was lost: the same `PUT` returns the same session or sandbox, and a step with the same `turn` and `action`
+  returns the same answer.
+- **Tokens.** If tokens were created for the server, every request needs the header `Authorization: Bearer ek_...`.
+  Otherwise the server answers only clients on its own machine.
+- **Status 202** means that the session's reset or the sandbox's start is still running: repeat the call.
 - **Errors** have the content type `application/problem+json`: `type` is the code, `detail` says what is wrong and
-  what to do, and `fields` contains the values that `detail` names. `retry` says whether a repeated call may succeed.
-  The header `Retry-After` says after how many seconds.
-- **Bytes** in JSON (output of programs) are a text, or `{"base64": "..."}` if they are not UTF-8. Input is always
-  base64.
+  what to do, and `fields` contains the values that `detail` names. `retry` is true if the same call may succeed later;
+  the header `Retry-After` then says after how many seconds.
+- **Bytes** in JSON: the output of a program is a text, or `{"base64": "..."}` if it is not UTF-8. The input (`stdin`)
+  of a program is always in base64.
 - **Numbers** that JSON cannot express are the texts `nan`, `inf` and `-inf`.
 
-Written from `envkit/http/` by `make docs`; do not edit.
+Do not edit this page: `make docs` generates it from `envkit/http/`.
 """
 SOCKET = """
 ## WebSocket
 
-`/v1/ws` carries many calls, each in a frame `{"id": ..., "method": ..., "params": {...}}`. The server answers each
-with `{"id": ..., "result": ...}` or `{"id": ..., "error": ...}`, in any order. A message contains one frame, or a
-list of up to 1,000 frames. `id` is a number or a text. If the WebSocket closes, a call about a sandbox is cancelled
-if the call has no `key`. All other calls continue. To get the result of a call, repeat it over a new WebSocket, with
-the same `key` if it has one. The methods:
+A WebSocket at `/v1/ws` carries many calls. Each call is a frame `{"id": ..., "method": ..., "params": {...}}`. The
+server answers it with `{"id": ..., "result": ...}` or `{"id": ..., "error": ...}`; answers may come in another order.
+`id` is a number or a text that the client chooses. A message contains one frame, or a list of up to 1,000 frames. If
+the WebSocket closes, the server cancels each call about a sandbox that was sent without `key`, and completes all other
+calls. To get the result of a completed call, repeat it over a new WebSocket, with the same `key` if it had one. `?`
+marks a parameter that may be omitted. The methods:
 
 | method | parameters |
 |---|---|
@@ -56,17 +58,19 @@ the same `key` if it has one. The methods:
 STREAMS = """
 ## Programs with streamed input, and connections
 
-Each program and each connection uses a separate WebSocket.
+Each program with streamed input, and each connection to a server in a sandbox, uses a WebSocket of its own.
 
-`/v1/sandboxes/NAME/program`: first send the program as a text message (`argv`, `timeout_s`, and optionally `env`,
-`cwd`, `user`, and `terminal` as `[rows, columns]`). Then send its input as binary messages. Send
-`{"eof": true}` as text at the end of the input, and `{"rows": 30, "columns": 100}` to resize the terminal. The server
-sends output as binary messages, whose first byte is 1 for standard output and 2 for standard error. At the end it
-sends `{"result": ...}` (without output) or `{"error": ...}` as text.
+`/v1/sandboxes/NAME/program` runs a program. First send a text message with a JSON object that describes the program
+(`argv`, `timeout_s`, and optionally `env`, `cwd`, `user`, and `terminal` as `[rows, columns]`). Then send the program's
+input as binary messages, and the text message `{"eof": true}` at the end of the input. The text message
+`{"rows": 30, "columns": 100}` resizes the terminal. The server sends the program's output as binary messages, whose
+first byte is 1 for standard output and 2 for standard error. When the program has ended, the server sends the text
+message `{"result": ...}`, which does not repeat the output, or `{"error": ...}`.
 
-`/v1/sandboxes/NAME/connect?to=8000`: `to` is a port in the sandbox, or the name of a socket in its folder
-`$ENVKIT_SOCKETS`. Binary messages carry the bytes of the connection in both directions. Send an empty binary message
-when you have sent everything. At the end the server sends `{}` or `{"error": ...}` as text.
+`/v1/sandboxes/NAME/connect?to=8000` connects to a server in the sandbox. `to` is a port, or the name of a Unix socket
+in the sandbox's folder `$ENVKIT_SOCKETS`. Binary messages carry the bytes of the connection in both directions. Send an
+empty binary message when you have sent everything. When the connection ends, the server sends the text message `{}`, or
+`{"error": ...}` if it failed.
 """
 EXAMPLES: Mapping[str, Any] = {
     "env_id": "FrozenLake-v0",
@@ -82,14 +86,14 @@ EXAMPLES: Mapping[str, Any] = {
 """Example values of required fields, by name."""
 QUERIES = {"path": "notes.txt", "name": "main", "snapshot": "NAME"}
 SKIPPED = {"/v1/events"}
-"""Paths whose reply never ends. They get no example, because the example would never end either."""
+"""Paths whose reply never ends. The page has no example for them, because a test runs every example to its end."""
 UPLOAD = ("put", "/v1/sandboxes/{sandbox_id}/tree")
-"""The upload of a folder. Its example uploads `notes.tar`, which the example of the download has written."""
+"""The upload of a folder. It follows the download, because its example uploads the file that the download writes."""
 URL = "http://127.0.0.1:8000"
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     app = create_app(cast(EnvHost, object()), pool=cast(SandboxPool, object()), folder_transport=tar_stream)
     document: dict[str, Any] = app.document()
     types = document["components"]["schemas"]
@@ -102,7 +106,7 @@ def page() -> str:
 
 
 def _operations(document: Mapping[str, Any], types: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[str]:
-    """Yield the operations whose paths start with one of `prefix`, in an order in which their examples work."""
+    """Yield the text of each operation whose path starts with one of `prefix`; the examples work in this order."""
     paths = [(path, item) for path, item in document["paths"].items() if path.startswith(prefix)]
     found = [(verb, path, operation) for path, item in paths for verb, operation in sorted(item.items(), reverse=True)]
     made = [one for one in found if one[0] != "delete"]
@@ -163,7 +167,7 @@ def _fields(request: type) -> Iterator[str]:
 
 
 def _types(types: Mapping[str, Any]) -> Iterator[str]:
-    yield "\n`?` marks a field that may be omitted.\n"
+    yield "\nThe types of bodies and replies. `?` marks a field that may be omitted.\n"
     for name, schema in sorted(types.items()):
         if "properties" in schema:
             yield f"\n### {name}\n\n{' '.join(schema.get('description', '').split())}\n\n| field | type |\n|---|---|\n"
@@ -173,7 +177,7 @@ def _types(types: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _name(schema: Mapping[str, Any]) -> str:
-    """Return a short text for a type."""
+    """Return the type with this JSON schema as a short text; named types become links to their sections."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

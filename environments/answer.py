@@ -6,7 +6,7 @@ these opening tags counts. A pair of tags without a move makes the answer unread
 move as ``\boxed{up}``; the last ``\boxed`` counts, since mathematical answers come at the end. A text with neither must
 be the bare move, such as ``up``: a language model can thus answer in one token.
 
-Parsing takes a fixed number of passes over the text.
+Parsing takes time linear in the length of the text.
 """
 
 from __future__ import annotations

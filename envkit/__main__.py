@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Run the command line. An interrupt during the imports shows no traceback."""
+    """Run the command line. Ctrl-C while modules are imported ends it without a traceback."""
     try:
         from envkit.cli import main as run
     except KeyboardInterrupt:

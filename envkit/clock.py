@@ -1,7 +1,7 @@
 """The only clock of envkit: the event loop's time, real or virtual. Also starts and ends background tasks.
 
-All waiting uses the loop's time, so with ``run(main, virtual=True)`` waiting takes no real time: the loop jumps to the
-next deadline instead of sleeping. Reading the machine's clock outside this module is a lint error.
+With ``run(main, virtual=True)``, waiting takes no real time: instead of sleeping, the loop sets its time to the next
+deadline. For this reason all code waits on the loop's time, and a lint rule forbids other modules to read other clocks.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MAX_TURNS_WITHOUT_TIME = 100_000
-"""Maximum iterations of a virtual loop while its time stands still; a further iteration raises an error."""
+"""Iterations of a loop with virtual time after which it raises an error if its time has not moved."""
 
 OWN_LATENESS_S = 0.25
-"""Seconds by which a timer of this process may be late before the delay counts as lag of the event loop."""
+"""Seconds by which a timer of this process may fire late before the delay counts as lag of its event loop."""
 
 
 def now() -> float:
     """Return the running loop's time in seconds, real or virtual.
 
-    Use it for deadlines. For short durations use `precise`, because the resolution of uvloop is only 1 ms.
+    Use it for deadlines. For short durations use `precise`, because uvloop's time has a resolution of only 1 ms.
     """
-    # This is ten times as fast as anyio.current_time, which first detects the backend.
+    # This is ten times as fast as anyio.current_time, which first detects which async library runs.
     return asyncio.get_running_loop().time()
 
 
 def reader() -> Callable[[], float]:
-    """Return the function `now` of the running loop, for frequent reads: finding the loop costs a system call."""
+    """Return a function like `now` that is faster, because it does not look up the running loop at each call."""
     return asyncio.get_running_loop().time
 
 
 def precise() -> float:
-    """Return a time in seconds with a resolution below 1 ms, for durations; virtual if the loop is virtual.
+    """Return a time in seconds with a resolution below 1 ms, for durations; virtual if the loop's time is virtual.
 
-    Its origin differs from the origin of `now`, so never mix the two.
+    Subtract only times of this function from each other: its zero is not the zero of `now`.
     """
     return precise_reader()()
 
 
 def precise_reader() -> Callable[[], float]:
-    """Return the function `precise` of the running loop, for frequent reads."""
+    """Return a function like `precise` that is faster, because it does not look up the running loop at each call."""
     loop = asyncio.get_running_loop()
     return loop.time if isinstance(loop, VirtualLoop) else time.perf_counter
 
 
 def wall() -> float:
-    """Return the time in seconds since 1970, for times that must survive a restart."""
+    """Return the time in seconds since 1970, for times that are stored and read by a later process."""
     return time.time()
 
 
@@ -72,11 +72,11 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
     Args:
         main: Coroutine function.
         args: Its arguments.
-        virtual: Use virtual time, which jumps to the next deadline instead of sleeping.
+        virtual: Use virtual time: instead of sleeping, the loop sets its time to the next deadline.
         fast: Use uvloop, which does not support virtual time.
     """
     if virtual and fast:
-        raise ValueError("virtual and fast exclude each other: uvloop has no virtual time")
+        raise ValueError("virtual and fast exclude each other (uvloop has no virtual time); pass only one")
     options: dict[str, Any] = {"use_uvloop": fast}
     if virtual:
         options = {"loop_factory": VirtualLoop}
@@ -98,9 +98,9 @@ async def to_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 @asynccontextmanager
 async def background_tasks() -> AsyncIterator[TaskGroup]:
-    """Open a task group for the duration of the block, and cancel its tasks at the end.
+    """Open a task group for the duration of the block, and cancel its tasks at the end of the block.
 
-    An error of the block is raised unchanged; a plain task group would wrap it in an exception group.
+    If the block raises an error, it is raised unchanged; anyio's task group would wrap it in an exception group.
     """
     tasks = await anyio.create_task_group().__aenter__()
     try:
@@ -129,11 +129,11 @@ async def end_tasks(tasks: TaskGroup, error: BaseException | None = None) -> Non
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time jumps to the next timer when nothing is ready.
 
-    Timers with the same deadline run in the order in which they were set. It uses private names of asyncio (`_ready`,
-    `_scheduled`, `_run_once`, `_timer_handle_cancelled`): check them for each new Python.
+    Timers with the same deadline run in the order in which they were set. The class uses private names of asyncio
+    (`_ready`, `_scheduled`, `_run_once`, `_timer_handle_cancelled`): check them for each new Python version.
 
     Attributes:
-        holds: Number of pending real waits (threads, sockets, processes). Time stands still unless it is 0.
+        holds: Number of waits in real time (for threads, sockets, processes). Virtual time stands still unless it is 0.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._timers_dead -= 1
 
     def _wait_or_jump(self) -> None:
-        """Poll real I/O, or move time to the next timer if nothing else can happen."""
+        """Poll sockets and pipes. If nothing is ready and no real wait is pending, set the time to the next timer."""
         if self._ready:  # type: ignore[attr-defined]
             self._turns_without_time += 1
             if self._turns_without_time > MAX_TURNS_WITHOUT_TIME:
@@ -220,11 +220,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def compensate_loop_lag(answered_at: float, late_s: float, *, now: float) -> float:
-    """Return the time of a peer's last answer, moved forward by the lag of this process's event loop.
+    """Return `answered_at`, moved forward by the lag of this process's event loop, which reads no answers meanwhile.
 
     Args:
-        answered_at: Time of the last answer, or the result of an earlier call of this function.
-        late_s: Seconds by which this process's timer was late; up to `OWN_LATENESS_S` is ignored.
-        now: The current time, on the clock of `answered_at`.
+        answered_at: Time of a peer's last answer, or the result of an earlier call of this function.
+        late_s: Seconds by which a timer of this process fired late. A delay up to `OWN_LATENESS_S` is ignored.
+        now: The current time, on the same clock as `answered_at`.
     """
     return min(answered_at + late_s, now) if late_s > OWN_LATENESS_S else answered_at

@@ -1,8 +1,8 @@
-"""Environment base classes, and adapters between them and `envkit.protocols.Episode`.
+"""The base class `AsyncEnv`, and adapters between environments and `envkit.protocols.Episode`.
 
-An environment that only computes is a plain ``gymnasium.Env`` with text observations and actions. An environment that
-does I/O is an `AsyncEnv`. `GymEpisode` and `AsyncEpisode` adapt both to `envkit.protocols.Episode`. `BlockingEnv` does
-the reverse: it turns any host of episodes into a ``gymnasium.Env``.
+An environment that only computes is a ``gymnasium.Env`` with text observations and actions; `GymEpisode` plays its
+episodes. An environment that does I/O is an `AsyncEnv`; `AsyncEpisode` plays its episodes. In the reverse direction,
+`BlockingEnv` is a ``gymnasium.Env`` that plays the episodes of any `envkit.protocols.EnvHost`.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ MAX_TEXT = 1 << 20
 OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 
 _MAX_TRACE = 8192
-"""Characters kept from the end of a traceback."""
+"""Maximum characters of a traceback in an error; only the end of a longer one is kept."""
 
 _INTENDED_ERRORS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
-"""Errors that an environment raises on purpose: errors about the caller's request, or about its own sandbox."""
+"""Errors that environments raise on purpose: about the caller's request, or about a sandbox that they use."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
-"""Top-level packages that call environments: their frames in a traceback are not the environment's own code."""
+"""Top-level packages that call environments. Traceback frames in them are not the environment's own code."""
 
 _LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
-"""The shared event-loop thread by process id, because a forked process inherits the object but not the thread."""
+"""The shared event-loop thread of each process id. A forked process needs its own: fork does not copy threads."""
 
 
 class AsyncEnv(ABC):
     """An environment that does I/O, for example with a sandbox, a server or a judge model.
 
     Attributes:
-        metrics: Names of the metrics in its ``info``, with their aggregations over an episode.
+        metrics: Metrics that it reports in ``info``: ``"mean"``, ``"last"`` or ``"sum"`` over an episode, by name.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
@@ -79,14 +79,14 @@ class AsyncEnv(ABC):
 
 
 class GymEpisode:
-    """Plays a task in a ``gymnasium.Env``, which it calls directly, without a thread or an event loop."""
+    """Plays a task in a ``gymnasium.Env``. It calls the environment directly, not in a thread."""
 
     def __init__(self, env: gymnasium.Env[str, str], task: Task) -> None:
         self._env = env
         self._task = task
         self._running = False
         self._last_moves: Sequence[object] = ()
-        """The legal moves in the last `info`."""
+        """The value of ``info["legal_moves"]`` from which `_moves` was made."""
         self._moves: tuple[str, ...] = ()
 
     async def reset(self) -> Reset:
@@ -102,7 +102,7 @@ class GymEpisode:
         return self.step_now(action)
 
     def step_now(self, action: str) -> Step:
-        """Play a step synchronously; see `envkit.http.sessions.table`."""
+        """Play a step without ``await``."""
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
         try:
@@ -153,12 +153,12 @@ class AsyncEpisode:
 
 
 class BlockingEnv(gymnasium.Env[str, str]):
-    """A ``gymnasium.Env`` that plays the episodes of an `envkit.protocols.EnvHost`, in an event-loop thread.
+    """A ``gymnasium.Env`` that plays the episodes of an `envkit.protocols.EnvHost`, which runs in another thread.
 
     Args:
-        env_id: Environment to play.
-        open_host: Opens the host. The host is entered once, in that thread, and exited by `close`.
-        options: Default options, which ``reset(options=...)`` overrides.
+        env_id: Id of the environment to play.
+        open_host: Opens the host. The constructor enters its context in the event-loop thread, and `close` exits it.
+        options: Options of all episodes, which ``reset(options=...)`` overrides for one episode.
     """
 
     def __init__(self, env_id: str, open_host: OpenHost, options: Options | None = None) -> None:
@@ -175,7 +175,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
             self._resources.close()
             raise
         self._lease = self._resources.enter_context(ExitStack())
-        # The finalizer also runs at interpreter exit, while the loop thread still exists.
+        # The finalizer also runs when the interpreter exits; the loop thread still exists at that time.
         self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
     def __repr__(self) -> str:
@@ -183,9 +183,9 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return f"{type(self).__name__}({self._env_id!r}{options})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Start the episode of `seed`, or of a random seed; `options` override those of `make`.
+        """Start an episode with `seed`, by default a random one; `options` override those of the constructor.
 
-        Returns the observation and the info, with ``legal_moves`` if the environment lists them.
+        Returns the observation and the info, which contains ``legal_moves`` if the environment reports legal moves.
         """
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
@@ -199,8 +199,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
         """Play `action`; return observation, reward, terminated, truncated and info.
 
         Raises:
-            StepOrderError: The step was called before `reset`, or after the end of the episode.
-            EnvError: The environment raised.
+            StepOrderError: `step` was called before `reset`, or after the end of the episode.
+            EnvError: The environment raised an exception.
         """
         if self._episode is None:
             raise StepOrderError("step before reset")
@@ -209,7 +209,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return step.observation.text, step.reward, step.terminated, step.truncated, info
 
     def close(self) -> None:
-        """End the episode and close the host; idempotent. It is also called at interpreter exit."""
+        """End the episode and close the host; idempotent. Without this call, it happens when the interpreter exits."""
         self._episode = None
         self._finalizer()
 
@@ -219,15 +219,15 @@ class BlockingEnv(gymnasium.Env[str, str]):
 
 
 def loop_thread() -> BlockingPortalProvider:
-    """Return the event-loop thread that all blocking interfaces share. It runs while at least one of them is open."""
+    """Return the event-loop thread that all blocking interfaces of this process share. It ends when all are closed."""
     return _LOOP_THREADS.setdefault(os.getpid(), BlockingPortalProvider())
 
 
 def close_here(pid: int, resources: ExitStack) -> None:
-    """Close resources that process `pid` opened; do nothing in a forked process.
+    """Close resources that process `pid` opened; do nothing in a process that was forked from it.
 
-    The garbage collector may call this in any thread. If the thread runs an event loop, which may be the shared loop, a
-    new thread closes the resources.
+    The garbage collector may call this in any thread. In a thread with a running event loop, which may be the shared
+    loop, closing could wait for itself; a new thread then closes the resources.
     """
     if os.getpid() != pid:
         return
@@ -240,15 +240,15 @@ def close_here(pid: int, resources: ExitStack) -> None:
 
 
 def _with_moves(info: Info, observation: Observation) -> Info:
-    """Return the info, with the legal moves under the same key as in a text ``gymnasium.Env``."""
+    """Return the info with the observation's legal moves, if any, under the key ``"legal_moves"``."""
     return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
 
 
 def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
-    An error that environments raise on purpose is returned unchanged (`_INTENDED_ERRORS`). Any other error becomes an
-    `EnvError`, and so does a `ConfigError` or `UsageError` of the code that opens the environment's sandbox.
+    An error that environments raise on purpose (`_INTENDED_ERRORS`) is returned unchanged. Any other error becomes an
+    `EnvError`, and also a `ConfigError` or `UsageError` from the code that opens sandboxes for environments.
 
     Args:
         error: The exception, with its traceback.
@@ -267,7 +267,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
 def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
     """Return ``FILE:LINE`` of the innermost frame of the environment's own code; empty if none is found.
 
-    The environment's own code is its package and all files that are not installed. Libraries do not count.
+    The environment's own code is its package, and all files outside of ``site-packages``. Libraries do not count.
     """
     own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
     for frame, line in reversed(own):
@@ -278,7 +278,7 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
 
 
 def _frames(error: Exception) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the traceback with their line numbers, outermost first."""
+    """Yield the frames of the error's traceback with their line numbers, outermost first."""
     return traceback.walk_tb(error.__traceback__)
 
 

@@ -1,7 +1,8 @@
 """Error classes: one for each kind of error that a caller may want to handle separately.
 
-Each class has a wire `code`, an HTTP `status` and a `retry` flag. Constructor arguments are stored as attributes, whose
-names are in `fields`, so that errors can be pickled and sent over the wire (`to_problem`, `from_problem`).
+Each class has a `code` for HTTP answers, an HTTP `status`, and `retry`, which says whether the same call may succeed.
+Constructor arguments are stored as attributes, whose names are in `fields`, so that errors can be pickled and sent over
+HTTP (`to_problem`, `from_problem`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class EnvkitError(Exception):
     """Base class of all errors that envkit raises on purpose.
 
     Attributes:
-        detail: One-sentence message: what is wrong, where, and what to do.
+        detail: One-sentence message: what is wrong, where, and what the user can do.
     """
 
     code: ClassVar[str] = "internal"
@@ -37,7 +38,7 @@ class ConfigError(EnvkitError):
     """An invalid configuration.
 
     Attributes:
-        problems: One line per problem, each starting with its key.
+        problems: One line per problem. Each line starts with the key of the setting that is invalid.
     """
 
     code = "config"
@@ -50,7 +51,7 @@ class ConfigError(EnvkitError):
 
 
 class UsageError(EnvkitError):
-    """A path, port, model or folder that cannot be used; the message gives the remedy."""
+    """A path, port, model or folder that cannot be used. The message says what to do."""
 
     code = "usage"
     status = 422
@@ -61,8 +62,8 @@ class UnknownEnvError(EnvkitError):
 
     Attributes:
         env_id: The requested id.
-        known: The ids that exist.
-        hint: The remedy, if it is not obvious; may be empty.
+        known: The ids that are registered.
+        hint: What the caller should do; if empty, the message suggests one of the ids in `known`.
     """
 
     code = "unknown_env"
@@ -82,7 +83,7 @@ class OptionError(EnvkitError, ValueError):
 
     Attributes:
         option: Name of the option.
-        reason: What is wrong with it.
+        reason: What is wrong with the option.
     """
 
     code = "bad_option"
@@ -103,21 +104,21 @@ class RequestError(EnvkitError):
 
 
 class TooLargeError(RequestError):
-    """A message above the receiver's size limit."""
+    """A message or file exceeds the receiver's size limit."""
 
     code = "too_large"
     status = 413
 
 
 class UnknownPathError(RequestError):
-    """A request for a path that the protocol does not define. A missing session or sandbox has another error."""
+    """A request for a URL path that the server does not define. Unknown sessions and sandboxes raise other errors."""
 
     code = "not_found"
     status = 404
 
 
 class StepOrderError(EnvkitError):
-    """A step before reset, after the end of the episode, or with the wrong turn number."""
+    """A step was requested before the reset, after the end of the episode, or with the wrong turn number."""
 
     code = "step_order"
     status = 409
@@ -131,21 +132,21 @@ class SessionNotFoundError(EnvkitError):
 
 
 class SessionConflictError(EnvkitError):
-    """The session's id is in use for another task, or this turn was already played with another action."""
+    """The session id is in use for another task, or the requested turn was already played with another action."""
 
     code = "session_conflict"
     status = 409
 
 
 class SessionBrokenError(EnvkitError):
-    """A step was cancelled or failed, so the state of the session is unknown and its episode cannot continue."""
+    """An earlier step was cancelled or failed. The session's state is unknown, and its episode cannot continue."""
 
     code = "session_broken"
     status = 410
 
 
 class CapacityError(EnvkitError):
-    """No capacity is free now; the same call may succeed later."""
+    """All capacity is in use; the same call may succeed later."""
 
     code = "no_capacity"
     status = 503
@@ -153,9 +154,9 @@ class CapacityError(EnvkitError):
 
 
 class LeaseNotPersistedError(EnvkitError):
-    """The server cannot write a new lease to its disk, which may be full, and therefore does not grant the lease.
+    """The server does not grant a lease because it cannot write the lease to its disk, for example if the disk is full.
 
-    The same call may succeed once the operator has freed space.
+    The same call may succeed after the operator has freed space.
     """
 
     code = "lease_not_persisted"
@@ -181,10 +182,10 @@ class ForbiddenError(EnvkitError):
 
 
 class RateLimitError(EnvkitError):
-    """The tenant exceeded its request rate; a later retry may succeed.
+    """The tenant exceeded its rate limit; the same call may succeed later.
 
     Attributes:
-        wait_s: Seconds to wait before the retry.
+        wait_s: Seconds to wait before the call is repeated.
     """
 
     code = "rate_limit"
@@ -205,13 +206,13 @@ class DeadlineError(EnvkitError):
 
 
 class EnvError(EnvkitError):
-    """The environment raised an exception: a bug in the environment, not a mistake of the agent.
+    """The environment raised an exception, which is a bug in the environment and not a mistake of the policy.
 
     Attributes:
         env_id: Id of the environment.
-        cause: Class of the exception, the method that raised it, and the message.
-        place: ``FILE:LINE`` in the environment's own code; empty if unknown.
-        trace: The traceback, with several lines; empty if unknown.
+        cause: Class of the exception, method of the environment that raised it, and message of the exception.
+        place: ``FILE:LINE`` of the innermost traceback frame in the environment's own code; empty if unknown.
+        trace: The traceback; empty if unknown.
     """
 
     code = "env_error"
@@ -225,7 +226,7 @@ class EnvError(EnvkitError):
         self.trace = trace
 
     def for_callers(self) -> EnvError:
-        """Return the error for remote callers, without the traceback and the folder of the file."""
+        """Return a copy of the error for remote callers, without the traceback and without the folder in `place`."""
         return EnvError(self.env_id, self.cause, self.place.rpartition("/")[2])
 
 
@@ -234,9 +235,9 @@ class EnvRejectedError(EnvkitError):
 
     Attributes:
         env_id: Id of the environment.
-        losses: Number of sandboxes that its episodes killed within the window.
-        window_s: Length of the window, seconds.
-        cause: Cause of the last loss.
+        losses: Number of sandboxes that its episodes killed within the last `window_s` seconds.
+        window_s: Length of the time window in which such losses count, in seconds.
+        cause: Cause of the most recent loss.
         wait_s: Seconds until a new episode may start.
     """
 
@@ -246,7 +247,7 @@ class EnvRejectedError(EnvkitError):
 
     def __init__(self, env_id: str, losses: int, window_s: float, cause: str, wait_s: float) -> None:
         super().__init__(
-            f"{env_id} is rejected: its episodes killed {losses} sandboxes within {window_s:g} s (last: {cause}); "
+            f"{env_id} is rejected: its episodes killed {losses} sandboxes within {window_s:g} s (the last: {cause}); "
             f"fix the environment, or wait {wait_s:.0f} s"
         )
         self.env_id = env_id
@@ -265,14 +266,14 @@ class UnreachableError(EnvkitError):
 
 
 class UnsupportedError(EnvkitError):
-    """This machine or backend does not support the operation; a retry does not help."""
+    """This machine or backend does not support the operation. The same call will fail again."""
 
     code = "unsupported"
     status = 501
 
 
 class SearchLimitError(EnvkitError):
-    """A search reached its limit without a result; a larger limit may find one."""
+    """A search reached its limit before it found a result. A larger limit may help."""
 
     code = "search_limit"
     status = 422
@@ -289,7 +290,7 @@ class SandboxStartError(SandboxError):
 
     Attributes:
         sandbox_id: Id of the sandbox.
-        cause: The cause; a string means a cause of the kind ``start_failed``.
+        cause: Why the sandbox did not start. A string becomes the detail of a cause of kind ``start_failed``.
     """
 
     code = "sandbox_start"
@@ -303,10 +304,10 @@ class SandboxStartError(SandboxError):
 
 
 class SandboxRefusedError(SandboxStartError):
-    """The sandbox was not started because the request cannot be granted; a retry does not help.
+    """The sandbox was not started because its spec is invalid or not supported. The same call will fail again.
 
     Attributes:
-        everywhere: True if no backend would grant it, False if only this backend on this machine refuses.
+        everywhere: Whether every backend would refuse the spec. False if only this backend on this machine does.
     """
 
     code = "sandbox_refused"
@@ -319,10 +320,10 @@ class SandboxRefusedError(SandboxStartError):
 
 
 class SandboxEndedError(SandboxStartError):
-    """The sandbox ended before it was ready, because of its own spec; the node is not at fault.
+    """The sandbox ended before it was ready, for a reason that lies in its spec and not in the machine.
 
-    Its command exited, its time to live passed, its files did not fit, or its start timeout or memory limit is too
-    small for anything to start.
+    Its command exited, it reached its time to live, its files exceeded its disk limit, or its start timeout or memory
+    limit is too small for any sandbox.
     """
 
     code = "sandbox_ended"
@@ -330,11 +331,11 @@ class SandboxEndedError(SandboxStartError):
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox was healthy and has ended; everything that ran in it is void.
+    """The sandbox was healthy and has ended unexpectedly, and with it everything that ran in it.
 
     Attributes:
         sandbox_id: Id of the lost sandbox.
-        cause: The cause of the loss.
+        cause: Why the sandbox ended.
     """
 
     code = "sandbox_lost"
@@ -355,21 +356,21 @@ class SandboxNotFoundError(SandboxError):
 
 
 class SandboxConflictError(SandboxError):
-    """The id belongs to a sandbox with another spec, or the idempotency key was used for another call."""
+    """The id belongs to a sandbox with another spec, or the idempotency key was already used for another call."""
 
     code = "sandbox_conflict"
     status = 409
 
 
 class ImpossibleSandboxError(SandboxError):
-    """The request exceeds the capacity of every node of the fleet, even if empty; the message names the resource."""
+    """The sandbox is too large for every node of the pool, even an empty one. The message names the resource."""
 
     code = "sandbox_impossible"
     status = 422
 
 
 class SnapshotLimitError(SandboxError):
-    """The limit on the number or size of snapshots is reached; remove one first."""
+    """The new snapshot would exceed the limit on the number or size of snapshots. Remove another snapshot first."""
 
     code = "snapshot_limit"
     status = 409
@@ -383,20 +384,20 @@ class MissingFileError(SandboxError):
 
 
 class RefusedFileError(SandboxError):
-    """Reading or writing a file in the sandbox was refused: permissions, a full disk, a link that leads outside."""
+    """A file in the sandbox cannot be read or written, for example because of permissions or a full disk."""
 
     code = "refused_file"
     status = 403
 
 
 _LONGEST = 200
-"""Number of characters of a word that `did_you_mean` compares; it ignores the rest to save time."""
+"""Number of characters of the unknown word that `did_you_mean` compares. It ignores the rest to save time."""
 
 
 def did_you_mean(word: str, known: Iterable[str], *, lists: bool = True) -> str:
-    """Return a hint to append to an error about the unknown `word`: ``"; did you mean 'x'?"`` with the closest name.
+    """Return a hint to append to an error about the unknown name `word`, such as ``"; did you mean 'Sokoban-v0'?"``.
 
-    If no name is close, the hint lists all `known` names, or is empty if `lists` is false.
+    The hint suggests the closest name in `known`. If no name is close, it lists all of them, if `lists` is true.
     """
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
@@ -421,7 +422,7 @@ def _rebuilt(value: object) -> Any:
 
 
 def to_problem(error: EnvkitError) -> dict[str, object]:
-    """Return the error as an RFC 9457 problem for the wire, without a stack trace."""
+    """Return the error as a problem in the format of RFC 9457, to be sent over HTTP. It has no stack trace."""
     return {
         "type": error.code,
         "title": type(error).__name__,
@@ -433,9 +434,9 @@ def to_problem(error: EnvkitError) -> dict[str, object]:
 
 
 def from_problem(problem: Mapping[str, object]) -> EnvkitError:
-    """Rebuild an error from the wire. An unknown code or invalid fields give a plain `EnvkitError`.
+    """Return the error that `to_problem` converted. An unknown `type` or invalid fields give a plain `EnvkitError`.
 
-    The peer cannot cause imports, because `type` only selects from the classes in this module.
+    A malicious peer cannot cause imports, because `type` only selects one of the error classes already in memory.
     """
     detail = str(problem.get("detail", "the server reported an error without details"))
     found = next((one for one in _classes(EnvkitError) if one.code == problem.get("type")), EnvkitError)

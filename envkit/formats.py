@@ -1,7 +1,7 @@
-"""Folders that envkit writes, such as runs: their lock, and their format version in ``format.json``.
+"""Locks and format versions of folders that envkit writes, such as the folders of training runs.
 
-envkit refuses a folder with another format version, because it would misread the files. A folder without
-``format.json`` has format 0.
+The file ``format.json`` in the folder contains the version; without this file, the version is 0. envkit refuses a
+folder with another version than its own, because it would misread the files.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ FORMAT_FILE = "format.json"
 
 
 def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_used: bool) -> None:
-    """Check that a folder has the expected format version. A missing or unused folder is accepted.
+    """Check that a folder has the expected format version. A folder without files of envkit is accepted.
 
     Args:
         folder: The folder.
-        expected: Format that this version of envkit reads.
-        holds: What the folder contains, for the message, such as ``"a run"``.
-        remedy: What the user should do, for the message.
-        is_used: Whether the folder contains files. If it does, ``format.json`` must exist.
+        expected: Format version that this version of envkit reads.
+        holds: What the folder contains, such as ``"a run"``; part of the error message.
+        remedy: What the user should do; part of the error message.
+        is_used: Whether the folder contains files that envkit wrote. If so, ``format.json`` must exist.
 
     Raises:
-        UsageError: The format differs or is missing; the message names both formats and the remedy.
+        UsageError: The version differs or is missing. The message names both versions and the remedy.
     """
     found = _found(folder)
     if found is None and is_used:
@@ -41,7 +41,7 @@ def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_u
 
 
 def write_format(folder: Path, number: int) -> None:
-    """Write the format version atomically, unless the folder already has one.
+    """Write `number` as the folder's format version, atomically, unless the folder already has a version.
 
     Raises:
         OSError: The file cannot be written.
@@ -62,9 +62,9 @@ def lock_folder(folder: Path, name: str, *, user: str, remedy: str) -> IO[bytes]
 
     Args:
         folder: The folder.
-        name: Name of the lock file in it, which contains the process id of the user.
-        user: What locks such folders, for the message, such as ``"run"``.
-        remedy: What the caller should do if the folder is locked, for the message.
+        name: Name of the lock file in the folder. The file will contain the id of this process.
+        user: What locks such folders, such as ``"run"``; part of the error message.
+        remedy: What to do if another process has locked the folder; part of the error message.
 
     Raises:
         UsageError: Another process has locked the folder.
@@ -87,7 +87,7 @@ def lock_folder(folder: Path, name: str, *, user: str, remedy: str) -> IO[bytes]
 
 
 def _found(folder: Path) -> str | None:
-    """Return the format version in ``format.json``, or text that says why it is unknown; None without this file."""
+    """Return the version in ``format.json``, or words that say why it is unknown; None if the file is missing."""
     try:
         content = json.loads((folder / FORMAT_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,8 @@
 """Registration of envkit's environments in Gymnasium: ``gymnasium.make("envkit/Sokoban-v0")``.
 
-``import envkit`` registers the built-in environments. If the id is ``"envkit:envkit/Sokoban-v0"``, Gymnasium imports
-envkit on its own. The import does not register environments of other installed packages, because these packages may
-import envkit themselves; call `register_all` to register them.
+``import envkit`` registers the built-in environments. With the id ``"envkit:envkit/Sokoban-v0"``, Gymnasium imports
+envkit itself. To register environments of other installed packages, call `register_all`. ``import envkit`` does not do
+this, because these packages may import envkit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from envkit.registry import EnvSpec
 from envkit.wiring.catalogue import load_catalogue
 
 NAMESPACE = "envkit"
-"""Namespace of the ids in Gymnasium."""
+"""Namespace of envkit's ids in Gymnasium: the part before the slash."""
 
 
 def register_all() -> None:
-    """Register all environments of `envkit.registered` in Gymnasium, except those that it already knows.
+    """Register all environments of `envkit.registered` in Gymnasium, except those that Gymnasium already has.
 
-    `register_all` calls the entry points of installed packages, but does not import built-in environments. Ids that
-    Gymnasium rejects are skipped with a warning. Call `register_all` again after `envkit.register`.
+    This calls the entry points of installed packages, but does not import the built-in environments. Ids that Gymnasium
+    rejects are skipped with a warning. After `envkit.register`, call this again.
     """
     load_catalogue()
     _register(registry.specs())
@@ -42,7 +42,5 @@ def _register(specs: Iterable[EnvSpec]) -> None:
             try:
                 gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
             except gymnasium.error.Error as error:
-                # Warn instead of raising an error, so that one invalid id does not prevent the registration of the
-                # others.
-
+                # Only warn, so that one invalid id does not prevent the registration of the other ids.
                 warnings.warn(f"Gymnasium rejects the id {spec.id!r}: {error}", stacklevel=3)

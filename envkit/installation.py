@@ -1,6 +1,6 @@
 """Information about this installation of envkit: which optional packages it has, and which command line runs it.
 
-Import optional packages with `load`, which reports a missing package with the command that installs it.
+Import optional packages with `load`. If the package is missing, the error contains the command that installs it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "docker": ("docker", "requests"),
     "ray": ("ray",),
 }
-"""The packages that each extra installs, by import name."""
+"""The packages, by import name, that each extra installs: ``serve`` stands for ``pip install "envkit[serve]"``."""
 
 
 def load(module: str) -> Any:
     """Import an optional package, or a module of one, and return the module.
 
     Raises:
-        UsageError: The package is not installed; the message names the command that installs it.
+        UsageError: The package is not installed. The message contains the command that installs it.
     """
     if (why := why_missing(module.partition(".")[0])) is not None:
         raise UsageError(why)
@@ -40,7 +40,7 @@ def load(module: str) -> Any:
 
 
 def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose names are imported from `modules` when they are first used."""
+    """Return a ``__getattr__`` for `package` that imports each name of `modules` when it is first used."""
 
     def find(name: str) -> Any:
         if name not in modules:
@@ -51,7 +51,7 @@ def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
 
 def why_missing(package: str) -> str | None:
-    """Return why an optional package cannot be imported and the command that installs it; None if it is installed.
+    """Return why an optional package is missing, and the command that installs it, as a message; None if installed.
 
     A folder with the package's name does not count as installed, although Python imports it as a namespace package.
     """
@@ -63,7 +63,7 @@ def why_missing(package: str) -> str | None:
 
 
 def explain(error: ImportError) -> str | None:
-    """Return the message for the failed import of an optional package; None if the package is not optional."""
+    """Return the message to show if the import of an optional package failed; None if the package is not optional."""
     package = (error.name or "").partition(".")[0]
     if _extra_with(package) is None:
         return None
@@ -71,7 +71,7 @@ def explain(error: ImportError) -> str | None:
 
 
 def command(*words: str) -> str:
-    """Return a command line that runs this installation of envkit, with `words` as arguments, in the current folder."""
+    """Return a command line for the current folder that runs this installation of envkit with arguments `words`."""
     program = Path(sys.executable).with_name("envkit")
     on_path = shutil.which("envkit")
     if on_path is not None and program.exists() and program.samefile(on_path):

@@ -1,7 +1,7 @@
-"""Episode metrics: values that an environment reports at each step are aggregated into one number per episode.
+"""Episode metrics: the values that an environment reports at its steps become one number per episode.
 
-An environment declares its metrics in ``metadata["metrics"]``, a mapping from name to aggregation. It reports their
-values in ``info`` under the same names.
+An environment declares its metrics in ``metadata["metrics"]``, a mapping from the name of each metric to ``"mean"``,
+``"last"`` or ``"sum"``. Its steps report the values in ``info`` under the same names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Fold = Literal["mean", "last", "sum"]
 
 
 def fold(values: Sequence[float], how: Fold) -> float:
-    """Aggregate the values of one episode, in step order; NaN if there are no values."""
+    """Return the mean, last or sum of the values that a metric had at an episode's steps; NaN without values."""
     if not values:
         return math.nan
     if how == "last":
@@ -24,10 +24,9 @@ def fold(values: Sequence[float], how: Fold) -> float:
 
 
 def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold]) -> dict[str, float]:
-    """Aggregate each metric of `folds` over the infos of one episode's steps.
+    """Return one number for each metric of `folds` that at least one step of an episode reported.
 
-    Returns:
-        One number for each metric that at least one step reported.
+    `infos` are the infos of the episode's steps, in order. `folds` maps the name of each metric to its aggregation.
     """
     folded = {}
     for name, how in folds.items():
@@ -45,8 +44,8 @@ def pass_at(k: int, results: Sequence[bool]) -> float:
     Source: Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
 
     Args:
-        k: At least 1, and at most the number of results.
-        results: Whether each attempt succeeded.
+        k: Number of attempts; at least 1, and at most the length of `results`.
+        results: Whether each attempt that was made succeeded.
     """
     if not 1 <= k <= len(results):
         raise ValueError(f"k must lie between 1 and the number of results, {len(results)}, got {k}")
@@ -55,5 +54,5 @@ def pass_at(k: int, results: Sequence[bool]) -> float:
 
 
 def pass_at_group(groups: Sequence[Sequence[bool]]) -> float:
-    """Return the share of groups with at least one success (RAGEN's pass@group_size); NaN if there are no groups."""
+    """Return the share of groups with at least one success; NaN without groups. RAGEN calls it pass@group_size."""
     return sum(any(group) for group in groups) / len(groups) if groups else math.nan

@@ -1,4 +1,4 @@
-"""The registry of environments: ids, entry points and options. Environments are imported when they are first used."""
+"""The registry of environments: ids, entry points and options. An environment is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from envkit.errors import ConfigError, UnknownEnvError
 from envkit.types import Options
 
 ENTRY_POINT_GROUP = "envkit.envs"
-"""Name of the entry point group of packages with environments.
+"""Entry point group in which other packages announce their environments.
 
-Each entry point is a function that registers the environments of its package. It is called once, without arguments.
+Each entry point is a function that registers the environments of its package. envkit calls it once, without arguments.
 """
 
 
@@ -27,20 +27,20 @@ class EnvSpec:
     """A registered environment.
 
     Attributes:
-        id: Its name, ending in a version, such as ``"Sokoban-v0"``.
+        id: Name of the environment with a version at its end, such as ``"Sokoban-v0"``.
         entry_point: ``"module:Class"`` or a callable. Called with the options as keyword arguments, it returns a
             ``gymnasium.Env`` with text observations and actions, or an `envkit.env.AsyncEnv`.
-        options: Default options of this id, which callers may override.
-        expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or None. It is called with the same options as the
-            entry point, because options may change the observations that the expert reads.
+        options: Options that the entry point gets if the caller does not override them.
+        expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or a callable, or None. It is called with the same
+            options as the entry point, because options may change the observations that the expert reads.
         summary: One-line description, for lists.
-        splits: Values of its option ``split``, which separates training levels from evaluation levels. If empty,
-            training and evaluation levels differ only in their seeds.
+        splits: Values of the environment's option ``split``, which chooses training levels or evaluation levels. If
+            empty, training and evaluation levels differ only in their seeds.
         compact_options: Options that give the shortest observations, for policies trained from scratch.
-        replayable: Whether its state depends only on task and actions, so that repeating the actions restores a lost
-            episode.
-        is_shareable: Whether many episodes may share one process; otherwise a fleet runs each in a separate sandbox.
-        vector_entry_point: ``"module:Class"`` or a callable, or None. Called with ``num_envs``, ``autoreset`` and
+        replayable: Whether task and actions alone determine the observations. envkit then restores a lost episode by
+            repeating its actions.
+        is_shareable: Whether many episodes may run in one process. If not, a fleet runs each in a separate sandbox.
+        vector_entry_point: ``"module:Class"`` or a callable, or None. Called with ``num_envs``, ``autoreset`` and the
             options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to ``num_envs`` single environments.
     """
 
@@ -58,11 +58,11 @@ class EnvSpec:
 
 _SPECS: dict[str, EnvSpec] = {}
 _PACKAGES: dict[str, str] = {}
-"""Ids that installed packages registered through their entry points, with the name of the package."""
+"""Name of the package by id, for environments that installed packages registered through their entry points."""
 _LOADED: set[str] = set()
 _LOADING: set[str] = set()
 _LOCK = threading.RLock()
-"""Lock for loading entry points. `register` does not acquire it, because modules may call `register` when imported."""
+"""Held while entry points are loaded. `register` does not acquire it: modules may call `register` during an import."""
 
 
 def register(
@@ -78,7 +78,7 @@ def register(
     is_shareable: bool = True,
     vector_entry_point: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
-    """Register an environment; see `EnvSpec` for the arguments. Registering the same spec twice has no effect.
+    """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
 
     Raises:
         ConfigError: The id has no version, or belongs to a different environment.
@@ -96,7 +96,7 @@ def register(
     spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
     old = _SPECS.setdefault(id, spec)
     if old != spec:
-        raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}"])
+        raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}; choose another id"])
     return spec
 
 
@@ -104,9 +104,9 @@ def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`.
 
     Raises:
-        UnknownEnvError: There is no such id; the message names the closest id.
+        UnknownEnvError: No environment has this id. The message suggests the closest id.
     """
-    # Load the entry points only for an unknown id, because scanning the installed packages takes milliseconds.
+    # Only an unknown id needs the entry points of other packages, and finding them takes milliseconds.
     if env_id not in _SPECS:
         load_entry_points()
     try:
@@ -122,15 +122,15 @@ def package_of(env_id: str) -> str | None:
 
 
 def specs() -> Iterator[EnvSpec]:
-    """Return all registered environments, sorted by id."""
+    """Return the specs of all registered environments, sorted by id."""
     load_entry_points()
     return iter(sorted(_SPECS.values(), key=lambda spec: spec.id))
 
 
 def load_entry_points() -> None:
-    """Call the entry points of installed packages, which register environments. Failing packages cause a warning.
+    """Call the entry points of installed packages, so that they register environments. If one fails, issue a warning.
 
-    A package is skipped until the next call if it is still being imported, or if its own entry point makes this call.
+    A package that is still being imported, or whose own entry point makes this call, is left to the next call.
     """
     with _LOCK:
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -150,14 +150,14 @@ def load_entry_points() -> None:
 
 
 def _is_half_imported(point: EntryPoint) -> bool:
-    """Return whether the entry point's module, or a parent package, is still being imported."""
+    """Return whether the entry point's module, or a package that contains it, is still being imported."""
     parts = point.module.split(".")
     modules = (sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1))
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
 
 
 def load(entry_point: str | Callable[..., Any]) -> Any:
-    """Import and return ``"module:name"``; a callable is returned unchanged."""
+    """Import and return the object that ``"module:name"`` names; return a callable unchanged."""
     if not isinstance(entry_point, str):
         return entry_point
     module, _, name = entry_point.partition(":")
@@ -165,5 +165,5 @@ def load(entry_point: str | Callable[..., Any]) -> Any:
 
 
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:
-    """Return the default options of a spec, overridden by the caller's `options`."""
+    """Return the options of a spec, with the caller's `options` added or put in their place."""
     return {**spec.options, **options}

@@ -15,7 +15,7 @@ class RestartBudget:
     Attributes:
         restarts: Maximum number of restarts within one window.
         window_s: Length of the window in seconds.
-        first_delay_s: Seconds before the first restart in a window; the delay doubles with each further restart.
+        first_delay_s: Seconds before the first restart in a window. The delay doubles with each further restart in it.
         longest_delay_s: Maximum delay in seconds.
     """
 
@@ -26,10 +26,10 @@ class RestartBudget:
 
 
 def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float) -> float | None:
-    """Return the delay in seconds before the next restart, or None if the budget is spent.
+    """Return the delay in seconds before the next restart, or None if the budget does not allow another restart.
 
     Args:
-        history: Times of earlier restarts, on the clock of `now`.
+        history: Times of earlier restarts, on the same clock as `now`.
         budget: The restart budget.
         now: The current time in seconds.
     """
@@ -40,11 +40,11 @@ def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float
 
 
 class Replacement(NamedTuple):
-    """Time of the next restart.
+    """When something that failed is restarted.
 
     Attributes:
-        at: Time of the restart; infinity if the budget allows no restarts.
-        is_late: Whether the budget is spent. If so, `at` is the time when the oldest failure leaves the window.
+        at: Time of the restart; infinity if the budget allows no restarts at all.
+        is_late: Whether the restart has to wait until the oldest failure leaves the window, because of the budget.
     """
 
     at: float
@@ -52,13 +52,13 @@ class Replacement(NamedTuple):
 
 
 class Excuse(Protocol):
-    """An object, such as an `anyio.Event`, that is set once a failure no longer counts."""
+    """An object, such as an `anyio.Event`, that is set when a failure must no longer count against the budget."""
 
     def is_set(self) -> bool: ...
 
 
 class Failures:
-    """The recent failures of something that is restarted, from which the time of the next restart follows."""
+    """The recent failures of something that is restarted after each failure."""
 
     def __init__(self) -> None:
         self._failures: list[tuple[float, Excuse | None]] = []
@@ -69,7 +69,7 @@ class Failures:
         Args:
             budget: The restart budget.
             now: The current time in seconds.
-            excuse: The failure no longer counts once this is set.
+            excuse: If it is set later, the failure no longer counts against the budget.
         """
         self._failures = [failure for failure in self._failures if _counts(failure, budget, now)]
         moments = [moment for moment, _ in self._failures]

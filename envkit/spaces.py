@@ -1,7 +1,7 @@
 """`Utf8Text`, a Gymnasium space of arbitrary text.
 
-Gymnasium's ``Text`` space accepts only the characters that are listed (by default letters and digits), so it cannot
-describe the text of a language model.
+Gymnasium's ``Text`` space accepts only characters from a given list (by default letters and digits). A language model
+may write any character.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Utf8Text(gymnasium.Space[str]):
     """Space of all strings with at most `max_length` characters.
 
     Args:
-        max_length: Upper bound in characters (code points), inclusive.
+        max_length: Maximum length in characters (Unicode code points).
         seed: Seed of the random generator that `sample` uses.
     """
 

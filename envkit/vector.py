@@ -1,4 +1,4 @@
-"""A host that plays concurrent episodes in this process, and reuses the environment of an ended episode."""
+"""A host that plays concurrent episodes in this process. Later episodes reuse the environments of ended ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OpenEnv: TypeAlias = Callable[[str], AnyEnv]
 
 
 class SlotHost:
-    """Plays up to `capacity` concurrent episodes in this process; see `envkit.protocols.EnvHost`.
+    """Plays episodes in this process; see `envkit.protocols.EnvHost`.
 
     Args:
-        open_env: Creates an environment from its id; raises `UnknownEnvError` if the id is unknown.
+        open_env: Creates the environment with the id that it gets; raises `UnknownEnvError` for an unknown id.
         capacity: Maximum number of concurrent episodes.
     """
 

@@ -1,4 +1,4 @@
-"""Sandboxes that run untrusted programs: the backends and the sandbox pool, whose modules load on first use."""
+"""Sandboxes that run untrusted programs: the backend classes and the pool class, each imported on first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if not __name__.startswith("envkit."):
     raise ImportError(
         "import this package as envkit.sandbox, not as a top-level package"
-        " (if the folder is your own, add an __init__.py to it)"
+        " (to import a folder of your own with this name instead, add an __init__.py to that folder)"
     )
 
 from envkit.installation import late_names

@@ -10,10 +10,10 @@ from envkit.types import Group, Hashes, Sample, Trajectory, Turn, hashes, stable
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Return the samples of all valid trajectories that have at least one turn, in order.
+    """Return the training samples of the trajectories in `groups`, in order.
 
-    Void trajectories (lost sandbox, hung step, broken environment) are omitted, because their outcome does not measure
-    the policy.
+    Trajectories without turns are omitted. So are void trajectories (lost sandbox, hung step, broken environment),
+    because their outcome says nothing about the policy.
     """
     return [
         sample
@@ -27,7 +27,8 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
 def samples_from(trajectory: Trajectory) -> list[Sample]:
     """Join the turns of one trajectory into samples; the mask is True on the policy's tokens.
 
-    A turn whose prompt does not continue the previous turn starts a new sample.
+    Consecutive turns form one sample, but a turn whose prompt does not begin with the tokens of the previous turns
+    starts a new sample. The mask is 1 on the tokens that the policy generated.
     """
     turns = trajectory.turns
     starts = [number for number, turn in enumerate(turns) if number == 0 or turn.starts_sample]

@@ -32,10 +32,10 @@ def read_answer(answer: Any, most: int) -> tuple[str, ...]:
 
 
 def read_index(number: Any) -> tuple[str, ...]:
-    """Return the move with this number; empty if the number is out of range.
+    """Return a tuple with the move whose index is `number`, or an empty tuple if the index is out of range.
 
     Raises:
-        UsageError: The number is not an integer.
+        UsageError: `number` is not an integer.
     """
     try:
         action = index(number)  # also accepts a zero-dimensional array
@@ -75,7 +75,7 @@ def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDA
 
 
 def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the indices of the moves [N, 1], with `STAY` for those out of range, and whether each is in range [N].
+    """Return the given indices of moves [N, 1], with `STAY` in place of invalid ones, and whether each is valid [N].
 
     Raises:
         UsageError: The actions are not N integers.

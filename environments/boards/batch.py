@@ -12,7 +12,7 @@ from .level_cache import Drawn
 from .physics import CODES, Physics
 
 _WAYS = 8
-"""Factor in an index ``cell * 8 + action``: not less than the number of actions, and a power of two for speed."""
+"""Factor in the table index ``cell * 8 + action``: at least the number of actions, and a power of two for speed."""
 # NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
@@ -23,8 +23,8 @@ class PlayedMoves(NamedTuple):
 
     Attributes:
         moved_N: Whether the board changed.
-        gain_N: Decrease of the number of wanted cells; see `BoardBatch`.
-        won_N: Whether the board has no wanted cells left.
+        gain_N: Decrease of the number of cells that the player must still complete.
+        won_N: Whether no such cells are left.
         over_N: Whether the game is won or lost.
     """
 
@@ -35,12 +35,12 @@ class PlayedMoves(NamedTuple):
 
 
 class BoardBatch(ABC):
-    """N boards of a game; one call plays a move on each. A cell that the player must still complete is called wanted.
+    """N boards of a game; one call plays a move on each board.
 
     Attributes:
         side: Cells along one side of a board.
         here_N: Index of the player's cell on each board.
-        left_N: Number of wanted cells left on each board.
+        left_N: Number of cells on each board that the player must still complete.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -63,15 +63,15 @@ class BoardBatch(ABC):
         self.left_N[rows_R] = levels.wanted_R
 
     def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """Return a copy of the cell codes of the boards `rows_R` [R, S]; if None, of all boards."""
+        """Return a copy of the cell codes of the boards `rows_R` [R, S]. None means all boards."""
         return self._cells_NS.copy() if rows_R is None else self._cells_NS[rows_R]
 
     def grids(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """Return a copy of the cell codes of the boards `rows_R` [R, side, side]; if None, of all boards."""
+        """Return a copy of the cell codes of the boards `rows_R` [R, side, side]. None means all boards."""
         return self.codes(rows_R).reshape(-1, self.side, self.side)
 
     def texts(self, symbols: str, rows_R: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the boards `rows_R` as text; if None, all boards. A cell with code c is shown as ``symbols[c]``."""
+        """Return the boards `rows_R` as text. None means all boards. A cell with code c is shown as ``symbols[c]``."""
         return self._writing.write(self.codes(rows_R), symbols)
 
 
@@ -100,7 +100,7 @@ class Pushing(BoardBatch):
         left_N = moved_N.view(np.uint8) * _CODES_1
         left_N += cells.take(here_N)
         arrived_N = tables.ahead_K.take(key_N)
-        # Boards that make no move get their old values again.
+        # On boards without a valid move, these assignments write the old values again.
         cells[here_N] = tables.left_S.take(left_N)
         cells[at_N] = arrived_N
         cells[past_N] = tables.beyond_K.take(key_N)
@@ -115,8 +115,8 @@ class Pushing(BoardBatch):
 class Walking(BoardBatch):
     """Boards on which a move changes only the player's position.
 
-    Only the edge of the board blocks a move. The player wins by reaching a wanted cell. The array of cells does not
-    contain the player.
+    Only the edge of the board blocks a move. The player wins by reaching a cell with the symbol `Physics.wanted`. The
+    array of cells does not contain the player.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -124,7 +124,7 @@ class Walking(BoardBatch):
         self._ahead, _ = _neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
-        # Maps the code of the cell that the player enters to its code with the player on it.
+        # For each cell code: the code of the cell after the player has entered it.
         self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]

@@ -118,7 +118,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return f"{type(self).__name__}({changed})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode with the level of `seed`, or without a seed, with the sequence's next level.
+        """Start an episode. `seed` selects the first level of a sequence; a reset without it takes the next level.
 
         For this episode, `options` override the options given to `make`. The method returns the observation and an
         info dict with ``success``, ``legal_moves`` and, if facts about the level are known, ``level``.

@@ -29,7 +29,7 @@ class BoardOptions(ABC):
         num_levels: Size of the fixed set of levels to draw from, 1 to 100,000; None draws a new level for every seed.
             Small levels may occur more than once in a large set.
         instructions: Whether observations include rules and notices. If false, they contain only the board.
-        symbols: The characters to show instead of the symbols in `canonical`, in the same order; None shows the latter.
+        symbols: The characters to show instead of those in `canonical`, in the same order; None shows `canonical`.
         spaced: Whether to put spaces between the symbols of a line; a BPE tokenizer would merge ``____`` into one
             token.
         actions_per_turn: Maximum moves per answer, 1 to 100; the moves are joined by ``||``.
@@ -142,7 +142,7 @@ class BoardGame(ABC, Generic[OptionsT]):
         return 0.0
 
     def num_levels(self, options: OptionsT) -> int | None:
-        """Return the size of the fixed set of levels, or None. With a set, the seed for `draw` is an index into it."""
+        """Return the size of the fixed set of levels, from which `draw` takes an index instead of a seed; else None."""
         return options.num_levels
 
     def params(self, options: OptionsT) -> BatchParams:

@@ -17,9 +17,9 @@ class Drawn(NamedTuple):
     Attributes:
         cells_RS: Codes of the cells.
         here_R: Index of the player's cell.
-        wanted_R: Number of wanted cells.
-        goals_R: Number of wanted and done cells together.
-        facts: The `facts` of the levels, each fact as an array [R].
+        wanted_R: Number of cells that the player must still complete.
+        goals_R: Number of cells that the player must complete, including those completed at the start.
+        facts: `Level.facts` of the levels; each fact is an array [R].
     """
 
     cells_RS: NDArray[np.uint8]
@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
 
 
 class LevelCache:
-    """Draws the levels of a game with given options. If the options fix a set of levels, each is drawn only once."""
+    """Draws the levels of a game with given options. If they define a fixed set of levels, each level is drawn once."""
 
     def __init__(self, game: BoardGame[Any], options: Any) -> None:
         self._game = game
@@ -45,7 +45,7 @@ class LevelCache:
         return self._count == 1
 
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of `seeds`, one row per seed. If `is_single` is true, the result has a single row.
+        """Return the levels of `seeds`, one row per seed. If `is_single` is true, there is one row for all seeds.
 
         Args:
             seeds: The seeds.

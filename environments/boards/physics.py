@@ -39,9 +39,9 @@ class Tables(NamedTuple):
         ahead_K: New code of the cell ahead.
         beyond_K: New code of the cell beyond.
         moves_K: Whether the player moves.
-        gain_K: Decrease of the number of wanted cells.
-        left_S: New code of the cell on which the player was, for code S. Entry ``S`` applies if the player stays, entry
-            ``8 + S`` if the player moves.
+        gain_K: Decrease of the number of cells that the player must still complete.
+        left_S: New code of the cell on which the player was before the move, given its old code: entry ``code`` if the
+            player stays, entry ``8 + code`` if the player moves.
         is_fatal_S: Whether the game is lost when the player's cell has this code.
     """
 
@@ -108,7 +108,7 @@ class Physics:
             step: Difference between the index of the cell ahead and `here`.
 
         Returns:
-            By how much the number of wanted cells decreased; None if the move was blocked and changed nothing.
+            By how much the number of cells with the symbol `wanted` decreased; None if the move was blocked.
         """
         at = here + step
         past = at + step

@@ -2,7 +2,8 @@
 
 A tile is the picture of a cell. It is drawn with masks: a mask marks the part of the tile that a shape covers.
 Coordinates and lengths are in pixels of the finished tile, and may be fractions. The origin is the top left corner; x
-points right and y down. Masks have a higher resolution than the tile. To smooth the edges, `Canvas.pixels` averages.
+points right and y down. Masks have a higher resolution than the tile: several samples per pixel. `Canvas.pixels`
+averages the samples of each pixel, which smooths the edges.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
 
     Args:
         codes: The code of each cell, of shape (..., rows, columns).
-        tiles: The picture of each code, of shape (codes, P, P, 3).
+        tiles: The picture of each code, P by P pixels, of shape (codes, P, P, 3).
 
     Returns:
         The red, green and blue values, of shape (..., rows * P, columns * P, 3).
@@ -164,7 +165,7 @@ def stacked(canvases: Sequence[Canvas]) -> NDArray[np.uint8]:
 
 @cache
 def _grid() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the coordinates of the sample centres: x [1, samples] and y [samples, 1]."""
+    """Return the coordinates in pixels of the centres of a tile's samples: x [1, _SIDE] and y [_SIDE, 1]."""
     centres = ((np.arange(_SIDE) + 0.5) / _FINE).astype(np.float32)
     return centres[None, :], centres[:, None]
 

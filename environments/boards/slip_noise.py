@@ -13,15 +13,11 @@ from ..counter_rng import chance_B, chances_of_B
 from .episode_params import SIDES, EpisodeParams
 
 _AHEAD = 32
-"""Moves per batch of random numbers. To draw one number per call would cost as much as the rest of a step."""
+"""Number of moves whose random numbers are drawn together. Drawing for each move would double the time of a step."""
 
 
 class SlipNoise:
-    """Applies `episode_params.slipped` to the moves of N boards; each board has the random numbers of its own seed.
-
-    Args:
-        num_boards: N.
-    """
+    """Applies `episode_params.slipped` to the moves on N boards, with the random numbers of each board's own seed."""
 
     def __init__(self, num_boards: int) -> None:
         self._first_N = np.zeros(num_boards, np.uint32)
@@ -45,7 +41,7 @@ class SlipNoise:
         """Return the moves after slipping.
 
         Args:
-            action_N: Numbers of the intended moves.
+            action_N: Indices of the moves that the players chose.
             moves_N: Number of moves on each board since its seed was set; at most one more than in the previous call.
             params: Parameters of the episodes.
         """

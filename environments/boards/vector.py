@@ -110,7 +110,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             ("spaced", chosen.spaced != self._defaults.spaced),
         ):
             if differs:
-                raise OptionError(name, "must be the same for all copies; pass it to make_vec, or use mode='sync'")
+                raise OptionError(name, "reset cannot change it for a batch; set it in make_vec, or use mode='sync'")
         seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
         cache = self._level_cache if chosen is self._defaults else LevelCache(self.game, chosen)
@@ -145,7 +145,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             restart_R = restart_N.nonzero()[0]
             if self._autoreset is AutoresetMode.DISABLED:
                 raise StepOrderError(f"copies {restart_R.tolist()[:8]} have ended: reset them with reset_mask")
-            # Restart finished copies first, and let them stay in this step: one pass can then observe all boards.
+            # Restart finished copies now, and play `STAY` on them in this step: one pass can then observe all boards.
             restarted = self._restart(restart_N, restart_R)
             action_NT[restart_R, 0] = STAY
             if action_NT.shape[1] > 1:
@@ -217,11 +217,11 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the move indices of each turn [N, T], padded with -1, and whether each action is readable [N]."""
         if isinstance(actions, str) or not hasattr(actions, "__len__") or len(actions) != self.num_envs:
-            raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
+            raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions; pass one per copy")
         return read_answers(actions, self._params.turn) if self._is_text else read_indices(actions)
 
     def _next(self, row: int, seed: int | None) -> tuple[int, int]:
-        """Return the seed of the board's sequence of episodes, and the number of the next episode in the sequence."""
+        """Return seed and number of the next episode on board `row`; `seed`, if not None, starts a new sequence."""
         if seed is None and self._firsts[row] is None:
             seed = int(self.np_random.integers(1 << 31))
         return (self._firsts[row], int(self._episode_N[row]) + 1) if seed is None else (int(seed), 0)
@@ -328,7 +328,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._texts[row] = above + text
 
     def _boards(self, rows_R: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the text of the boards `rows_R`, as observed; if None, of all boards."""
+        """Return the boards `rows_R` as texts, as observations show them. None means all boards."""
         texts = self._batch.texts(self._symbols, rows_R)
         return [spread_out(text) for text in texts] if self._defaults.spaced else texts
 
@@ -362,17 +362,17 @@ def _above(game: BoardGame[Any], options: BoardOptions) -> str:
 
 
 def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
-    """Return the seed of each copy."""
+    """Return the seed of each copy: the items of a sequence, or `seed`, `seed` + 1 and so on; None means no seed."""
     if isinstance(seed, (int, np.integer)):
         seed = [int(seed) + number for number in range(num_envs)]
     elif isinstance(seed, float):
-        raise UsageError(f"seed: must be integers from 0, got {seed!r}")
+        raise UsageError(f"seed: must be integers of at least 0, got {seed!r}")
     seeds: list[Any] = [None] * num_envs if seed is None else list(seed)
     if len(seeds) != num_envs:
         raise UsageError(f"seed: there are {num_envs} copies, got {len(seeds)} seeds")
     for one in seeds:
         if one is not None and (not isinstance(one, (int, np.integer)) or one < 0):
-            raise UsageError(f"seed: must be integers from 0, got {one!r}")
+            raise UsageError(f"seed: must be integers of at least 0, got {one!r}")
     return seeds
 
 

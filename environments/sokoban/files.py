@@ -31,7 +31,7 @@ def read_levels(path: str) -> tuple[str, ...]:
     have no effect.
 
     Raises:
-        OptionError: The source has no levels, is unreadable or too large, or has an invalid level in the line named.
+        OptionError: `path` has no levels, is unreadable or too large, or has an invalid level, whose line is named.
     """
     source = Path(path)
     files = sorted(source.glob("*.txt")) if "\0" not in path and source.is_dir() else [source]

@@ -56,8 +56,8 @@ def draw_level(
 ) -> Puzzle:
     """Return the level of `seed`, the same in every process.
 
-    With one box, all starts in the room that fit the ranges are equally likely. With more boxes, the number of moves is
-    drawn first, and the search stops at that number. Hard levels are then about as frequent as easy ones.
+    With one box, all starts in a room that fit the ranges are equally likely. With more boxes, the number of moves is
+    drawn first, and a start with this number is preferred. Hard levels are thus about as frequent as easy ones.
 
     Args:
         seed: Any integer.

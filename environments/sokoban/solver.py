@@ -1,7 +1,7 @@
 """A solver for rooms: bidirectional search, forwards from a state and backwards from all solved states.
 
-Each round adds a layer to the search whose last layer has fewer states. When the last layers of both searches have
-states in common, every shortest solution passes through one of these states.
+Each round adds one layer, the states one move further away, to the search whose last layer is smaller. When the last
+layers of both searches have states in common, every shortest solution passes through one of these states.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line. Each command parses its arguments, makes one call and prints. Slow imports wait until then."""
+"""The command line. Each command parses its arguments, makes one call and prints. Commands import slow modules late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # Print plain text, which people and programs can read.
+    rich_markup_mode=None,  # Print help as plain text, which both people and programs can read.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train)
@@ -47,7 +47,7 @@ app.add_typer(token.app, name="token")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with 0 (success), 1 (failure), 2 (invalid request) or 130 (interrupted).
+    """Run a command, and exit with 0 (success), 1 (failure), 2 (invalid request), 130 (interrupted) or its own code.
 
     Args:
         arguments: The arguments of the command line; None uses `sys.argv`.
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fill_standard_files() -> None:
-    """Open /dev/null for each closed standard stream (as after ``<&-``), so that no other file gets its number."""
+    """Open /dev/null for each closed standard stream (as after ``<&-``), so that no other file gets its descriptor."""
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(file)

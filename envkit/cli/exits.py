@@ -26,7 +26,7 @@ STOPPED = 130
 
 @contextmanager
 def as_exit_code() -> Iterator[None]:
-    """Print each error of a ``with`` block as one line and exit; a bug in envkit keeps its traceback."""
+    """Print each error that a ``with`` block raises as one line, and exit. A bug in envkit is raised with traceback."""
     try:
         try:
             yield
@@ -37,7 +37,7 @@ def as_exit_code() -> Iterator[None]:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         if sys.stdout is not None:
-            # Redirect the stream, because Python flushes it again at exit, which would fail again.
+            # Redirect the stream. Otherwise Python would flush it again at exit, and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:  # a broken pipe is normal: the reader, such as `head`, has read enough
             print(f"{error.strerror}; free some space", file=sys.stderr)
@@ -53,7 +53,7 @@ def as_exit_code() -> Iterator[None]:
 
 
 def _report(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None:
-    """Return the lines to print for `errors`, and the exit code; None if an error needs its traceback."""
+    """Return the lines to print for `errors`, and the exit code; None if one is a bug, which needs its traceback."""
     lines: dict[str, None] = {}
     code = REFUSED
     for error in errors:

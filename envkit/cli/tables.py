@@ -25,12 +25,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_json(objects: Iterable[Mapping[str, JSON]]) -> None:
-    """Print a list of objects."""
+    """Print a JSON list of `objects`."""
     typer.echo(json.dumps(list(objects), indent=2))
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in the largest unit of which it has at least two, such as ``90 s`` or ``47 h``."""
+    """Return a duration as text, such as ``90 s`` or ``47 h``: in the largest unit that gives at least 2."""
     for unit, length_s in _UNITS:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"

@@ -16,7 +16,7 @@ from envkit.types import PoolEvent
 _log = logging.getLogger(__name__)
 
 NEAR = 2
-"""A disk alert is raised below this multiple of the required free space."""
+"""A disk raises an alert when its free space is below this multiple of the space that sandboxes require."""
 LOOK_S = 15.0
 """Seconds between two checks of the disks."""
 
@@ -24,28 +24,28 @@ TRIES = 4
 _FIRST_DELAY_S = 0.5
 _TIMEOUT_S = 10.0
 _WAITING = 1_000
-"""Maximum number of alerts that wait for a slow webhook; further alerts are dropped and logged."""
+"""Maximum number of alerts that wait for a slow webhook. Further alerts are only logged, not sent."""
 
 
 async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None:
-    """Warn in one line if the webhook does not answer a HEAD request."""
+    """Call `warn` with one line if the webhook at `address` does not answer a HEAD request."""
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             await client.head(address)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         where = urlsplit(address)
         problem = str(error) or type(error).__name__
-        # Leave out the path, because it may contain a secret.
+        # Do not show the path of the address, because it may contain a secret.
         warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {problem}")
 
 
 async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
-    """POST each alert as JSON, in order, until the events end.
+    """POST each alert among `events` as JSON, in order, until there are no more events.
 
-    An alert that fails `TRIES` times is logged and dropped.
+    An alert that cannot be sent after `TRIES` attempts is logged and dropped.
 
     Args:
-        events: Events of a pool. Changes of state are skipped, because they are not alerts.
+        events: Events of a pool. Only alerts are sent: events of the kind ``"state"`` are skipped.
         address: URL of the webhook, such as ``"https://example.org/hooks/1"``.
     """
     sending, waiting = anyio.create_memory_object_stream[PoolEvent](_WAITING)
@@ -58,7 +58,7 @@ async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
                 try:
                     sending.send_nowait(event)
                 except anyio.WouldBlock:
-                    _log.warning("alert dropped, the webhook %s is too slow: %s", address, event.text)
+                    _log.warning("the webhook %s is too slow; this alert is not sent: %s", address, event.text)
 
 
 async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[PoolEvent]) -> None:
@@ -87,11 +87,11 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) ->
 async def watch_disks(
     look: Callable[[], Mapping[str, tuple[int, int]]], alert: Callable[[str, str], None], interval_s: float = LOOK_S
 ) -> None:
-    """Raise alerts while a disk has less than `NEAR` times the required free space, until cancelled.
+    """Check the disks until cancelled, and emit an alert whenever one has less than `NEAR` times the required space.
 
     Args:
-        look: Returns the free and the required MiB by disk name.
-        alert: Called with the kind and one line for people.
+        look: Returns the free and the required MiB of each disk, by its name.
+        alert: Emits an alert: called with its kind, ``"disk"``, and a one-line message.
         interval_s: Seconds between two checks.
     """
     while True:
@@ -107,7 +107,7 @@ async def watch_disks(
 
 
 def described(event: PoolEvent) -> dict[str, object]:
-    """Return an event as JSON."""
+    """Return the JSON object that is sent to the webhook for `event`."""
     return {
         "number": event.number,
         "at_s": event.at_s,

@@ -1,4 +1,4 @@
-"""Autoscaling: call a callback with the number of sandboxes by which the fleet should grow or shrink."""
+"""Autoscaling: calls a function or program with the number of sandboxes by which the fleet should grow or shrink."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OUTPUT_BYTES = 500
 
 
 async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[None]], interval_s: float) -> None:
-    """Call `act` whenever two polls in a row ask for a change in the same direction, until cancelled.
+    """Poll `wanted` until cancelled. Call `act` whenever two polls in a row ask for a change in the same direction.
 
     Args:
-        wanted: Returns the number of sandboxes to add; negative to remove sandboxes.
-        act: Called with the smaller of the two changes. Its exceptions are logged, and polling continues.
+        wanted: Returns the number of sandboxes that the fleet lacks, or minus the number that it can do without.
+        act: Called with the smaller of the two changes. If it raises, the exception is logged and polling continues.
         interval_s: Seconds between two polls.
     """
     before = 0
@@ -32,21 +32,21 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
             try:
                 await act(steady)
             except Exception:  # autoscaling failed, but the fleet still serves with its current capacity
-                _log.exception("the autoscaling action failed (wanted change: %d sandboxes)", steady)
+                _log.exception("autoscaling failed to change the number of sandboxes by %d", steady)
         before = now
 
 
 def steadily(before: int, now: int) -> int:
-    """Return the smaller of two changes in the same direction; 0 if the directions differ."""
+    """Return the smaller of two changes if both are positive or both are negative; otherwise 0."""
     if min(before, now) > 0:
         return min(before, now)
     return max(before, now) if max(before, now) < 0 else 0
 
 
 async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 300.0) -> None:
-    """Run a user's program with `wanted` as its last argument. If the program fails, its output is logged.
+    """Run the operator's program `command` with `wanted` as an additional last argument; log its output if it fails.
 
-    On timeout its whole process group is killed.
+    After `within_s` seconds, the program and its child processes (its process group) are killed.
     """
     words = [*command, str(wanted)]
     try:
@@ -65,7 +65,7 @@ async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 
 async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     output = bytearray()
     process = None
-    with anyio.CancelScope(shield=True):  # a process that is cancelled while it starts would leave its children running
+    with anyio.CancelScope(shield=True):  # cancelled during its start, a process could not be found and killed
         process = await anyio.open_process(
             words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )

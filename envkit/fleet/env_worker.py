@@ -1,4 +1,4 @@
-"""Workers of a fleet: sandboxes of a pool with an env server each, and the episodes in them."""
+"""Workers of a fleet: sandboxes of a pool, in each of which an env server plays episodes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _CAUSE_S = 1.0
-"""Seconds to wait, when a call cannot reach the worker, until its sandbox reports why it ended."""
+"""When a call cannot reach a worker: seconds to wait for the worker's sandbox to report why it ended."""
 _RETRY_S = 0.02
-"""Seconds between two attempts to reach a server that does not listen yet."""
+"""Seconds between two attempts to connect to a server that does not listen yet."""
 
 
 ConnectSandbox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[WorkerClient]]
@@ -29,14 +29,14 @@ ConnectSandbox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[Work
 
 @asynccontextmanager
 async def connect_when_serving(connect: ConnectSandbox, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
-    """Open a client of the env server in a sandbox as soon as the server answers.
+    """Open a client of the env server in `sandbox` as soon as the server answers, for the duration of the block.
 
     Args:
         connect: Opens a client; raises `UnreachableError` if the server does not listen yet.
-        sandbox: The sandbox.
+        sandbox: The sandbox in which the server runs.
 
     Raises:
-        EnvkitError: The server will not answer, for example because it has another protocol.
+        EnvkitError: The server cannot be used, for example because it has another protocol version.
     """
     async with AsyncExitStack() as opened:
         while True:
@@ -54,7 +54,7 @@ async def connect_when_serving(connect: ConnectSandbox, sandbox: Sandbox) -> Asy
 
 
 class WorkerLostError(SandboxLostError):
-    """The worker was lost. Callers of the fleet get a plain `SandboxLostError`.
+    """The worker was lost. For use inside the fleet, whose callers get a `SandboxLostError`.
 
     Attributes:
         worker: The lost worker.
@@ -66,23 +66,23 @@ class WorkerLostError(SandboxLostError):
 
 
 class LostDuringCallError(WorkerLostError):
-    """The worker was lost during the call. The call may have caused the loss."""
+    """The worker was lost during the call, which may have caused the loss."""
 
 
 class EnvWorker:
     """A worker of a fleet: one sandbox with an env server.
 
     Attributes:
-        sandbox: Its sandbox, leased from the pool.
-        cause: Why it ended; its kind is ``unknown`` while the worker runs.
-        gone: Set when it has ended.
-        load: Number of slots in use.
-        served: Number of slots ever assigned.
-        monitor: Monitor of its server; None until the server answers.
-        cut_off: Episodes whose last step was cut off by a broken connection and is not repeated yet.
-        calls_at_end: Number of calls under way when it ended, each of which may be the cause.
-        attributed: Set when its loss is attributed to one episode. The loss then counts neither against other episodes
-            nor against the restart budget.
+        sandbox: Sandbox of the worker, leased from the pool.
+        cause: Why the worker ended; a cause of kind ``unknown`` while the worker runs.
+        gone: Set when the worker has ended.
+        load: Number of episodes that have a slot at present.
+        served: Number of episodes that have ever had a slot.
+        monitor: Monitor of the env server; None until the server has answered.
+        cut_off: Episodes whose last step got no answer because the connection broke, and has not been repeated yet.
+        calls_at_end: Number of calls in progress when the worker ended. Each of them may have caused the end.
+        attributed: Set when the loss of the worker is attributed to one episode. The loss then counts neither against
+            other episodes nor against the restart budget.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -101,27 +101,27 @@ class EnvWorker:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended unexpectedly after its server had answered."""
+        """Whether the worker ended unexpectedly after its server had answered."""
         return self.gone.is_set() and self.monitor is not None and self.cause.kind is not CauseKind.STOPPED
 
     @property
     def was_unresponsive(self) -> bool:
-        """Whether it ended because it did not answer."""
+        """Whether the worker ended because it did not answer in time."""
         return self.cause.kind is CauseKind.UNRESPONSIVE
 
     def open(self, client: WorkerClient, heartbeat: HeartbeatTimes) -> ServerMonitor:
-        """Start to accept episodes; return the monitor of the worker's server, to which `client` is connected."""
+        """Make the worker accept episodes, through `client`; return a monitor of the server behind `client`."""
         self._client = client
         self.monitor = ServerMonitor(client, heartbeat)
         return self.monitor
 
     def slot(self, task: Task, id: str) -> WorkerSlot:
-        """Return a slot for an episode. If the server already has an episode with this id and task, it is resumed."""
+        """Return a slot for an episode of `task`. If the server has an episode with this id and task, resume it."""
         assert self._client is not None
         return WorkerSlot(self, self._client.lease(task, id=id))
 
     def end(self, cause: Cause) -> None:
-        """Record the end of the worker and end all calls under way. Only the first call has an effect."""
+        """Record that the worker has ended, and end all calls in progress. Calling `end` again has no effect."""
         if not self.gone.is_set():
             self.cause = cause
             self.calls_at_end = len(self._calls) + len(self.cut_off)
@@ -134,10 +134,9 @@ class EnvWorker:
                     answer.set_exception(LostDuringCallError(self))
 
     def start_step(self, episode: SplitStepEpisode, action: str) -> Future[Raw] | None:
-        """Start a step; its future raises `LostDuringCallError` if the worker ends first.
+        """Start a step and return the future of its answer. The future raises `LostDuringCallError` if the worker ends.
 
-        Returns:
-            None if the step cannot be sent; `step` then reports the reason.
+        If the step cannot be sent, return None. The caller then calls `episode.step`, which raises the reason.
         """
         if self.gone.is_set():
             return None
@@ -148,11 +147,11 @@ class EnvWorker:
         return answer
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a call to the worker.
+        """Call `function`, which sends a request to the worker, and return its result.
 
         Raises:
-            LostDuringCallError: The worker is lost during the call.
-            WorkerLostError: It was lost before the call.
+            LostDuringCallError: The worker was lost during the call.
+            WorkerLostError: The worker was lost before the call.
         """
         if self.gone.is_set():
             raise WorkerLostError(self)
@@ -160,18 +159,18 @@ class EnvWorker:
             try:
                 return await function(*args, **kwargs)
             except (UnreachableError, SandboxLostError) as error:
-                # The error may be about another sandbox, which an environment uses. Then this worker is not lost.
+                # A SandboxLostError about a sandbox that the environment uses does not mean that this worker is lost.
                 if isinstance(error, SandboxLostError) and error.sandbox_id != self.sandbox.id:
                     raise
                 await anyio.sleep(_CAUSE_S)  # meanwhile, the sandbox may report why it ended
                 assert self.monitor is not None
                 self.monitor.report_lost(Cause(CauseKind.UNKNOWN, f"unreachable: {error}"))
-                await self.gone.wait()  # the end of the worker cancels this call
+                await self.gone.wait()  # until the worker ends, which cancels this block
         raise LostDuringCallError(self)
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:
-        """Cancel the block, without an error, when the worker ends."""
+        """Leave the block, without an error, as soon as the worker ends."""
         with anyio.CancelScope() as scope:
             if self.gone.is_set():
                 scope.cancel()
@@ -187,7 +186,7 @@ class WorkerSlot(NamedTuple):
 
     Attributes:
         worker: The worker.
-        lease: Lease of the episode on the worker's server; entering it may reset the environment.
+        lease: Lease of the episode on the worker's server. To enter it may already reset the environment.
     """
 
     worker: EnvWorker

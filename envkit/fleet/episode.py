@@ -1,4 +1,4 @@
-"""An episode of the fleet. If its worker is lost, the episode is rebuilt in another worker, if possible."""
+"""Episodes of a fleet. If the worker of an episode is lost, the episode is rebuilt in another worker, if possible."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from envkit.types import JSON, Cause, Observation, Reset, Step
 T = TypeVar("T")
 
 OpenSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerSlot]]
-"""Waits for a slot in a healthy worker, and holds it for the block."""
+"""Waits for a slot in a healthy worker, and holds the slot for the duration of the block."""
 
 REBUILDS = 3
-"""Default limit on rebuilds per episode."""
+"""Default of the maximum number of rebuilds per episode."""
 
 _UNRESPONSIVE = 1
-"""Number of unresponsive workers after which an episode is still rebuilt. Losses attributed to others do not count."""
+"""An episode that lost more unresponsive workers than this is not rebuilt. Losses that others caused do not count."""
 
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """Counts what happened to episodes whose worker was lost.
+    """Counts of the episodes of a host whose worker was lost.
 
     Attributes:
         rebuilt: Number of times that an episode was rebuilt in another worker.
@@ -44,28 +44,27 @@ class EpisodeTally:
 
 
 class FleetEpisode:
-    """Plays a task in a worker. If the worker is lost, the episode moves to another worker.
+    """An episode in a worker of a fleet. If the worker is lost, the episode is rebuilt in another worker.
 
-    Entering the episode waits for a free slot.
+    To start it, enter it with ``async with``, which waits for a free slot.
 
-    An episode can be rebuilt if the state of its environment depends only on the task and the actions. A rebuild resets
-    the environment in the new worker and replays all actions; each answer must equal the original answer. The next
-    answer to the caller contains the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the episode is
-    void: the current call and all later calls raise `SandboxLostError`.
+    An episode can be rebuilt if task and actions alone determine what its environment answers. A rebuild resets the
+    environment in the new worker and replays all actions; each answer must equal the original answer. The next answer
+    to the caller contains the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the episode is void: the
+    current call and all later calls raise `SandboxLostError`.
 
-    Each call that was running when a worker was lost is a suspect: it may have caused the loss. A suspect call is
-    retried in a worker that plays no other episode, and the episode then returns to a shared worker. If that worker is
-    lost during the same call too, both losses are attributed to this episode, which is then void. Attributed losses do
-    not count against other episodes.
+    Each call that was in progress when a worker was lost is a suspect: it may have caused the loss. The episode repeats
+    a suspect call in a worker that plays no other episode, and afterwards returns to a shared worker. If the worker
+    without other episodes is lost during this call, too, both losses are attributed to this episode, which is then
+    void. Attributed losses do not count against other episodes.
 
     Args:
         open_slot: Takes a slot in a worker; called at the start and again after each loss.
         rebuilds: Maximum number of rebuilds; 0 if the environment cannot be rebuilt.
-        tally: Counts rebuilt and void episodes.
-        open_alone: Takes a slot in a worker without other episodes, for suspect calls; None if
-            each worker of `open_slot` plays only one episode.
-        on_attributed: Called with the cause when losses are attributed to this episode.
-        goes_on: Whether a previous server process started the episode and this process resumes it.
+        tally: Counts of rebuilt and void episodes, which this episode updates.
+        open_alone: Takes a slot in a worker without other episodes, for suspect calls; None if `open_slot` always does.
+        on_attributed: Called with the cause when losses are attributed to this episode; None to call nothing.
+        goes_on: Whether this process resumes an episode that a previous server process started.
     """
 
     def __init__(
@@ -98,13 +97,13 @@ class FleetEpisode:
         self._pending_action = ""
         """The action of the last `start_step`."""
         self._step_loss: WorkerLostError | None = None
-        """The loss that ended the last `start_step`; None if it was answered."""
+        """The loss of the worker that ended the last step of `start_step`; None if no loss did."""
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
-        """Why the episode is void; None while it is played or rebuilt."""
+        """The error that made the episode void; None if it is not void."""
         self._final_cause: Cause | None = None
-        """Why the episode will be void; None until a loss is attributed to it."""
+        """Why the episode must not be rebuilt: a loss was attributed to it. None before that."""
         self._rebuilt_cause = ""
 
     @property
@@ -118,11 +117,11 @@ class FleetEpisode:
             try:
                 reset = await self._attempt("reset", episode.reset)
             except WorkerLostError as loss:
-                if self._goes_on and self._start is None:  # its actions are unknown: no replay
+                if self._goes_on and self._start is None:  # actions of a previous server process cannot be replayed
                     self._rebuilds = 0
                 await self._rebuild(loss)
             else:
-                if episode.turn:  # resumed from a previous server, so its actions are unknown here
+                if episode.turn:  # a previous server process played these turns, so this one cannot replay them
                     self._rebuilds, self._keeps_log = 0, False
                 self._start = _fingerprint(reset.observation)
                 await self._return()
@@ -154,7 +153,7 @@ class FleetEpisode:
         return self._worker.start_step(self._split_episode, action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Decode the answer to the step from `start_step`; see `envkit.protocols.SplitStepEpisode`."""
+        """Return the result of the step that `start_step` started; see `envkit.protocols.SplitStepEpisode`."""
         assert self._split_episode is not None
         try:
             step = self._split_episode.finish_step(answer)
@@ -168,7 +167,7 @@ class FleetEpisode:
         return step
 
     async def repeat_step(self, action: str) -> Step:
-        """Return the answer to the last step again; see `envkit.protocols.ResumableEpisode.repeat_step`."""
+        """Return the result of the last step again; see `envkit.protocols.ResumableEpisode.repeat_step`."""
         try:
             return await self._worker.call(self._played().repeat_step, action)
         except LostDuringCallError as loss:
@@ -178,7 +177,7 @@ class FleetEpisode:
         try:
             await self._take_slot(self._open_slot)
         except WorkerLostError as loss:
-            if self._goes_on:  # the previous server's actions are unknown here
+            if self._goes_on:  # actions of a previous server process cannot be replayed
                 self._rebuilds = 0
             await self._rebuild(loss)
         return self
@@ -202,16 +201,16 @@ class FleetEpisode:
         return {**info, "rebuilt": cause} if cause else info
 
     async def _attempt(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call that the caller of the episode requested.
+        """Await `call`, the reset or step that the episode's caller requested; `name` is the method's name.
 
         Raises:
-            WorkerLostError: The worker was lost. If this is the second loss during the same call, and the worker played
-                no other episode, the loss is attributed to this episode, which is then void.
+            WorkerLostError: The worker was lost. If it is the second worker lost during the same call, and played no
+                other episode, both losses are attributed to this episode, which is then void.
         """
         try:
             if self in self._worker.cut_off:
                 self._worker.cut_off.discard(self)
-                if self._worker.gone.is_set():  # the step was under way when the worker was lost
+                if self._worker.gone.is_set():  # the unanswered step may have caused the loss
                     raise LostDuringCallError(self._worker)
             return await self._worker.call(call)
         except LostDuringCallError as loss:
@@ -220,7 +219,7 @@ class FleetEpisode:
                 self._attribute(before, worker)
                 self._final_cause = loss.cause.followed_by(f"the previous worker was lost during the same {name}")
             elif self._on_attributed is not None and not self._rebuilds and worker.calls_at_end == 1:
-                self._attribute(worker)  # this call is the only suspect, and it cannot be retried
+                self._attribute(worker)  # no other call can have caused the loss, and this one cannot be repeated
             raise
 
     def _attribute(self, *workers: EnvWorker) -> None:
@@ -231,21 +230,21 @@ class FleetEpisode:
             self._on_attributed(workers[-1].cause)
 
     async def _return(self) -> None:
-        """Return to a shared worker after a call that was retried alone."""
+        """Return to a shared worker, if the episode has repeated a suspect call in a worker without other episodes."""
         self._suspected = None
         if self._is_alone and self._open_alone is not None:
             assert self._losses
             await self._rebuild(WorkerLostError(self._losses[-1]), is_return=True)
 
     async def _rebuild(self, loss: WorkerLostError, *, is_return: bool = False) -> None:
-        """Rebuild the episode in other workers until it succeeds.
+        """Rebuild the episode in another worker; if that worker is lost, too, try again.
 
         Args:
             loss: The loss of the episode's worker.
-            is_return: Whether there was no new loss: the episode returns to a shared worker after a suspect call.
+            is_return: Whether the episode only returns to a shared worker after a suspect call, without a new loss.
 
         Raises:
-            SandboxLostError: The rebuild failed, and the episode is void.
+            SandboxLostError: The episode cannot be rebuilt, and is void.
         """
         try:
             await self._retry_rebuild(loss, is_return=is_return)
@@ -253,8 +252,8 @@ class FleetEpisode:
             self._end(lost)
             raise
         except BaseException:
-            # The episode cannot be used any more: we do not know how many actions were replayed.
-            self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
+            # The episode cannot be used any more, because it is unknown how many actions were replayed.
+            self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("rebuild interrupted")))
             raise
         self._tally.rebuilt += not is_return
 
@@ -268,16 +267,16 @@ class FleetEpisode:
                 loss = again
                 continue
             except EnvkitError as error:
-                raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(f"and {error}")) from None
+                raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(f"rebuild failed: {error}")) from None
             if turn is not None:
-                difference = f"the replay differed in turn {turn}"
+                difference = f"rebuild failed: the replay differed in turn {turn}"
                 raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(difference))
             self._rebuilt_cause = str(loss.cause)
             return
         raise SandboxLostError(loss.sandbox_id, self._final_cause or loss.cause)
 
     def _may_try(self, loss: WorkerLostError) -> bool:
-        """Record a loss; return whether the episode may be rebuilt after it."""
+        """Record the loss of a worker; return whether the episode may be rebuilt after it."""
         self._losses.append(loss.worker)
         own = [worker for worker in self._losses if not worker.attributed.is_set()]
         unresponsive = sum(worker.was_unresponsive for worker in own)
@@ -290,7 +289,7 @@ class FleetEpisode:
         self._tally.void += 1
 
     async def _move(self) -> None:
-        """Release the slot in the lost worker, and take a slot in another worker."""
+        """Release the slot in the current worker, and take a slot in another worker."""
         left, self._slot = self._slot, AsyncExitStack()
         await left.aclose()
         if self._open_alone is not None:
@@ -299,7 +298,7 @@ class FleetEpisode:
                 self._is_alone = True
                 with suppress(
                     CapacityError, SandboxStartError
-                ):  # if this fails, the call is retried in a shared worker
+                ):  # without such a worker, the suspect call is repeated in a shared worker
                     await self._take_slot(self._open_alone)
                     return
                 self._is_alone = False
@@ -322,14 +321,14 @@ class FleetEpisode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the lease on the worker's server. If the worker is lost meanwhile, the loss is ignored."""
+        """End the lease on the worker's server. If the worker is lost during this call, ignore the loss."""
         self._worker.cut_off.discard(self)
         with self._worker.within_reach(), suppress(UnreachableError):
             await lease.__aexit__(kind, error, trace)
 
     async def _replay(self) -> int | None:
-        """Replay the reset and all actions. Return the first turn whose answer differs (0 for the reset), or None."""
-        if self._start is None:  # nothing to replay
+        """Replay the reset and all actions. Return the first turn (0 for the reset) with another answer, or None."""
+        if self._start is None:  # the episode was not reset yet
             return None
         if _fingerprint((await self._worker.call(self._episode.reset)).observation) != self._start:
             return 0

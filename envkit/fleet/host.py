@@ -33,50 +33,51 @@ from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task, Tena
 WorkerKind: TypeAlias = Literal["shared", "own", "suspect"]
 
 _ENV_SANDBOX = ":envs-"
-"""Prefix of the ids of sandboxes that serve environments; ids given by callers contain no colon."""
+"""Prefix of the ids of the workers' sandboxes. Clients cannot use it, because their ids must not contain a colon."""
 _ROOM_S = 1.0
-"""Seconds between two attempts to start a sandbox when there is no capacity."""
+"""Seconds between two attempts to start a sandbox while the pool has no capacity."""
 _ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
 class FleetHost:
     """Plays episodes in a fleet of workers; implements `envkit.protocols.EnvHost`.
 
-    A worker is a sandbox of a pool with an env server. Use the host with ``async with``: entering waits until each
-    worker has started or failed once, and leaving stops all workers. Sandboxes of the same kind that an earlier server
-    process left running in the pool become workers first.
+    A worker is a sandbox of a pool in which an env server runs. Use the host with ``async with``: the start of the
+    block waits until each worker has started or failed once, and the end stops all workers. Sandboxes of the same kind
+    and spec that an earlier server process left running in the pool are used as workers before new ones are started.
 
     Args:
-        pool: Starts, monitors and stops the sandboxes; must be open while the host is.
+        pool: Starts, monitors and stops the sandboxes; must be open as long as the host.
         spec: Spec of the sandboxes.
         connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
             yet.
-        kind: Kind of the workers, part of the ids of their sandboxes. ``"shared"`` workers always run. ``"suspect"``
-            workers run on demand, while leases wait or episodes are played. ``"own"`` workers run on demand too, and
-            play one episode each.
+        kind: Kind of the workers, which is part of the ids of their sandboxes. ``"shared"`` workers always run.
+            ``"suspect"`` workers run only while episodes wait for them or are played in them. ``"own"`` workers do,
+            too, and each plays only one episode.
         workers: Number of workers.
-        slots_per_sandbox: Concurrent episodes per worker.
+        slots_per_sandbox: Maximum number of concurrent episodes per worker.
         restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
-            because there was no capacity does not count.
-        ends_when_spent: What happens to a lost worker when the budget is spent. True: it is not restarted, so a run
-            with workers that always fail ends. False: it is restarted as soon as the budget allows it.
+            because the pool had no capacity does not count.
+        ends_when_spent: Whether a lost worker is not restarted when the budget is spent, so that a training run whose
+            workers always fail ends. If false, the worker is restarted as soon as the budget allows it.
         heartbeat: The heartbeat settings.
-        start_timeout_s: Seconds after the start of a sandbox within which its server must answer.
-        wait_timeout_s: Seconds that a lease waits while no worker is healthy. If there are healthy workers and all are
-            busy, a lease waits without limit.
-        replayable: Returns whether episodes of an environment id may be rebuilt after the loss of a worker; None: no
-            episode is rebuilt.
+        start_timeout_s: Seconds after the start of a sandbox within which its env server must answer.
+        wait_timeout_s: Seconds that an episode waits for its slot while no worker is healthy. While healthy workers are
+            busy, it waits without limit.
+        replayable: Returns whether episodes of the environment with this id may be rebuilt after the loss of a worker;
+            None to rebuild no episodes.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
-            restart; None: nothing is recorded.
-        suspects: Host of the workers in which suspect calls are retried alone; None: they are retried in this host.
-        offenders: Counts the losses attributed to each environment of a tenant; None: they are not counted.
+            restart; None to record nothing.
+        suspects: Host with workers in which this host's episodes repeat suspect calls (calls that may have caused a
+            loss), without other episodes beside them; None to repeat suspect calls in this host's workers.
+        offenders: Counts the losses attributed to each environment of each tenant; None to count none.
 
     Attributes:
-        lost: Number of workers lost after they were healthy.
-        waiting: Number of workers whose restart is delayed because the restart budget is spent.
+        lost: Number of workers that were lost after they had been healthy.
+        waiting: Number of workers that wait for their restart because the restart budget is spent.
         failed_starts: Number of workers that ended before their server answered.
         restarts: Number of restarts of workers.
-        episodes: Counts rebuilt and void episodes.
+        episodes: Counts of rebuilt and void episodes.
     """
 
     def __init__(
@@ -136,37 +137,37 @@ class FleetHost:
 
     @property
     def capacity(self) -> int:
-        """Total number of episode slots in all workers, including workers that are being restarted."""
+        """Maximum number of concurrent episodes in all workers together, including those that are being restarted."""
         return self._kept_workers * self._slots_per_worker
 
     @property
     def why_unready(self) -> str:
-        """Why no worker is healthy; empty if at least one is. See `envkit.protocols.ReadinessHost`."""
+        """Why episodes cannot start: one line if no worker is healthy, otherwise empty."""
         if any(not worker.gone.is_set() for worker in self._ready):
             return ""
         return f"no environment sandbox has been healthy for {clock.now() - self._unready_since:.0f} s"
 
     def lease(self, task: Task) -> FleetEpisode:
-        """Return an episode of `task`. Entering it takes a slot in the healthy worker with the fewest episodes.
+        """Return an episode of `task`. To start it, enter it with ``async with``.
 
-        Entering waits while no slot is free. If a worker is lost during a call, the episode is rebuilt in another
-        worker and the call continues there. If the environment does not support that, the call raises
-        `SandboxLostError` immediately; see `envkit.fleet.episode.FleetEpisode`.
+        The start waits for a free slot, and takes it in the healthy worker with the fewest episodes. If the worker is
+        lost during a call, the episode is rebuilt in another worker, which repeats the call. If the environment cannot
+        be rebuilt, the call raises `SandboxLostError`; see `envkit.fleet.episode.FleetEpisode`.
 
         Raises:
-            SandboxStartError: Raised on entering, if no worker became healthy in time, or if all workers are lost and
-                the restart budget is spent.
+            SandboxStartError: When the episode is entered: no worker became healthy in time, or all workers are lost
+                and the restart budget is spent.
         """
         return self._episode(task, None)
 
     def lease_as(self, key: TenantKey, task: Task) -> FleetEpisode:
-        """Like `lease`, but resume the episode recorded under `key` if its worker still runs and has the same task."""
+        """Like `lease`, but if an episode of `task` is recorded under `key` and its worker still runs, resume it."""
         return self._episode(task, key)
 
     def resumable_task(self, key: TenantKey) -> Task | None:
-        """Return the task of the episode recorded under `key` if its worker still runs; otherwise None.
+        """Return the task of the episode that is recorded under `key`; None if it or its worker is gone.
 
-        Such an episode was started by the server before its last restart.
+        A server process finds the episodes that its predecessor recorded.
         """
         found = None if self._session_store is None else self._session_store.get(key)
         return None if found is None or self._worker_of(found) is None else found.task
@@ -196,11 +197,11 @@ class FleetHost:
 
     @asynccontextmanager
     async def open_slot(self, task: Task, key: TenantKey | None) -> AsyncIterator[WorkerSlot]:
-        """Take a slot in a worker for the block.
+        """Hold a slot in a worker for the duration of the block.
 
         Args:
             task: The task to play.
-            key: Key under which the episode is recorded; None for no record.
+            key: Key under which the session store records the episode; None to record nothing.
 
         Raises:
             SandboxStartError: See `lease`.
@@ -233,7 +234,7 @@ class FleetHost:
         """Start the workers.
 
         Raises:
-            SandboxError: All workers failed to start. This is the error of the worker that failed last.
+            SandboxError: All workers failed to start. The error is that of the worker that failed last.
         """
         await self._find_left_running()
         self._kept_workers = self._worker_count
@@ -261,7 +262,7 @@ class FleetHost:
             self._wake()
 
     async def _keep(self, number: int) -> None:
-        """Keep worker `number` running: restart it whenever it ends and the restart budget allows it."""
+        """Run worker `number`, and restart it after each end, as soon as the restart budget allows it."""
         failures = self._failures if self._ends_when_spent else Failures()
         while True:
             if self._is_on_demand and number not in self._untried:
@@ -286,31 +287,31 @@ class FleetHost:
             if is_late:
                 spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
                 if self._ends_when_spent or due == math.inf:
-                    self._failure = SandboxStartError("fleet", f"no worker left; {spent}; last: {failure}")
+                    self._failure = SandboxStartError("fleet", f"no worker left; {spent}; last failure: {failure}")
                     break
-                text = f"environment workers: {spent}; next restart in {due - now:.0f} s; last: {failure}"
+                text = f"environment workers: {spent}; next restart in {due - now:.0f} s; last failure: {failure}"
                 self._pool.alert("restarts", text)
             self.waiting += is_late
             with anyio.move_on_after(due - now):
-                await attributed.wait()  # the loss then no longer counts against the budget
+                await attributed.wait()  # a loss attributed to an episode needs no delay
             self.waiting -= is_late
             self.restarts += 1
         self._kept_workers -= 1
         self._wake()
 
     async def _wait_for_demand(self) -> None:
-        """Wait until the number of waiting leases exceeds the number of starting workers."""
+        """Wait until more episodes wait for a slot than workers are being started."""
         while len(self._waiting) <= len(self._untried):
             await self._demand.wait()
 
     def _ask_for_worker(self) -> None:
-        """Wake the tasks that start workers on demand, because a lease waits for a slot."""
+        """Wake the tasks that start workers on demand, because an episode waits for a slot."""
         demand, self._demand = self._demand, anyio.Event()
         demand.set()
 
     async def _find_left_running(self) -> None:
         """Find the sandboxes that an earlier server process left running; stop those that this host cannot use."""
-        # Without the tenant, a tenant's sandbox whose id begins with the prefix would become a worker.
+        # Only sandboxes without a tenant belong to the server; a tenant may use the same ids for its own sandboxes.
         views = self._pool.views(tenant="")
         found = [view for view in views if view.id.startswith(self._prefix) and view.state in _ALIVE]
         self._left_running = [view.id for view in found if view.spec == self._spec][: self._worker_count]
@@ -319,12 +320,12 @@ class FleetHost:
                 await self._pool.stop(view.id)
 
     async def _start(self) -> Sandbox:
-        """Return a sandbox that was left running, or start one."""
+        """Return a sandbox that an earlier server process left running; if all of them are in use, start one."""
         if self._left_running:
             return self._pool.get(self._left_running.pop())
         id = f"{self._prefix}{uuid.uuid4().hex[:8]}"
         try:
-            # When the host opens, do not wait for capacity: if there is too little, it opens with fewer workers.
+            # Do not wait for capacity until it was once missing, so that the host can open with fewer workers.
             await self._pool.create(id, self._spec, wait_s=math.inf if self._was_full else None)
         except CapacityError:
             self._was_full = True
@@ -332,7 +333,7 @@ class FleetHost:
         return self._pool.get(id)
 
     async def _live(self, number: int) -> EnvkitError | None:
-        """Run one worker until it ends; return the error, or None if it has served all its episodes."""
+        """Run one worker until it ends; return why it failed, or None if it stopped because it had no more episodes."""
         try:
             sandbox = await self._start()
         except EnvkitError as error:
@@ -355,7 +356,7 @@ class FleetHost:
         return SandboxStartError(sandbox.id, worker.cause)
 
     async def _serve(self, worker: EnvWorker, number: int) -> Cause:
-        """Let a worker play episodes as soon as its env server answers; return why the server is lost."""
+        """Let `worker` play episodes as soon as its env server answers; when the server is lost, return the cause."""
         with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
             try:
                 async with connect_when_serving(self._connect, worker.sandbox) as client:
@@ -372,7 +373,7 @@ class FleetHost:
         return Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
 
     async def _take_slot(self) -> EnvWorker:
-        """Wait for a slot in a healthy worker, in order of arrival, and take it."""
+        """Wait for a slot in a healthy worker, and take it. Calls are served in order of arrival."""
         waiter = _Waiter()
         self._waiting.append(waiter)
         self._ask_for_worker()
@@ -384,7 +385,7 @@ class FleetHost:
                 deadline = max(self._unready_since, began) + self._wait_timeout_s if not self._ready else math.inf
                 if clock.now() >= deadline:
                     waited = f"no healthy worker for {self._wait_timeout_s:g} s"
-                    raise SandboxStartError("fleet", f"{waited}; last: {self._failure}")
+                    raise SandboxStartError("fleet", f"{waited}; last failure: {self._failure}")
                 waiter.woken = anyio.Event()
                 with anyio.CancelScope(deadline=deadline):
                     await waiter.woken.wait()
@@ -403,7 +404,7 @@ class FleetHost:
         return not worker.gone.is_set() and worker.load < self._slots_per_worker and not is_used_up
 
     def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
-        """Return the sort key that prefers responsive workers, and among them the one with the fewest episodes."""
+        """Return a sort key: responsive workers come first, and among them those with the fewest episodes."""
         return worker.monitor is not None and worker.monitor.is_unresponsive, worker.load
 
     def _leave(self, worker: EnvWorker) -> None:
@@ -419,18 +420,18 @@ class FleetHost:
             self._all_tried.set()
 
     def _wake_first(self) -> None:
-        """Let the first waiting lease look for a free slot."""
+        """Let the first waiting episode look for a free slot."""
         if self._waiting:
             self._waiting[0].woken.set()
 
     def _wake(self) -> None:
-        """Wake all waiting leases, because the number of workers has changed."""
+        """Wake all waiting episodes, because the number of workers has changed."""
         for waiter in self._waiting:
             waiter.woken.set()
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A lease that waits for a slot; `woken` is set when a slot may be free."""
+    """An episode that waits for a slot. `woken` is set when a slot may be free."""
 
     woken: anyio.Event = field(default_factory=anyio.Event)

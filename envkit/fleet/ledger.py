@@ -1,7 +1,7 @@
 """Ledger: an SQLite file with the sandboxes and sessions of a fleet, so that they survive a restart of the server.
 
-Writes do not wait until the disk has stored the data. If the server crashes, the kernel still writes the data. After
-a power failure the last writes may be missing. This does no harm, because the failure has also ended all sandboxes.
+A write returns before the disk has stored the data. If the server crashes, the kernel still stores it. After a power
+failure the last writes may be missing, which does no harm, because the failure has also ended all sandboxes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """Records that are written in one transaction; `is_written` tells whether the write succeeded."""
+    """Records that are written in one transaction. When `done` is set, `is_written` is whether the write succeeded."""
 
     views: dict[TenantKey, SandboxView] = field(default_factory=dict)
     records: dict[TenantKey, SessionRecord | None] = field(default_factory=dict)
@@ -60,10 +60,10 @@ class Ledger:
     """The ledger of one fleet. Use it with ``async with``. Only one server can use the file at a time.
 
     Args:
-        path: The file; created with mode 0600 if missing.
+        path: The SQLite file. If it does not exist, it is created with mode 0600.
 
     Raises:
-        UsageError: The file is in use by another server, or is not a ledger.
+        UsageError: On entering: another server uses the file, or the file is damaged or not a ledger.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,19 +73,19 @@ class Ledger:
         self._records: dict[TenantKey, SessionRecord] = {}
         self._next = _WriteBatch()
         self._last = _WriteBatch()
-        """The batch that is being written, or was written last."""
+        """The batch that is being written; between two writes, the batch that was written last."""
         self._last.done.set()
 
     @property
     def id(self) -> str:
-        """Unique id of this ledger, stable across restarts."""
+        """Random id of this ledger, which is stored in the file and therefore survives restarts."""
         return self._id
 
     async def save(self, view: SandboxView) -> None:
-        """Write the state of a sandbox, which replaces its earlier state. If the sandbox has ended, delete its record.
+        """Record the state of a sandbox in place of its earlier state. If the sandbox has ended, delete its record.
 
         Raises:
-            LeaseNotPersistedError: The write failed; the cause is in the log. `record` and `forget` raise it too.
+            LeaseNotPersistedError: The write failed; the log says why. `record` and `forget` raise this error, too.
         """
         self._next.views[view.key] = view
         await self._flush()
@@ -104,7 +104,7 @@ class Ledger:
         await self._flush()
 
     async def forget(self, *keys: TenantKey) -> None:
-        """Delete the records of episodes. A cancellation does not interrupt the deletion."""
+        """Delete the records of the episodes `keys`. A cancelled call still completes the deletion."""
         for key in keys:
             self._records.pop(key, None)
             self._next.records[key] = None
@@ -112,9 +112,9 @@ class Ledger:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Wait until the next batch of records is written.
+        """Wait until the records added since the last write started are written.
 
-        The first task that waits for a batch writes it, as soon as the previous batch is written.
+        They form one batch. The first task that waits for it writes it, as soon as the previous batch is written.
         """
         batch = self._next
         if batch.is_begun:
@@ -188,7 +188,7 @@ class Ledger:
 
 @contextmanager
 def _undamaged(path: Path) -> Iterator[None]:
-    """Convert database and decoding errors of the block to a `UsageError` that says that the file is damaged."""
+    """Convert database and decoding errors of the block to a `UsageError`, which says that the file is damaged."""
     try:
         yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
@@ -209,7 +209,7 @@ def _open(path: Path) -> sqlite3.Connection:
         ) from None
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0.2)
     try:
-        # Lock the file, so that no second server uses it. The kernel releases the lock when this process ends.
+        # Lock the file, so that no other server uses it. The kernel releases the lock when this process ends.
         connection.execute("pragma locking_mode = exclusive")
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")

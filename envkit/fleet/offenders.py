@@ -1,8 +1,8 @@
-"""Offenders: environments of a tenant whose episodes keep killing their sandboxes.
+"""Offenders: environments whose episodes, for one tenant, repeatedly kill their sandboxes.
 
-Each loss of a sandbox that is attributed to an episode counts against the episode's tenant and environment. After
-`FREE_LOSSES` of them within the window, their new episodes run in sandboxes of their own. After as many further losses
-as the restart budget allows, new episodes are rejected until the oldest loss leaves the window.
+A loss of a sandbox that is attributed to an episode counts against the pair of its tenant and environment.
+After `FREE_LOSSES` losses of a pair within a time window, each new episode of it runs in a separate sandbox. If more
+losses follow than the restart budget allows, new episodes are rejected until the oldest loss leaves the window.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from envkit.restarts import RestartBudget
 from envkit.types import Cause
 
 FREE_LOSSES = 3
-"""Attributed losses after which episodes run in sandboxes of their own."""
+"""Number of attributed losses after which each new episode runs in a sandbox of its own."""
 
 
 class Offenders:
-    """Counts attributed losses by tenant and environment.
+    """Counts the losses of sandboxes that are attributed to episodes, by tenant and environment.
 
     Args:
-        budget: Its window, and the number of losses in sandboxes of their own before new episodes are rejected.
+        budget: `window_s` is how long a loss counts. `restarts` is how many losses beyond `FREE_LOSSES` are allowed
+            before new episodes are rejected.
     """
 
     def __init__(self, budget: RestartBudget) -> None:
@@ -31,15 +32,15 @@ class Offenders:
         self._causes: dict[tuple[str, str], Cause] = {}
 
     def record(self, tenant: str, env_id: str, cause: Cause) -> None:
-        """Count a loss that is attributed to an episode."""
+        """Count a loss that is attributed to an episode of this tenant and environment."""
         self._losses[tenant, env_id].append(clock.now())
         self._causes[tenant, env_id] = cause
 
     def is_isolated(self, tenant: str, env_id: str) -> bool:
-        """Return whether new episodes run in sandboxes of their own.
+        """Return whether each new episode of this tenant and environment must run in a sandbox of its own.
 
         Raises:
-            EnvRejectedError: New episodes are rejected.
+            EnvRejectedError: There were too many losses, so that new episodes are rejected.
         """
         if (tenant, env_id) not in self._losses:
             return False

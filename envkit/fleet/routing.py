@@ -1,4 +1,4 @@
-"""Routing of tasks, by environment, to workers for many episodes or to workers for a single episode."""
+"""Routing of tasks, by environment, to workers that play many episodes each or to workers that play only one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class RoutedHosts:
     Attributes:
         shared: Host whose workers each play many episodes.
         own: Host whose workers each play only one episode.
-        is_shareable: Returns whether the environment with this id can be played by `shared`.
+        is_shareable: Returns whether `shared` may play the environment with this id.
+        offenders: Environments that `own` must play for certain tenants, because of the sandboxes that they killed.
+        is_own_counted: Whether `capacity` includes the capacity of `own`.
     """
 
     shared: ResumableHost
@@ -33,10 +35,7 @@ class RoutedHosts:
 
     @property
     def why_unready(self) -> str:
-        """Why no shared worker is healthy; empty if one is.
-
-        Single-episode workers are not checked, because they start on demand.
-        """
+        """Why no worker of `shared` is healthy; empty if at least one is. The workers of `own` start only on demand."""
         return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:

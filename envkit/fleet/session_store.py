@@ -1,4 +1,4 @@
-"""Session store: records in which sandbox each episode runs, so that a restarted server can resume its episodes."""
+"""Session store: records in which sandbox each episode runs, so that the server can resume episodes after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SessionRecord:
 
     Attributes:
         sandbox_id: Id of the sandbox.
-        session: Id of the episode's session on the env server in that sandbox.
+        session: Id that the env server in that sandbox uses for the episode.
         task: Task of the episode.
     """
 
@@ -40,5 +40,5 @@ class SessionStore(Protocol):
         ...
 
     async def forget(self, *keys: TenantKey) -> None:
-        """Delete the records of episodes. A cancellation does not interrupt the deletion."""
+        """Delete the records of the episodes `keys`. A cancelled call still completes the deletion."""
         ...

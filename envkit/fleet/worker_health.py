@@ -1,8 +1,8 @@
 """Health of the env server in a worker.
 
 Environments compute in the server's event loop, so one long step blocks the loop for all episodes of the worker. The
-worker is not considered lost in that case, because a separate thread of the server still answers heartbeats. If the
-server's process is stopped or hangs, neither the event loop nor the thread answers.
+worker then does not count as lost, because a separate thread of the server still answers heartbeats. If the server's
+process is stopped or hangs, neither the event loop nor the thread answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class HeartbeatTimes:
     """Heartbeat settings of an env server.
 
     Attributes:
-        interval_s: Seconds between an answer and the next probe.
-        lost_s: Seconds without an answer or a heartbeat after which the server is lost.
-        longest_step_s: Seconds after which the server is lost if its event loop does not answer, even if its process
-            still sends heartbeats.
+        interval_s: Seconds between an answer and the next health check.
+        lost_s: Seconds after which a server is lost if neither its event loop nor its heartbeat thread answers.
+        longest_step_s: Seconds after which a server is lost if its event loop does not answer, even if its heartbeat
+            thread still does. Limits the duration of a step.
     """
 
     interval_s: float = 5.0
@@ -37,7 +37,7 @@ class HeartbeatTimes:
 
     @property
     def unresponsive_s(self) -> float:
-        """Seconds without an answer after which heartbeats are requested and new episodes go to other workers."""
+        """Seconds without an answer of the event loop until heartbeats are requested and new episodes go elsewhere."""
         return self.lost_s / 2
 
 
@@ -45,7 +45,7 @@ class WorkerClient(Protocol):
     """Client of the env server in one worker."""
 
     def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
-        """Lease an episode, or resume the one with this id and task. See `envkit.protocols.EnvHost.lease`."""
+        """Lease an episode of `task`; if the server has one with this id and task, resume it."""
         ...
 
     async def health(self) -> object:
@@ -57,16 +57,16 @@ class WorkerClient(Protocol):
         ...
 
     async def heartbeat(self) -> None:
-        """Return once the server's process has answered, even if its event loop is busy.
+        """Return once the server's heartbeat thread has answered, which it does even if the event loop is busy.
 
         Raises:
-            UnreachableError: The process does not answer.
+            UnreachableError: The thread does not answer.
         """
         ...
 
 
 class ServerMonitor:
-    """Probes one env server until the server is lost."""
+    """Checks the health of one env server until the server is lost."""
 
     def __init__(self, client: WorkerClient, times: HeartbeatTimes) -> None:
         self._client = client
@@ -77,11 +77,11 @@ class ServerMonitor:
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the server's event loop has not answered for so long that new episodes go to other workers."""
+        """Whether the event loop has not answered for `unresponsive_s` seconds, so that new episodes go elsewhere."""
         return clock.now() - self._answered_at >= self._times.unresponsive_s
 
     async def run(self) -> Cause:
-        """Probe the server until it is lost; return the cause."""
+        """Check the server until it is lost; return why it is lost."""
         async with anyio.create_task_group() as tasks:
             for check in (self._poll_health, self._request_heartbeats, self._check_deadlines):
                 tasks.start_soon(check)
@@ -90,12 +90,12 @@ class ServerMonitor:
         return self._cause
 
     def report_lost(self, cause: Cause) -> None:
-        """Report that the server is lost, which ends `run`."""
+        """Make `run` return `cause`, because the caller found that the server is lost."""
         self._cause = cause
         self._is_lost.set()
 
     async def _check_deadlines(self) -> None:
-        """Report the server as lost when it is silent for too long. Delays of our own event loop do not count."""
+        """Report the server as lost when it is silent for too long, not counting delays of this process's own loop."""
         times, now = self._times, clock.now()
         while True:
             lost_at = max(self._answered_at, self._process_seen_at) + times.lost_s
@@ -113,7 +113,7 @@ class ServerMonitor:
             self._process_seen_at = compensate_loop_lag(self._process_seen_at, now - due, now=now)
 
     async def _poll_health(self) -> None:
-        """Check at intervals whether the server's event loop answers. A check has no timeout."""
+        """Send requests to the server's event loop at intervals, without a timeout, and record when it answers."""
         while True:
             await anyio.sleep(self._times.interval_s)
             with suppress(EnvkitError):
@@ -121,7 +121,7 @@ class ServerMonitor:
                 self._answered_at = clock.now()
 
     async def _request_heartbeats(self) -> None:
-        """Request heartbeats from the thread in the server's process while the server's event loop does not answer."""
+        """Request heartbeats from the server's heartbeat thread while the server's event loop does not answer."""
         while True:
             if (rest_s := self._answered_at + self._times.unresponsive_s - clock.now()) > 0:
                 await anyio.sleep(rest_s)

@@ -101,14 +101,14 @@ class InteractiveSandbox(Protocol):
 
 
 class Sandbox(Protocol):
-    """A running sandbox. Its methods run programs in it, copy files and end it. Paths are inside it, if not `Path`."""
+    """A running sandbox, in which to run programs and read and write files. String paths are paths inside it."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def grader_home(self) -> str:
-        """Path of the private folder of the user grader, also its ``HOME``. Kept in memory; holds at most 64 MiB.
+        """Path of the private folder of the user ``grader``, also its ``HOME``. Kept in memory; holds at most 64 MiB.
 
         The folder is not private if grader and agent have the same uid: on backends that do not enforce ``uid`` (see
         `SandboxBackend.capabilities`), and in the profile ``"system"``, where all programs run as root.
@@ -171,7 +171,7 @@ class Sandbox(Protocol):
         Args:
             path: Path of the file.
             content: Content of the file.
-            mode: Mode of the file; None means 0600 for the user grader and 0644 for the agent.
+            mode: Mode of the file; None means 0600 for the user ``grader`` and 0644 for the agent.
             user: User whose permissions apply, and who owns the file and the created folders.
 
         Raises:
@@ -231,7 +231,7 @@ class Sandbox(Protocol):
     async def snapshot(self) -> str:
         """Store a copy of the sandbox's files, and return the copy's name, which `SandboxBackend.restore` accepts.
 
-        Files that vanish during the copy, or that the user agent cannot read, are skipped.
+        Files that vanish during the copy, or that the user ``agent`` cannot read, are skipped.
 
         Raises:
             UnsupportedError: This sandbox does not support snapshots.

@@ -1,4 +1,4 @@
-"""Records of episodes, as stored in files with one JSON object per line, readable text before token ids.
+"""Records of episodes. In files, each is one line of JSON, in which readable text comes before token ids.
 
 Training runs and evaluations write the same records, and `envkit show` reads them. The trainer does not read these
 records: it gets each episode as a `Trajectory`.

@@ -16,7 +16,7 @@ SandboxUser: TypeAlias = Literal["agent", "grader", "root"]
 """User that runs a program in a sandbox: agent (uid 1000) and grader (uid 1001), which have no capabilities, or root,
 which has root rights only inside the sandbox."""
 GRADER_HOME = "/run/envkit-grader"
-"""The private folder of the user grader, in a sandbox with isolation."""
+"""The private folder of the user ``grader``, in a sandbox with isolation."""
 
 EXEC_TIMEOUT_S = 60.0
 """Default timeout of a command in seconds."""
@@ -33,8 +33,8 @@ class SandboxSpec:
     the machine can enforce it, and no limit otherwise. If you set a limit that cannot be enforced, the start fails.
 
     Attributes:
-        command: Program and arguments, run by the user agent from the start. When the program ends, the sandbox ends.
-            It creates its sockets in the folder ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves calls.
+        command: Program and arguments, run by the user ``agent`` from the start. The sandbox ends with the program,
+            which creates its sockets in the folder ``$ENVKIT_SOCKETS``. Empty for a sandbox that only serves calls.
         image: Image with the sandbox's files; None for the backend's default.
         env: Environment variables of all programs in the sandbox. The host's variables are not inherited.
         cpus: CPU limit, such as 0.5.

@@ -133,7 +133,7 @@ class StopReason(StrEnum):
     TERMINATED = "terminated"
     """The environment ended the episode."""
     TRUNCATED = "truncated"
-    """A limit of the environment was reached."""
+    """The episode reached a limit of the environment, such as a number of moves."""
     MAX_TURNS = "max_turns"
     """The caller's turn limit was reached."""
     CONTEXT_OVERFLOW = "context_overflow"
@@ -143,7 +143,7 @@ class StopReason(StrEnum):
     ENV_ERROR = "env_error"
     """The environment raised, or its reward was not finite; the episode is void."""
     SANDBOX_LOST = "sandbox_lost"
-    """The sandbox was lost; the episode is void."""
+    """The environment's sandbox was lost."""
     NO_COMPLETION = "no_completion"
     """The engine or the model's endpoint did not complete a prompt in time; the episode is void."""
     ABORTED = "aborted"
@@ -191,10 +191,10 @@ class Trajectory:
     """The record of one episode.
 
     Attributes:
-        task: Its task.
-        member: Index in its group, from 0.
-        turns: Its turns [T].
-        stop: Why it ended.
+        task: The task that was played.
+        member: Index of the episode in its group, from 0.
+        turns: The turns, in order [T].
+        stop: Why the episode ended.
         reward: Sum of the rewards.
         metrics: The environment's own metrics, aggregated over the episode.
         error: If infrastructure failed, the reason in one line; otherwise None.

@@ -1,4 +1,4 @@
-"""The environment server of a sandbox, which runs environments in slots of its own process.
+"""The environment server: a program that runs in a sandbox and plays several episodes at once in its own process.
 
 It runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops on SIGTERM,
 or when its parent closes the pipe or socket of its standard input. To show that the process is alive, a thread answers
@@ -46,7 +46,7 @@ async def serve_inside(path: str, capacity: int) -> None:
                 envs=registered,
                 step_timeout_s=math.inf,
                 lazy=True,  # the server starts faster without the OpenAPI application, which hardly anybody needs here
-                sends_traces=True,  # send traces to the parent process, which decides what its callers get
+                sends_traces=True,  # send tracebacks to the parent process, which decides what to forward to callers
             )
             await serve(app, uds=path, on_ready=on_ready)
 
@@ -55,7 +55,7 @@ async def _stop_without_parent(scope: anyio.CancelScope) -> None:
     stdin = sys.stdin.fileno()
     mode = os.fstat(stdin).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return  # a terminal, a file or /dev/null does not tell when the parent ends
+        return  # a terminal, a file or /dev/null is not closed when the parent ends
     while True:
         await anyio.wait_readable(stdin)
         if not os.read(stdin, 1 << 16):

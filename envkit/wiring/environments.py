@@ -33,7 +33,7 @@ def registered() -> Sequence[EnvSpec]:
 
 
 def is_replayable(env_id: str) -> bool:
-    """Return whether the state of an environment depends only on the task and the actions; False if it is unknown."""
+    """Return whether an environment's state depends only on the task and the actions. False if `env_id` is unknown."""
     return any(spec.id == env_id and spec.replayable for spec in registered())
 
 
@@ -117,7 +117,7 @@ def make_vec(
         mode = "sync" if spec.vector_entry_point is None or url is not None else "native"
     if mode == "native":
         if spec.vector_entry_point is None or url is not None:
-            raise ConfigError([f"mode: {env_id} has no native mode here; use 'sync' or 'async'"])
+            raise ConfigError([f"mode: {env_id} has no native mode, or not with url; use 'sync' or 'async'"])
         envs: VectorEnv[Any, Any, Any] = registry.load(spec.vector_entry_point)(
             num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
         )
@@ -137,9 +137,9 @@ def _in_processes(
 ) -> AsyncVectorEnv[Any, Any]:
     """Return a vector environment that runs each copy in a separate process.
 
-    Text observations cannot use shared memory, and without it Gymnasium's automatic restart has a bug. After `reset`, a
-    worker still considers the previous episode ended, so the next step starts another episode and ignores the action.
-    Therefore each copy restarts itself.
+    Text observations cannot use shared memory, and without shared memory Gymnasium's autoreset has a bug: after a call
+    of `reset`, a worker still considers its episode ended, so the next step resets again and ignores the action.
+    Therefore `_SubprocessEnv` does the autoreset in each copy.
     """
     restarts = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
@@ -156,7 +156,7 @@ class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: The environment.
-        restarts: Whether the step after the end of an episode starts the next one and ignores its action.
+        restarts: Whether the first step after the end of an episode ignores its action and starts the next episode.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], *, restarts: bool) -> None:
@@ -187,7 +187,7 @@ class _CarriedError(Exception):
     """Carries an envkit error from a worker process to this process.
 
     Gymnasium re-raises a worker's error here as ``type(error)(error)``, but most envkit errors take other arguments.
-    Workers therefore raise a `_CarriedError`, and ``_CarriedError(error)`` returns the envkit error inside `error`.
+    Workers therefore raise a `_CarriedError`. Given such an error, ``_CarriedError(...)`` returns its envkit error.
     """
 
     def __new__(cls, carried: Exception) -> Any:
@@ -208,7 +208,7 @@ def _carry_errors() -> Iterator[None]:
 
 def _check_only_served(token: str | None, ca: Path | str | None) -> None:
     if token is not None or ca is not None:
-        raise ConfigError(["url: not set; token and ca need the address of a server"])
+        raise ConfigError(["url: not set, but token and ca are only for a server; set url, or leave out token and ca"])
 
 
 def _is_count(number: object) -> bool:
@@ -224,7 +224,7 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
 
 
 def open_env(env_id: str, /, **options: JSON) -> AnyEnv:
-    """Create the environment as its entry point returns it, without an adapter around it.
+    """Create an environment and return what its entry point returns, without an adapter around it.
 
     Raises:
         UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.
@@ -267,8 +267,8 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 
     Args:
         capacity: Number of concurrent episodes.
-        options: Options with which every environment is created, in addition to those of its tasks. Needed for options
-            that an environment accepts only at creation.
+        options: Options with which every environment is created. Needed for options that an environment accepts only
+            at creation, because the options of a task are passed to its reset.
     """
 
     def open_attributed(env_id: str) -> AnyEnv:
@@ -282,8 +282,8 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 def attributed(env_id: str, call: str) -> Iterator[None]:
     """Convert an exception in a ``with`` block to an `EnvError` of the environment; see `env_error`.
 
-    If a package of an envkit extra is missing, the error stays an `ImportError`, whose report names the command that
-    installs the extra.
+    An `ImportError` for a missing package of an envkit extra is not converted, so that the command line can print how
+    to install the extra.
     """
     try:
         yield

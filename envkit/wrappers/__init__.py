@@ -1,7 +1,7 @@
-"""Wrappers for text environments. Each wrapper is a ``gymnasium.Wrapper`` for any ``gymnasium.Env`` of texts.
+"""Wrappers for environments whose observations and actions are texts. Each of them is a ``gymnasium.Wrapper``.
 
-This package contains nothing that Gymnasium's own wrappers already do (``TimeLimit``, ``TransformObservation``,
-``TransformReward``, ``RecordEpisodeStatistics``).
+For other purposes, use Gymnasium's own wrappers, such as ``TimeLimit``, ``TransformObservation``, ``TransformReward``
+and ``RecordEpisodeStatistics``.
 """
 
 from envkit.wrappers.answers import FormatPenalty, StrictAnswer

@@ -15,7 +15,7 @@ _THOUGHT = ["<think>", "</think>"]
 class FormatPenalty(TextWrapper):
     """Subtracts `penalty` from the reward of an invalid answer (``info["action_is_valid"]`` is false).
 
-    Adds the metric ``format_penalty``, the subtracted amount, which is averaged over the steps of an episode.
+    Adds the metric ``format_penalty``: the amount subtracted in a step, averaged over the steps of an episode.
 
     Args:
         env: A text environment that reports ``action_is_valid``.
@@ -26,7 +26,7 @@ class FormatPenalty(TextWrapper):
     def __init__(self, env: TextEnv, penalty: float, *, ends_episode: bool = False) -> None:
         super().__init__(env, metrics={"format_penalty": "mean"}, penalty=penalty, ends_episode=ends_episode)
         if not 0 <= penalty < float("inf"):
-            raise UsageError(f"penalty: must be a number from 0, got {penalty}")
+            raise UsageError(f"penalty: must be a finite number of at least 0, got {penalty}")
         self._penalty = penalty
         self._ends_episode = ends_episode
 
@@ -40,10 +40,10 @@ class FormatPenalty(TextWrapper):
 
 
 class StrictAnswer(TextWrapper):
-    """Passes a reply to the environment only if it is exactly ``<answer>...</answer>``. Other replies become empty.
+    """Passes a reply to the environment if it is exactly ``<answer>...</answer>``, and otherwise an empty text.
 
-    Without this wrapper, environments accept an answer anywhere in a reply. Adds the metric ``format_is_valid``, which
-    is averaged over the steps of an episode.
+    Without this wrapper, environments accept an answer anywhere in a reply. Adds the metric ``format_is_valid``, the
+    share of an episode's replies with the exact form.
 
     Args:
         env: A text environment.
@@ -61,9 +61,10 @@ class StrictAnswer(TextWrapper):
 
 
 def strict_answer(reply: str, *, think: bool) -> str | None:
-    """Return the ``<answer>...</answer>`` part of `reply`; None if `reply` has any other form.
+    """Return the ``<answer>...</answer>`` part of `reply`; None if `reply` contains anything else.
 
-    Whitespace around the tags is allowed, and tags are case-insensitive. The run time is linear in the reply's length.
+    With `think`, a ``<think>...</think>`` part must precede it. Whitespace around the tags is allowed, and tags are
+    case-insensitive. The run time is linear in the reply's length.
     """
     tags = [(found[0].lower(), found.start(), found.end()) for found in islice(_TAGS.finditer(reply), 5)]
     if [tag for tag, _, _ in tags] != (_THOUGHT if think else []) + ["<answer>", "</answer>"]:

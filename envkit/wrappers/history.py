@@ -23,7 +23,7 @@ class EpisodeHistory(NamedTuple):
     Attributes:
         first: The first observation, which contains the rules.
         omitted: Number of turns that are omitted between `first` and `turns`.
-        turns: Reply and observation of each remaining turn, oldest first.
+        turns: For each remaining turn, oldest first: the reply, and the observation that followed it.
     """
 
     first: str
@@ -78,8 +78,8 @@ class History(TextWrapper):
         limit: Maximum number of turns to show, at least 1; None for all.
 
     Raises:
-        UsageError: `limit` is below 1, or `style` is not a function. `reset` and `step` raise it if the style returns
-            no text, or a text that is too long even with only one turn.
+        UsageError: `limit` is below 1, or `style` is not a function. `reset` and `step` raise this error if the style
+            returns no text, or a text that is too long even with only one turn.
     """
 
     def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:

@@ -13,7 +13,7 @@ class EpisodeStatistics(TextWrapper):
 
     The statistics are ``r`` (sum of the rewards), ``l`` (number of steps) and each metric of the environment. The
     environment declares whether a metric is aggregated as mean, last or sum. Gymnasium's ``RecordEpisodeStatistics``
-    also writes ``info["episode"]`` and adds the time. To use both wrappers, put this wrapper around Gymnasium's.
+    also writes ``info["episode"]``, with the episode's time. To use both wrappers, wrap Gymnasium's in this one.
     """
 
     def __init__(self, env: TextEnv) -> None:

@@ -1,4 +1,4 @@
-"""Tools wrapper: a reply can call a tool, such as a calculator or a search, for a limited number of times."""
+"""Tools wrapper: a reply can call a tool, such as a calculator or a search, a limited number of times per episode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tool(Protocol):
     """A tool that a reply can call.
 
     Attributes:
-        name: Name of the tool, which the keys of ``info`` contain.
+        name: Name of the tool. ``info`` counts its calls under the key ``tool_uses_NAME``.
         instructions: Text that tells the policy how to call the tool.
     """
 
@@ -50,7 +50,7 @@ class ToolUse(TextWrapper):
 
     Replies without a call go to the environment. After `max_uses` calls, all replies go to the environment. Each output
     states how many calls remain. If a tool raises, the observation is the error message. ``info`` contains the counts
-    ``tool_uses`` and ``tool_errors`` and, for each tool, ``tool_uses_NAME``. They are metrics whose last value counts.
+    ``tool_uses`` and ``tool_errors`` and, for each tool, ``tool_uses_NAME``. The last counts are the metrics.
 
     Args:
         env: A text environment.
@@ -62,8 +62,8 @@ class ToolUse(TextWrapper):
         max_output: Maximum number of characters in an output; longer outputs are cut.
 
     Raises:
-        UsageError: There are no tools, a tool is incomplete, two tools have the same name, or a limit is below 1.
-            `step` raises it if a tool returns anything except None or a `ToolResult` with text.
+        UsageError: There are no tools, a tool lacks an attribute of `Tool`, two tools have the same name, or a limit is
+            below 1. `step` raises this error if a tool returns anything except None or a `ToolResult` with text.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ToolUse(TextWrapper):
             max_output=max_output,
         )
         if not tools or len(set(names)) < len(names):
-            raise UsageError(f"tools: must be at least one, with unique names, got {[t.name for t in tools]}")
+            raise UsageError(f"tools: needs at least one tool, with unique names, got {[t.name for t in tools]}")
         if min(max_uses, max_output) < 1:
             raise UsageError(f"max_uses and max_output: must be at least 1, got {max_uses} and {max_output}")
         self._tools = tuple(tools)
@@ -152,5 +152,5 @@ def _check_tool(tool: object) -> None:
     name, instructions = getattr(tool, "name", None), getattr(tool, "instructions", None)
     is_tool = isinstance(name, str) and isinstance(instructions, str) and callable(getattr(tool, "run", None))
     if not is_tool or isinstance(tool, type):
-        hint = f"; make one: {tool.__name__}()" if isinstance(tool, type) else ""
+        hint = f"; pass an instance: {tool.__name__}()" if isinstance(tool, type) else ""
         raise UsageError(f"tools: a tool needs name, instructions and run, got {tool!r}{hint}")

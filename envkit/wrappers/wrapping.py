@@ -21,8 +21,8 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     Args:
         env: The environment to wrap, which may itself be wrapped.
-        metrics: Metrics that this wrapper adds to ``info``, with their aggregations over an episode.
-        arguments: The arguments of the wrapper's constructor. Gymnasium recreates the wrapper from them.
+        metrics: Metrics that the wrapper adds to ``info``, each with its aggregation over an episode.
+        arguments: The arguments of the subclass's constructor, from which Gymnasium can recreate the wrapper.
 
     Raises:
         TypeError: The observation or action space is not text.
@@ -54,7 +54,7 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return step
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the result of the wrapper's `reset`, given that of the environment. Subclasses override this."""
+        """Return the result of `reset`, given the environment's result. Subclasses override this to change it."""
         return observation, info
 
     def _played(self, action: str) -> TextStep:

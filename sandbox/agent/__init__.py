@@ -1,10 +1,10 @@
-"""The agent: the program that runs commands and shells inside a sandbox and transfers its files.
+"""The agent: the program inside each sandbox that runs commands and shells, and transfers files to and from the host.
 
-The sandbox's own Python runs the agent, so its modules use only Python 3.7 and the standard library. The host sends
-the modules when the sandbox starts; envkit need not be installed in the sandbox.
+The sandbox's own Python runs the agent, so the agent's modules use only Python 3.7 and the standard library. The host
+sends these modules when the sandbox starts, so envkit need not be installed in the sandbox.
 
-To start the agent, run the argv from `command` in the sandbox and write the bytes from `opening` to its standard input.
-After that, standard input and standard output carry frames (`envkit.sandbox.agent.framing`).
+To start the agent, run the argv from `command` in the sandbox and write the bytes from `opening` to the standard input
+of that process. After that, its standard input and output carry frames (`envkit.sandbox.agent.framing`).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ BOOT = (
     "magic,code,text=[take(0,int(take(0,9)))for _ in range(3)]\n"
     "exec(marshal.loads(code)if magic==MAGIC_NUMBER else compile(text,'agent/bootstrap.py','exec'))\n"
 )
-"""Program that reads a bytecode version (magic number), bytecode and source from standard input and runs one of them.
+"""Program that reads three parts from standard input: a magic number (bytecode version), bytecode and source code.
 
-It runs the bytecode if this Python has the same version, otherwise the source. Each part is preceded by its length in
-nine digits. The program does not import `os`, which is slow to load.
+It runs the bytecode if the magic number is that of this Python, otherwise it runs the source code. Each part is
+preceded by its length in nine digits. The program does not import `os`, which is slow to load.
 """
 
 
 def command(python: str) -> list[str]:
-    """Return the argv that starts the agent; `python` is the path of Python 3.7 or newer inside the sandbox."""
+    """Return the argv that starts the agent; `python` is the path of a Python (3.7 or newer) inside the sandbox."""
     return [python, "-I", "-S", "-E", "-c", BOOT]
 
 
 def opening() -> bytes:
-    """Return the bytes to send to `BOOT`: the bootstrap and all modules, each preceded by its length.
+    """Return the input of `BOOT`: the bootstrap, followed by all modules of the agent, which the bootstrap reads.
 
-    The bytes contain source and bytecode. A bubblewrap sandbox runs the host's Python, so it can use the bytecode.
-    Bytecode makes the start several milliseconds faster.
+    Bootstrap and modules are included as source code and as bytecode of the host's Python. The bytecode starts several
+    milliseconds faster, but only a sandbox with the same Python version can use it, such as a bubblewrap sandbox.
     """
     magic = importlib.util.MAGIC_NUMBER
     modules = b""

@@ -1,8 +1,8 @@
-"""The bootstrap of the agent: sends the hello frame as soon as possible, then receives and loads the other modules.
+"""The bootstrap of the agent: sends the hello frame as soon as possible, then receives the other modules and runs them.
 
-This file runs as a script. The program that starts it defines ``take(fd, count)``, which reads `count` bytes. The
-bootstrap does not import ``os`` and ``__future__``, because they are slow to load. Annotations that Python 3.7 cannot
-evaluate are therefore strings.
+`envkit.sandbox.agent.BOOT` runs this file as a script, and defines ``take(fd, count)``, which reads `count` bytes. The
+bootstrap does not import ``os`` and ``__future__``, because they are slow to load. Without ``__future__``, annotations
+that Python 3.7 cannot evaluate must be strings.
 """
 
 import marshal
@@ -25,8 +25,8 @@ class Finder:
     """Import hook that makes the received modules importable as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
 
     Args:
-        content: For each module either a line ``NAME SIZE`` and SIZE bytes of source, or a line ``NAME@MAGIC SIZE`` and
-            SIZE bytes of bytecode. MAGIC is the magic number of the Python version that can load the bytecode.
+        content: Each module twice: a line ``NAME SIZE`` and SIZE bytes of source code, then a line ``NAME@MAGIC SIZE``
+            and SIZE bytes of bytecode. MAGIC is the magic number (in hex) of the Python that can load the bytecode.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -62,9 +62,9 @@ class Finder:
 
 
 def take_channel() -> "tuple[int, int]":
-    """Move the channel from standard input and output to other descriptors, and return its reader and writer."""
+    """Move the channel from standard input and output to new descriptors, and return these two (input first)."""
     nothing = posix.open("/dev/null", posix.O_RDWR)
-    while nothing < 3:  # Descriptors below 3 can be free, because the sandbox may start us without standard error.
+    while nothing < 3:  # Occupy descriptor 2 if the sandbox has started the agent without standard error.
         nothing = posix.dup(nothing)
     ends = posix.dup(0), posix.dup(1)
     posix.dup2(nothing, 0)
@@ -74,7 +74,7 @@ def take_channel() -> "tuple[int, int]":
 
 
 def hello() -> bytes:
-    """Return the first frame of a channel, which describes the agent."""
+    """Return the frame that the agent sends first on each channel: its pid, Python version and user id."""
     facts = (posix.getpid(), *sys.version_info[:2], posix.getuid())
     text = '{"hello": 3, "pid": %d, "python": "%d.%d", "uid": %d}' % facts
     return len(text).to_bytes(4, "big") + bytes(4) + text.encode()

@@ -1,6 +1,6 @@
-"""The agent's end of a channel to the host, and the concurrent calls on the channel.
+"""The agent's end of a channel to the host, and the calls that the host makes on the channel, several at a time.
 
-Closing the channel cancels its calls.
+When the channel is closed, its calls are cancelled.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     Header = dict[str, Json]
 
 _HIGH_WATER_BYTES = 256 << 10
-"""Number of unsent bytes at which a sender that can pause must pause."""
+"""Each sender of output that is able to pause must do so while this number of bytes or more is unsent."""
 _READ_BYTES = 1 << 18
 
 
 class CallError(Exception):
-    """A call of the host failed; the agent sends the code and the text of this error to the host.
+    """A call that the host made has failed. The agent sends the code and the text of this error to the host.
 
     Attributes:
-        code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
+        code: Kind of error: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -39,10 +39,10 @@ class CallError(Exception):
 class IncomingCall:
     """A call that the host has made and that is in progress.
 
-    `HostConnection` passes the further frames of the call to `more`, `eof`, `ack` and `cancel`.
+    `HostConnection` calls `more`, `eof`, `ack` and `cancel` for the frames that the host sends after the first one.
 
     Attributes:
-        is_over: Whether the reply to the call was sent.
+        is_over: Whether the call has ended. The last frames of its reply may still be queued.
     """
 
     def __init__(self, connection: HostConnection, number: int) -> None:
@@ -51,7 +51,7 @@ class IncomingCall:
         self._number = number
 
     def more(self, piece: bytes) -> None:
-        """Handle a piece of input that the host sends for this call."""
+        """Handle `piece`, the next bytes of the input that the host sends for this call."""
 
     def eof(self) -> None:
         """Handle the end of the input that the host sends for this call."""
@@ -60,18 +60,18 @@ class IncomingCall:
         """Handle the host's acknowledgement that it has read `count` more bytes of the reply."""
 
     def cancel(self) -> None:
-        """Cancel the call: end everything that it started, and send the result to the host."""
+        """Cancel the call: end everything that it has started, and send the last frame of the reply."""
         self.finish()
 
     def send_header(self, **header: Json) -> None:
         self.connection.send({"id": self._number, **header})
 
     def send_piece(self, of: str, piece: bytes | memoryview) -> None:
-        """Send the next bytes of the output named `of`, such as ``data``; at most `framing.MAX_BODY_BYTES`."""
+        """Send `piece` (at most `framing.MAX_BODY_BYTES`) as the next bytes of the output `of`, such as ``data``."""
         self.connection.send({"id": self._number, "of": of}, piece)
 
     def pieces(self, of: str, content: bytes) -> Iterator[bytes]:
-        """Split `content` into frames for the output named `of`, such as ``data``."""
+        """Yield encoded frames that contain `content`, in pieces, as the output `of`, such as ``data``."""
         view = memoryview(content)
         for at in range(0, len(content), framing.MAX_BODY_BYTES):
             yield framing.frame({"id": self._number, "of": of}, view[at : at + framing.MAX_BODY_BYTES])
@@ -85,12 +85,12 @@ class IncomingCall:
         self._end()
 
     def finish_with(self, frames: Iterator[bytes]) -> None:
-        """End the call by sending `frames` as fast as the host reads them; the last one must be `end_frame`."""
+        """End the call: send `frames` as fast as the host reads them. The last of them must come from `end_frame`."""
         self.connection.feed(frames)
         self._end()
 
     def finish_with_outputs(self, tails: dict[str, OutputTail], **result: Json) -> None:
-        """End the call: send the stored tail of each output, then `result` and ``cut``, the number of dropped bytes."""
+        """End the call: send what `tails` have stored of each output, then `result` and the number of dropped bytes."""
         kept = {of: tail.take() for of, tail in tails.items()}
         cut = sum([dropped for _, dropped in kept.values()])
 
@@ -106,7 +106,7 @@ class IncomingCall:
         self._end()
 
     def crashed(self, text: str) -> None:
-        """Fail the call after an unhandled exception in the agent."""
+        """Fail the call because the agent's own code raised an exception, which `text` describes."""
         if not self.is_over:
             self.fail("bad", text)
 
@@ -121,10 +121,10 @@ class HostConnection:
     Args:
         reader: Descriptor to read frames from.
         writer: Descriptor to write frames to; may be the same as `reader`.
-        start: Starts the call that a header describes and returns it, or None if it is already over. May raise
-            `CallError`.
-        on_config: Receives the host's configuration of the sandbox.
-        on_over: Called once when the channel is closed, with the kind of cause and one line of text.
+        start: Receives this connection, the id of a new call and the header of its first frame. Starts the call and
+            returns it, or returns None if the call has already ended. May raise `CallError`.
+        on_config: Receives the configuration of the sandbox, which the host sends.
+        on_over: Called once, when the channel is closed, with the kind of cause and the reason as one line.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class HostConnection:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much data is unsent that senders must pause until `when_room` calls them back."""
+        """Whether so much data is unsent that senders must pause; `when_room` notifies them when they may continue."""
         return self._queued >= _HIGH_WATER_BYTES
 
     def when_room(self, callback: Callable[[], None]) -> None:
@@ -177,13 +177,13 @@ class HostConnection:
             self._flush_soon()
 
     def feed(self, frames: Iterator[bytes]) -> None:
-        """Send `frames` from an iterator; take the next frame only when little data is waiting to be sent."""
+        """Send all `frames`; take a frame from the iterator only while less than 256 KiB are waiting to be sent."""
         if self.is_open:
             self._feeds.append(frames)
             self._flush_soon()
 
     def hold(self, holder: object, held: bool) -> None:
-        """Stop reading from the host while any `holder` is registered; `held` registers the holder or removes it."""
+        """Register `holder` if `held`, otherwise remove it. Reading from the host pauses while there is any holder."""
         if held:
             self._holders.add(holder)
         else:
@@ -192,17 +192,17 @@ class HostConnection:
             self._incoming.want(read=not self._holders)
 
     def forget(self, number: int) -> None:
-        """Remove a call that has ended."""
+        """Remove the call with the id `number`, which has ended."""
         call = self._calls.pop(number, None)
         if call is not None and self._holders:
             self.hold(call, False)
 
     def call(self, number: int) -> IncomingCall | None:
-        """Return the call `number` if it is in progress."""
+        """Return the call with the id `number`; None if it is not in progress."""
         return self._calls.get(number)
 
     def send_last(self, header: Header) -> None:
-        """Write the queued frames and one last frame without blocking. The caller then exits the process."""
+        """Write all queued frames and a last one, as far as possible without blocking. The caller must then exit."""
         try:
             os.write(self._files[1], b"".join([*self._out, framing.frame(header)]))
         except OSError:
@@ -212,8 +212,8 @@ class HostConnection:
         """Cancel every call and close the channel; a repeated call does nothing.
 
         Args:
-            why: One line for `on_over`.
-            kind: The kind of cause for `on_over`.
+            why: Reason as one line, which `on_over` receives.
+            kind: Kind of cause, which `on_over` receives.
         """
         if not self.is_open:
             return
@@ -260,7 +260,7 @@ class HostConnection:
             self._begin(number, header)
             return
         call = self._calls.get(number)
-        if call is None:  # The call ended before this frame arrived, so nobody needs the frame.
+        if call is None:  # The call ended before this frame arrived. Ignore the frame.
             return
         try:
             if header.get("more"):

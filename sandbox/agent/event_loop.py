@@ -25,10 +25,10 @@ _CLOSED = 8 | 16
 
 
 class FdWatch:
-    """A watch on one file descriptor. Closing the watch does not close the descriptor.
+    """Calls back when a file descriptor can be read or written. Closing the watch does not close the descriptor.
 
     Args:
-        owner: Object that the callbacks belong to; the loop passes it to `on_crash` if a callback raises.
+        owner: Object that the callbacks belong to. If a callback raises, the loop passes the owner to `on_crash`.
     """
 
     __slots__ = ("_loop", "_mask", "_on_read", "_on_write", "_registered_turn", "fd", "owner")
@@ -50,7 +50,7 @@ class FdWatch:
         self._registered_turn = loop.turn
 
     def want(self, *, read: bool | None = None, write: bool | None = None) -> None:
-        """Set whether to wait until the descriptor can be read or written; None leaves a setting unchanged."""
+        """Set whether to call back when the descriptor can be read or written; None leaves a setting unchanged."""
         mask = self._mask
         if read is not None:
             mask = mask | _READ if read else mask & ~_READ
@@ -60,7 +60,7 @@ class FdWatch:
             return
         poller = self._loop.poller
         if not mask:
-            # With an empty mask, every poll would still report a hangup.
+            # Even with an empty mask, each poll would report that the other end is closed.
             poller.unregister(self.fd)
         elif self._mask:
             poller.modify(self.fd, mask)
@@ -78,7 +78,7 @@ class FdWatch:
     def dispatch(self, mask: int) -> None:
         """Run the callbacks for the poll events in `mask`."""
         if self._registered_turn == self._loop.turn:
-            # This watch was registered after the poll. The events belong to a closed file that had the same descriptor.
+            # This watch is newer than the poll. The events belong to a closed file that had the same descriptor.
             return
         if mask & (_READ | _CLOSED) and self._mask & _READ and self._on_read is not None:
             self._on_read()
@@ -87,7 +87,7 @@ class FdWatch:
 
 
 class Timer:
-    """A callback that the loop calls later unless it is cancelled; a repeated `cancel` does nothing."""
+    """A callback that the loop calls once, at a later time, unless `cancel` was called before."""
 
     __slots__ = ("_loop", "callback", "owner")
 
@@ -138,7 +138,7 @@ class Loop:
         on_write: Callable[[], object] | None = None,
         owner: object = None,
     ) -> FdWatch:
-        """Return an inactive watch on `fd`; see `FdWatch.want`."""
+        """Return a watch on `fd`, which calls neither callback before `FdWatch.want` is called."""
         watch = self.watches[fd] = FdWatch(self, fd, on_read, on_write, owner)
         return watch
 
@@ -154,7 +154,7 @@ class Loop:
         return timer
 
     def forget_timer(self) -> None:
-        """Count a cancelled timer, and remove the cancelled timers once they are more than half of all."""
+        """Count a cancelled timer; remove all cancelled timers if they are over 100 and over half of all timers."""
         self._cancelled += 1
         if self._cancelled > 100 and self._cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
@@ -205,7 +205,7 @@ class Loop:
             callback(*arguments)
         except Exception as error:
             if watch is not None:
-                watch.close()  # If the watch stayed open, the same event would raise again in every poll.
+                watch.close()  # If the watch stayed open, its callback would raise again after every poll.
             self._on_crash(owner, error)
 
     def _read_signals(self) -> None:

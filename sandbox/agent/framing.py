@@ -1,4 +1,4 @@
-"""Encodes and decodes frames: two lengths, a header (JSON object) and a body (bytes)."""
+"""Encodes and decodes frames. A frame is: length of header, length of body, header (JSON object), body (bytes)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Decoder:
             while len(waiting) - at >= _LENGTHS.size:
                 header_bytes, body_bytes = _LENGTHS.unpack_from(waiting, at)
                 if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-                    raise MalformedFrameError("a frame of %d and %d bytes" % (header_bytes, body_bytes))
+                    raise MalformedFrameError("too large: header %d bytes, body %d bytes" % (header_bytes, body_bytes))
                 middle = at + _LENGTHS.size + header_bytes
                 if len(waiting) < middle + body_bytes:
                     break

@@ -1,4 +1,4 @@
-"""Reads memory use, disk use, OOM kills and memory limit hits of a sandbox. Must run in process 1 of the sandbox."""
+"""Reads a sandbox's memory use, disk use, OOM kills and hits of memory limits. Works only in process 1 of a sandbox."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 _EVENTS = "/sys/fs/cgroup/memory.events"
 """File with the counts of memory events (cgroup v2)."""
 _MEMORY_GROUPS = ("/sys/fs/cgroup/memory/", "/sys/fs/cgroup/memory/agent/")
-"""The memory cgroups (v1) of the sandbox and of the agent user. A cgroup does not count kills in its children."""
+"""The memory cgroups (v1) of the sandbox and, inside it, of the agent user. Neither counts the kills of the other."""
 _KILL_COUNTS = (_EVENTS, *(folder + "memory.oom_control" for folder in _MEMORY_GROUPS))
 _HUGE_PAGE_BYTES = 2 << 20
-"""Size of a huge page, the kernel's largest allocation. If an allocation fails, less than this is free."""
+"""Size of a huge page, the kernel's largest allocation. When a memory limit is hit, less than this is free."""
 _WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -22,7 +22,7 @@ _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory
 def fullest() -> dict[str, Json]:
     """Return which writable file system is fullest (``disk_place``) and how full it is (``disk_percent``).
 
-    The result is empty if no writable path is a separate file system.
+    The result is empty if neither ``/workspace`` nor ``/tmp`` is a file system of its own.
     """
     found: dict[str, Json] = {}
     peak = -1
@@ -54,9 +54,9 @@ def kill_count() -> int | None:
 
 
 def limit_hits() -> int:
-    """Return how often memory ran out because of the limit of the sandbox or of the agent user's programs.
+    """Return how often memory ran out because of a limit: that of the sandbox, or that of the agent user's programs.
 
-    With cgroup v1, return how many of these two limits were reached since the host last reset the peaks.
+    With cgroup v1, return instead how many of the two limits were hit since the host last reset the peak memory use.
     """
     for line in (_read(_EVENTS) or b"").splitlines():
         if line.startswith(b"oom "):

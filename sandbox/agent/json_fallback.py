@@ -23,7 +23,8 @@ def loads(text: str, scan: Callable[[str, int], tuple[Json, int]] | None = None)
 
     Args:
         text: The JSON text.
-        scan: Decodes the value at an index and returns it and the index of its end; None for the default scanner.
+        scan: Receives a text and the index of a value; returns the decoded value and the index of its end. None for
+            the C scanner, or for `evaluate` in a Python without it.
 
     Raises:
         ValueError: `text` is not JSON.
@@ -63,7 +64,7 @@ def _plain(value: Json) -> str:
 
 
 class _Rules:
-    """Options of the C scanner, which reads them as attributes of this class."""
+    """Options of the C scanner, which reads them from the attributes of this class."""
 
     strict = True
     object_hook = None
@@ -80,9 +81,8 @@ class _Rules:
 def evaluate(text: str, at: int) -> tuple[Json, int]:
     """Decode the JSON `text` by evaluating it as a Python expression; return the value and the length of `text`.
 
-    Python lacks only the words ``true``, ``false`` and ``null``, which are defined here, and some escapes, which the
-    host does not send. Python also accepts text that is not JSON. That is safe, because the host sent the text, and it
-    also sent this code.
+    Python evaluates JSON correctly, except for the words ``true``, ``false`` and ``null``, which are defined here, and
+    some escapes, which the host does not send. Evaluation is safe, because the text comes from the host.
     """
     return eval(text, {"__builtins__": {}, **_WORDS}), len(text)
 

@@ -1,4 +1,4 @@
-"""Linux system calls and files: parent-death signals, privileges, OOM scores, cgroups and pipe sizes."""
+"""Functions for Linux system calls and files: parent-death signals, privileges, OOM scores, cgroups and limits."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _CAPABILITIES = 64
 _HIDDEN_UID = 1002
 """A user id that no user of a sandbox has."""
 _BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
-"""Prefixes of the pids limit and count files: cgroup v2, cgroup v1."""
+"""Beginnings of the paths of the files with the limit and the number of pids, for cgroup v2 and cgroup v1."""
 _AGENT_GROUP = "/sys/fs/cgroup/memory/agent/tasks"
-"""The tasks file of the agent user's memory cgroup (cgroup v1), as seen by process 1 of a container."""
+"""Path of the tasks file of the agent user's memory cgroup (v1), as process 1 of a container sees it."""
 _SCORE = "/proc/self/oom_score_adj"
 _FIRST_TO_DIE = b"1000"
 _PENDING_SIGNALS = 4096
@@ -48,7 +48,7 @@ class User:
     """A user that programs run as.
 
     Attributes:
-        uid: User and group id; None for the user that the agent runs as.
+        uid: User and group id; None for the user that the agent process itself runs as.
         env: Environment variables of the user's programs, in addition to the sandbox's.
         is_private: Whether other users have no access to the user's files; ignored if `uid` is None.
         preemptible: Whether the user's programs may be killed so that processes of other users can start.
@@ -69,7 +69,7 @@ class User:
 
     @property
     def rights(self) -> int:
-        """The mode bits that new files of this user may have; the others are cleared."""
+        """The mode bits that new files of this user may have. All other bits are cleared."""
         return 0o700 if self.is_private else 0o777
 
     def act(self, action: Callable[[], T]) -> T:
@@ -87,7 +87,7 @@ class User:
             os.setegid(0)
 
     def pipe(self) -> tuple[int, int]:
-        """Open a pipe whose write end this user's programs can reopen by name, for example as ``/dev/stderr``."""
+        """Return read and write end of a new pipe. The user's programs can reopen the write end as ``/dev/stderr``."""
         reader, writer = os.pipe()
         if self.uid is not None:
             os.fchown(writer, self.uid, self.uid)
@@ -109,7 +109,7 @@ class User:
             os.umask(0o077)
         _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
-            # Ignore a failure of this call without CAP_SETPCAP, because the steps below still drop the capabilities.
+            # This fails without CAP_SETPCAP. Ignore the failure, because the steps below still drop the capabilities.
             _prctl(libc, _PR_CAPBSET_DROP, capability)
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
@@ -123,7 +123,8 @@ class User:
 def lent_files() -> dict[str, int]:
     """Receive open files from the host over the socket whose descriptor is our first command-line argument.
 
-    Returns the descriptors: ``s`` for our OOM score, and ``g`` for the tasks file of the agent user's memory cgroup.
+    Returns the descriptors by name: ``s`` (the file of our OOM score) and ``g`` (the tasks file of the agent user's
+    memory cgroup). A file that the host does not send is missing from the dict.
     """
     if len(sys.argv) < 2:
         return {}
@@ -135,10 +136,10 @@ def lent_files() -> dict[str, int]:
 
 
 class JoinedCgroup:
-    """The memory cgroup of the agent user's programs. Its limit reserves memory for the agent and graders.
+    """The memory cgroup of the agent user's programs. Its limit leaves memory for the agent process and for graders.
 
     Args:
-        lent: Descriptor of the tasks file, from `lent_files`; None if the host did not send it.
+        lent: Descriptor of the cgroup's tasks file, from `lent_files`; None if the host did not send it.
     """
 
     def __init__(self, lent: int | None) -> None:
@@ -146,8 +147,8 @@ class JoinedCgroup:
         self._is_known = lent is not None
 
     def find(self) -> None:
-        """Open the tasks file if it is writable. Must be called before the first `join`."""
-        # If we are not process 1, this path belongs to the host's cgroups.
+        """Open the cgroup's tasks file, unless the host has sent it. Must be called before the first `join`."""
+        # Outside process 1 of a sandbox, the path `_AGENT_GROUP` would belong to the host's cgroups.
         if not self._is_known and os.getpid() == 1:
             self._is_known = True
             try:
@@ -156,37 +157,37 @@ class JoinedCgroup:
                 pass
 
     def join(self) -> None:
-        """Move this process, which must have only one thread, into the cgroup. Raises `OSError` if that fails."""
+        """Move this process, which must be single-threaded, into the cgroup; do nothing without the tasks file."""
         if self._fd is not None:
             os.write(self._fd, b"0")
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER); return whether that worked."""
+    """Let orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER); return whether it worked."""
     return _prctl(_library(), _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_memory() -> None:
     """Prevent other processes with the same uid as this process from tracing it and reading its memory."""
     if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
-        # Without prctl, change the group id and restore it. The change also makes the process undumpable.
+        # This Python cannot call prctl. A change of the group id makes the process undumpable as well.
         os.setegid(_HIDDEN_UID)
         os.setegid(0)
 
 
 def die_with_parent(number: int) -> None:
-    """Let the kernel send us signal `number` when our parent dies (PR_SET_PDEATHSIG).
+    """Let the kernel send signal `number` to this process when its parent dies (PR_SET_PDEATHSIG).
 
-    A change of user clears this setting.
+    Must be called after any change of the user id, because such a change clears the setting.
     """
     _prctl(_library(), _PR_SET_PDEATHSIG, number)
 
 
 class Score:
-    """This process's ``oom_score_adj``. The kernel kills processes with higher scores first; a fork inherits the score.
+    """The ``oom_score_adj`` of this process, which forked children inherit. The kernel kills high scores first.
 
     Args:
-        lent: Descriptor of the file, from `lent_files`; None to open it in /proc.
+        lent: Descriptor of the score's file, from `lent_files`; None to open the file in /proc.
     """
 
     def __init__(self, lent: int | None) -> None:
@@ -195,7 +196,7 @@ class Score:
     def fork_first_to_die(self) -> int:
         """Fork a child that the kernel kills before this process when memory runs out.
 
-        Without permission to change the OOM score, only fork. Returns and raises the same as `os.fork`.
+        Without permission to change OOM scores, fork an ordinary child. Returns and raises the same as `os.fork`.
         """
         try:
             fd = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC) if self._lent is None else os.dup(self._lent)
@@ -209,7 +210,7 @@ class Score:
                 pid = os.fork()
                 return pid
             finally:
-                if pid != 0:  # The child must not restore the score, because its `fd` is the parent's file.
+                if pid != 0:  # The child must not write, because `fd` is the score file of the parent.
                     os.pwrite(fd, before, 0)
         finally:
             os.close(fd)
@@ -218,7 +219,7 @@ class Score:
 def limit_resources() -> None:
     """Disable core files, and limit pending signals and message queues.
 
-    The limits are at most half the hard limits, because the agent and graders need the rest.
+    A new limit is at most half of the old hard limit, because the agent process and graders need the other half.
     """
     if resource is not None:
         bounds = [(resource.RLIMIT_CORE, 0)]
@@ -231,8 +232,8 @@ def limit_resources() -> None:
 
 
 def be_killed_first() -> None:
-    """Set this process's OOM score above the agent's, in case the agent could not set it before the fork."""
-    # A process that is not dumpable cannot write its score file, because root then owns the file.
+    """Set this process's OOM score to the maximum, in case the agent process could not set it before the fork."""
+    # Become dumpable for the write, because the score file of a process that is not dumpable belongs to root.
     is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)
     try:
         fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)
@@ -269,7 +270,7 @@ def close_others(*kept: int) -> None:
         if fd > 2 and fd not in kept:
             try:
                 os.close(fd)
-            except OSError:  # This is the descriptor that `listdir` used and has already closed.
+            except OSError:  # `listdir` listed its own descriptor, which is closed by now.
                 pass
 
 
@@ -297,9 +298,9 @@ def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
 
 
 def _library() -> CDLL | None:
-    """Return the C library; None in a Python without ctypes, where only the container's own protections apply.
+    """Return the C library; None if it cannot be loaded; then only the container's own protections apply.
 
-    Loads ctypes on demand. Loading takes a fifth of a sandbox's start time, and the first reply does not need it.
+    Imports ctypes only when called, because the import would take a fifth of the time until the agent's first reply.
     """
     if not _LINUX:
         return None

@@ -1,4 +1,4 @@
-"""The agent's main program: accepts channels, configures the sandbox, dispatches calls and ends the sandbox."""
+"""The agent's main program: accepts channels from the host, dispatches their calls and ends the sandbox."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _BROKEN = 3
 
 
 class Agent:
-    """The agent: process 1 of a sandbox, or the ancestor of all processes of a sandbox without its own process 1.
+    """The agent: process 1 of a sandbox. If a sandbox has no process 1 of its own, the ancestor of all its processes.
 
     Args:
-        hello: The first frame to send on each further channel.
+        hello: The frame to send first on each channel, except on that of `open_first`.
     """
 
     def __init__(self, hello: bytes) -> None:
@@ -69,7 +69,7 @@ class Agent:
         }
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> HostConnection:
-        """Serve calls from a channel. The channel counts as a client unless its configuration has ``as_observer``."""
+        """Serve a new channel. It counts as a client, unless the host sends a configuration with ``as_observer``."""
         is_client = True
         self._channels += 1
         if self._orphan_timer is not None:
@@ -95,7 +95,7 @@ class Agent:
         return connection
 
     def _remove_client(self) -> None:
-        """Decrease the number of clients. The sandbox ends `_orphan_ttl_s` seconds after its last client has left."""
+        """Subtract a client. If `_orphan_ttl_s` is set, the sandbox ends that long after its last client has left."""
         self._channels -= 1
         if self._channels == 0 and self._orphan_ttl_s is not None:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)
@@ -110,7 +110,7 @@ class Agent:
 
         Args:
             code: Exit code of the agent.
-            kind: The kind of cause, such as ``expired``.
+            kind: Kind of the cause to report, such as ``expired``.
         """
         for connection in self._connections:
             connection.send_last({"ending": kind})
@@ -135,7 +135,7 @@ class Agent:
 
     def _warm(self) -> None:
         gc.collect()
-        # Exclude the existing objects from garbage collection, which would write to pages that workers share.
+        # Exclude the existing objects from garbage collection, which would write to memory shared with workers.
         gc.freeze()
         self._context.workers.give_back(self._context.workers.take(self._context.user("agent")))
 
@@ -144,7 +144,7 @@ class Agent:
         if "/" not in argv[0] or argv[0].startswith("/"):
             try:
                 context.find(argv[0])
-            except CallError:  # Leave before the first reply, so that the host reports a failed start.
+            except CallError:  # Exit before the first reply, so that the host reports a failed start.
                 self._write_stderr(b"%s: No such file or directory\n" % encoded(argv[0]))
                 self.leave(127, "exited")
         user = context.user("agent")
@@ -174,7 +174,7 @@ class Agent:
     def _start(self, connection: HostConnection, number: int, header: Header) -> IncomingCall | None:
         name = header["do"]
         if not self._context.users:
-            raise CallError("bad", "a call before the configuration")
+            raise CallError("bad", "the host made a call before it sent the configuration")
         if name in self._queries:
             connection.send({"id": number, "end": True, **self._queries[name](connection, header)})
             return None
@@ -195,7 +195,7 @@ class Agent:
 
             return port_forward.Forward(self._context, connection, number, header)
         if name not in self._calls:
-            raise CallError("unsupported", "no call is named %s" % name)
+            raise CallError("unsupported", "unknown call %s" % name)
         return self._calls[name](self._context, connection, number, header)
 
     def _run_in_shell(self, connection: HostConnection, number: int, header: Header) -> IncomingCall:
@@ -226,7 +226,7 @@ class Agent:
     def _resize(self, connection: HostConnection, header: Header) -> dict[str, Json]:
         call = connection.call(header["of"])
         if not isinstance(call, commands.Exec):
-            raise CallError("missing", "no program with this call id")
+            raise CallError("missing", "no running program has this call id")
         call.resize(int(header["rows"]), int(header["cols"]))
         return {}
 
@@ -314,7 +314,7 @@ def main(reader: int, writer: int, hello: bytes) -> None:
     Args:
         reader: Descriptor to read the channel from.
         writer: Descriptor to write the channel to.
-        hello: The first frame to send on each further channel. The bootstrap has already sent it on the first channel.
+        hello: The frame to send first on each later channel. The bootstrap has already sent it on the first channel.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

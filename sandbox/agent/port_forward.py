@@ -1,6 +1,6 @@
-"""The ``forward`` call: a connection to a server inside the sandbox, carried over the channel.
+"""The ``forward`` call: connects to a server inside the sandbox and forwards data between the server and the host.
 
-Each side sends at most 256 KiB without an acknowledgement, so a slow reader does not block other calls.
+Agent and host each send at most 256 KiB without an acknowledgement, so a slow reader does not block other calls.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ else:
 
 
 _RECENT_S = 1.0
-"""Seconds after an OOM kill within which the end of a command is attributed to that kill."""
+"""If a command is killed at most this number of seconds after an OOM kill was seen, that kill counts as the cause."""
 _CHECK_S = 0.5
 """Seconds between two checks for OOM kills; the checks also find kills of background programs."""
 
@@ -35,7 +35,7 @@ class Context:
         loop: The event loop.
         workers: The worker processes that run programs.
         on_oom_kill: Receives the total number of OOM kills whenever it changes.
-        users: Users by name; empty before the configuration.
+        users: Users by name; empty until the host has sent the configuration.
         work: Working directory of the agent user's programs. Relative file paths start there.
     """
 
@@ -74,13 +74,13 @@ class Context:
             CallError: The sandbox has no such user.
         """
         if not self.users:
-            raise CallError("bad", "a call before the configuration")
+            raise CallError("bad", "the host made a call before it sent the configuration")
         if name not in self.users:
             raise CallError("unsupported", "this sandbox cannot run programs as %s" % name)
         return self.users[name]
 
     def owner(self, header: Header) -> linux.User:
-        """Return the user with whose rights a call accesses files; never root.
+        """Return the user with whose rights a call with `header` reads or writes files; never root.
 
         Raises:
             CallError: The sandbox has no such user, or the user is root.
@@ -91,14 +91,14 @@ class Context:
         return self.user(name)
 
     def environment(self, user: linux.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
-        """Return the environment variables for a program: the sandbox's, then the user's, then `more`."""
+        """Return a program's variables: those of the sandbox, overridden by those of the user, then by `more`."""
         return {**self._env, **user.env, **_encoded(more)}
 
     def start_folder(self, user: linux.User) -> str:
-        """Return the working directory of `user`.
+        """Return the default working directory of the programs of `user`.
 
-        A grader starts in its own home, because the agent could place Python modules in other folders, and the grader
-        would import these modules.
+        A grader starts in its own home, because the agent user could place Python modules in other folders, and the
+        grader's Python would import them.
         """
         return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
@@ -107,10 +107,10 @@ class Context:
         return os.path.join(encoded(self.work), path)
 
     def find(self, program: str) -> bytes:
-        """Return the path of `program`.
+        """Return the path of `program`, which is searched on the PATH of the sandbox.
 
         Raises:
-            CallError: `program` is not on the PATH.
+            CallError: `program` was not found.
         """
         for folder in (self._env.get(b"PATH", b"") + b":" + worker.PATH).split(b":"):
             path = os.path.join(folder, program.encode())
@@ -130,7 +130,7 @@ class Context:
 
     def _check(self) -> None:
         self.loop.after(_CHECK_S, self._check)
-        # With cgroup v1, the count can decrease, because the host resets the peaks after each report.
+        # With cgroup v1, the number of limit hits can decrease: the host resets the peak memory use after each report.
         if self._limit_hits:
             self._limit_hits = min(self._limit_hits, gauges.limit_hits())
         self.report_oom_kills()
@@ -138,15 +138,15 @@ class Context:
     def hit_limit_recently(self) -> bool:
         """Return whether the sandbox's own memory limit has caused an OOM kill within the last second.
 
-        With cgroup v1, a host that cannot reset the peak memory use makes this False for every kill after the first.
+        With cgroup v1 and a host that cannot reset the peak memory use, this is False for all kills but the first.
         """
         self.report_oom_kills()
         return self._was_limit_hit and time.monotonic() - self._reported_at < _RECENT_S
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
-        """Return as ``oom`` whether an OOM kill happened since the last call of this method.
+        """Return ``{"oom": True}`` if an OOM kill happened since the last call of this method, else ``{"oom": False}``.
 
-        Returns an empty dict if OOM kills are not visible, or if `code` is not the exit code of a killed program.
+        Returns an empty dict if OOM kills are not visible, or if exit code `code` means that no kill ended the program.
         """
         if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}
@@ -155,7 +155,7 @@ class Context:
 
 
 def _grader(uid: int | None, home: str | None) -> linux.User:
-    """Return the grader user. Its files are private, and its programs ignore settings that the agent may have written.
+    """Return the grader user. Its files are private, and its programs ignore settings files of the agent user.
 
     Args:
         uid: User id of the grader; None if graders run as the agent's user, which can then write to their home.
@@ -169,6 +169,6 @@ def _encoded(variables: dict[str, str] | None) -> dict[bytes, bytes]:
     found = {}
     for name, value in (variables or {}).items():
         if not name or "=" in name:
-            raise CallError("bad", "invalid variable name %r" % name)
+            raise CallError("bad", "invalid name of an environment variable: %r" % name)
         found[encoded(name)] = encoded(value)
     return found

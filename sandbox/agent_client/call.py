@@ -1,4 +1,4 @@
-"""One call to the agent of a sandbox: sends its frames, validates the reply and enforces its deadline."""
+"""One call to the agent of a sandbox: sends frames, validates the reply and enforces the deadline of the call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
 """Maximum number of unacknowledged bytes that either side of a forwarded connection may send."""
 GRACE_S = 10.0
-"""Seconds after a call's own timeout until its reply must arrive. A transfer must make progress within this time."""
+"""Seconds after a call's timeout until its reply must arrive. For a call without timeout: seconds between frames."""
 
 _QUEUE_BYTES = 1 << 20
-"""Reading from the channel pauses while the caller of one call has more than this number of unread bytes."""
+"""Reading from the channel pauses while the caller of any streamed call has left more than this many bytes unread."""
 _SETTLE_S = 2.0
-"""How many seconds a cancelled call waits for its program to end."""
+"""Maximum number of seconds that a cancelled call waits for its program to end."""
 _RETRY_S = 0.5
-"""Extra time after a deadline, because a blocked event loop may run the timer before it reads a punctual reply."""
+"""Extra seconds after a deadline: a late event loop may run the timer before it reads a reply that came in time."""
 
 Fields: TypeAlias = Mapping[str, JSON]
 
@@ -33,7 +33,7 @@ class ChannelEndedError(ConnectionError):
     """The channel to the agent has ended.
 
     Attributes:
-        reason: Why the host ended the channel; None if the agent ended it or `AgentChannel.close` was called.
+        reason: Why the host ended the channel; None after `AgentChannel.close`, and after the agent ended the channel.
     """
 
     def __init__(self, reason: Cause | None) -> None:
@@ -45,7 +45,7 @@ class RefusedCallError(Exception):
     """The agent refused a call.
 
     Attributes:
-        code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
+        code: Kind of error: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
         text: The reason, as one line.
     """
 
@@ -65,9 +65,9 @@ class Reply:
 
     Attributes:
         end: Header of the last frame.
-        out: Standard output of the program.
-        err: Standard error of the program.
-        data: Content of a file or archive.
+        out: Standard output of the program that the call ran.
+        err: Standard error of the program that the call ran.
+        data: Content of the file or archive that the call read.
     """
 
     end: dict[str, JSON]
@@ -77,7 +77,7 @@ class Reply:
 
 
 class CallChannel(Protocol):
-    """Protocol with the methods of `AgentChannel` that a call uses."""
+    """Type with those members of `AgentChannel` that a `Call` uses."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -91,7 +91,7 @@ class CallChannel(Protocol):
 
 
 class AgentCalls(Protocol):
-    """Protocol with the methods of `AgentSandbox` that a shell or a running program uses."""
+    """Type with those members of `AgentSandbox` that a shell or a running program uses."""
 
     @property
     def id(self) -> str: ...
@@ -161,7 +161,7 @@ class Call:
         return self.end is not None or self._error is not None
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
-        """Send a frame that belongs to this call; `body` has at most `MAX_BODY_BYTES`."""
+        """Send a frame with the id of this call; `body` has at most `MAX_BODY_BYTES`."""
         if self._is_renewed:
             self._deadline = self._channel.loop.time() + self._allowance_s
         self._unacknowledged += len(body)
@@ -180,7 +180,7 @@ class Call:
             await self.send({"eof": True})
 
     async def send_within_window(self, data: bytes) -> None:
-        """Send input; wait for an acknowledgement after `WINDOW_BYTES`. Stop early if the call is over."""
+        """Send `data` as input; pause while `WINDOW_BYTES` are unacknowledged. Stop early if the call is over."""
         for start in range(0, len(data), MAX_BODY_BYTES):
             piece = data[start : start + MAX_BODY_BYTES]
             while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
@@ -191,7 +191,7 @@ class Call:
             await self.send({"more": True}, piece)
 
     async def acknowledge(self, count: int) -> None:
-        """Allow the other side of a forwarded connection to send `count` more bytes."""
+        """Allow the agent to send `count` more bytes of a forwarded connection."""
         left = self._bounds["data"]
         assert left is not None
         self._bounds["data"] = left + count
@@ -217,7 +217,7 @@ class Call:
         return kind, body
 
     async def reply(self) -> Reply:
-        """Wait for the complete reply and return the reply. Raises the same errors as `receive`."""
+        """Return the reply when it is complete. Raises the same errors as `receive`."""
         await self.over()
         assert self.end is not None
         pieces: dict[str, list[bytes]] = {}
@@ -235,8 +235,7 @@ class Call:
     async def leave(self) -> None:
         """Cancel the call unless it is over, and wait at most 2 s for its program to end.
 
-        Cancellation of the calling task does not interrupt this method. If the channel has ended, this method does not
-        raise.
+        Cancellation of the calling task does not interrupt this method, and an ended channel raises no error.
         """
         if self.is_over:
             return
@@ -258,7 +257,7 @@ class Call:
             self._timer = None
 
     def take(self, header: dict[str, JSON], body: bytes) -> None:
-        """Handle a frame of the reply that the channel has received.
+        """Handle one frame of the reply; the channel calls this method when it has received the frame.
 
         Raises:
             MalformedReplyError: The frame violates the protocol.
@@ -268,7 +267,7 @@ class Call:
         if "of" in header:
             self._take_piece(header["of"], body)
         elif body:
-            raise MalformedReplyError("a body without a kind")
+            raise MalformedReplyError("a body without 'of', the name of its output")
         elif header.get("end") is True:
             self._finish(end=header)
         elif "error" in header:
@@ -278,11 +277,11 @@ class Call:
             self._finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
-        elif header.get("eof") is True and not self._is_at_eof:  # A second ``eof`` is an error.
+        elif header.get("eof") is True and not self._is_at_eof:  # A second ``eof`` is a protocol error.
             self._is_at_eof = True
             self._wake()
         else:
-            raise MalformedReplyError("an unknown header")
+            raise MalformedReplyError("an unexpected header")
 
     def lose(self, error: ChannelEndedError) -> None:
         """Fail the call, because the channel has ended and no reply will come."""
@@ -344,7 +343,7 @@ class Call:
 
     def _on_timer(self) -> None:
         loop = self._channel.loop
-        if self._channel.is_stalled:  # Extend the deadline, because the host itself has paused reading.
+        if self._channel.is_stalled:  # Extend the deadline, because the host has paused reading.
             self._deadline = loop.time() + self._allowance_s
         elif loop.time() >= self._deadline:
             if self._is_retried:
@@ -364,7 +363,7 @@ def one_line(text: str) -> str:
 
 
 def _bounds(do: str, fields: Fields) -> dict[str, int | None]:
-    """Return the allowed outputs of a reply with their maximum sizes in bytes; None means no maximum."""
+    """Return the outputs that a reply to the call `do` may have, and the maximum bytes of each (None: no maximum)."""
     keep, most = fields.get("keep_bytes"), fields.get("max_bytes")
     if do == "forward":
         return {"open": 0, "data": WINDOW_BYTES}

@@ -2,8 +2,8 @@
 
 A frame consists of two big-endian 32-bit lengths, a header (a JSON object) and a body (bytes). The host does not trust
 the agent. It checks lengths, types, call numbers and the total size of each reply. The first violation ends the channel
-and the sandbox. A late reply also ends the channel, because an unresponsive agent cannot cancel the call. One task
-reads all frames and wakes the callers.
+and the sandbox. So does a late reply, because an unresponsive agent cannot cancel the call. One task reads all frames
+and wakes the callers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stream(Protocol):
     """A byte stream to and from an agent."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; wait while the other side does not read. Concurrent calls send their data in turn.
+        """Send all of `data`; wait while the other side does not read. The data of concurrent calls is not mixed.
 
         Raises:
             ConnectionError: The other side is gone.
@@ -75,7 +75,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The content of the first frame (the hello) of an agent.
+    """The content of the first frame that an agent sends (the hello).
 
     Attributes:
         pid: Process id of the agent inside the sandbox.
@@ -90,11 +90,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """Count of the OOM kills that a sandbox has survived, because they did not kill its process 1.
+    """How many OOM kills a sandbox has survived, because they did not kill its process 1, and when.
 
     Attributes:
         oom_kills: Number of OOM kills since the start of the sandbox.
-        at_s: Time of the last report, in seconds since 1970; 0 for never.
+        at_s: Time at which the agent last reported this number, in seconds since 1970; 0 without a report.
     """
 
     oom_kills: int = 0
@@ -109,9 +109,9 @@ class AgentChannel:
 
     Attributes:
         loop: The event loop that the channel runs in.
-        reason: Why the host ended the channel; None if it is open, was closed by `close` or ended by the agent.
-        farewell: Kind of cause that the agent reported before it ended the sandbox; None without a report.
-        survived: The OOM kills that the agent has reported.
+        reason: Why the host ended the channel; None while it is open, after `close`, and after the agent ended it.
+        farewell: The agent's last message: why it ended the sandbox. None if the agent has not sent this message.
+        survived: The OOM kills that the sandbox has survived, as the agent last reported them.
         on_survived: Called after each report of an OOM kill; None for no callback.
     """
 
@@ -144,7 +144,7 @@ class AgentChannel:
         return bool(self._stalled)
 
     async def open(self, config: Fields, timeout_s: float) -> Hello:
-        """Wait for the agent's hello and send the configuration.
+        """Wait for the agent's hello, send the configuration `config` and return the hello.
 
         Raises:
             ChannelEndedError: The agent is gone, or sent no valid hello within `timeout_s` seconds.
@@ -165,13 +165,13 @@ class AgentChannel:
     ) -> Reply:
         """Make a call to the agent and return the reply.
 
-        The fields ``timeout_s``, ``keep_bytes`` and ``max_bytes`` also limit the time and the size of the reply.
-        Cancelling this method cancels the call in the sandbox, and waits at most 2 s for its program to end.
+        A reply that exceeds the fields ``timeout_s`` (plus a grace), ``keep_bytes`` or ``max_bytes`` ends the channel.
+        Cancelling this method cancels the call in the sandbox, and waits at most 2 s for the call's program to end.
 
         Args:
             do: Name of the call.
             feed: Input of the call; None for no input.
-            queue_s: How long the call may wait in the agent's queue, in addition to its timeout.
+            queue_s: Seconds that the call may wait in the agent's queue, in addition to the call's timeout.
             fields: Arguments of the call.
 
         Raises:
@@ -201,7 +201,7 @@ class AgentChannel:
         await self._end.wait()
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Register the function `call`, which is called when the channel has ended."""
+        """Run the function `call` when the channel ends, or immediately if it has already ended."""
         if self._is_ended:
             call()
         else:
@@ -212,7 +212,7 @@ class AgentChannel:
         self.fail(None)
 
     def fail(self, reason: Cause | None) -> None:
-        """End the channel for `reason`, unless it has already ended."""
+        """End the channel, unless it has ended. `reason` is None if the host closes it or the agent has ended it."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -228,12 +228,12 @@ class AgentChannel:
             callback()
 
     def broken(self, what: str) -> ChannelEndedError:
-        """End the channel because of a protocol error; return the exception to raise."""
+        """End the channel because of the protocol error `what`; return the exception that the caller must raise."""
         self.fail(_protocol_error(what))
         return ChannelEndedError(self.reason)
 
     def forget(self, call: Call) -> None:
-        """Remove a call that is over. Further frames with its number are protocol errors."""
+        """Remove a call that is over. Any later frame with the number of this call is a protocol error."""
         self._calls.pop(call.id, None)
         self.unstall(call)
 
@@ -324,7 +324,7 @@ class AgentChannel:
         call.take(header, body)
 
     def _handle_notice(self, header: Mapping[str, JSON], body: bytes) -> None:
-        """Handle a notice about the whole sandbox: that it ends, or that it survived an OOM kill."""
+        """Handle a frame about the sandbox, not about a call: the sandbox ends, or it has survived an OOM kill."""
         ending, kills = header.get("ending"), header.get("oom_kills")
         if isinstance(ending, str) and ending in _FAREWELLS and not body:
             self.farewell = CauseKind(ending)

@@ -41,7 +41,7 @@ def fields_of(
 
 
 def result_of(reply: Reply) -> ExecResult:
-    """Decode and validate the agent's reply with the result of a command.
+    """Decode and validate the reply with which the agent reports the result of a command.
 
     Raises:
         ValueError: A field is invalid; the message names it.

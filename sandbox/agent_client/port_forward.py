@@ -1,4 +1,4 @@
-"""Connects to a socket inside a sandbox, over the channel to its agent."""
+"""Connects to a socket inside a sandbox, over the channel to the sandbox's agent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .channel import AgentChannel, Call, ChannelEndedError, RefusedCallError, So
 async def connected(
     channel: AgentChannel, start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **address: JSON
 ) -> socket.socket:
-    """Connect to a socket inside the sandbox; return a host socket whose data is forwarded to and from it.
+    """Connect to a socket inside the sandbox; return a socket of the host through which to reach the server.
 
     Args:
         channel: The channel to the sandbox's agent.
-        start_task: Runs a coroutine in the background until the sandbox ends.
+        start_task: Starts a background task for a coroutine; cancels the task when the sandbox ends.
         address: Either ``port`` (a TCP port) or ``socket`` (the path of a Unix socket) inside the sandbox.
 
     Raises:
@@ -41,7 +41,7 @@ async def connected(
         raise
     theirs.setblocking(False)
     pump = start_task(_pump(call, ours))
-    # Close the socket in a callback, which runs even if the task is cancelled before it starts.
+    # Close `ours` in a callback, because the callback runs even if the task is cancelled before it starts.
     pump.add_done_callback(lambda _: ours.close())
     return theirs
 

@@ -51,7 +51,7 @@ class Program:
             await self._sandbox.call("resize", of=self._call.id, rows=rows, cols=columns)
 
     async def result(self) -> ExecResult:
-        """Return the exit code and the other results, but no output. Call it only after `receive` has returned None."""
+        """Return the program's result without any output. Call it only after `receive` has returned None."""
         end = self._call.end
         if end is None:
             raise RuntimeError("the program has not ended; call receive until it returns None")

@@ -1,4 +1,4 @@
-"""The host resources of a sandbox, which its backend provides."""
+"""The resources of a sandbox on the host, which the sandbox's backend provides."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class HostResources:
     """Callbacks and paths with which the host reaches, inspects and ends a sandbox.
 
     Attributes:
-        cause: Returns why the sandbox has ended. Its argument is the OOM kills that the sandbox survived. Takes at
-        most 2 s.
+        cause: Receives the OOM kills that the sandbox survived; returns within 2 s why the sandbox has ended.
         kill: Kills all processes of the sandbox and removes its files and other resources; may be called repeatedly.
         release_resources: Closes the host's handles without ending the sandbox; None if there are no handles.
         sockets: Host folder that contains the sandbox's sockets; None to connect through the agent instead.
         snapshot: Saves the sandbox's files and returns the snapshot's name; None if snapshots are not supported.
         unenforced: Limits that this sandbox does not enforce although its backend usually does, such as ``"uid"``.
-        diagnose: Returns why the sandbox is blocked, or an empty string; None if the host cannot inspect the sandbox.
-        disk_percent: Returns how full the root file system is, in percent of its disk limit; None without a limit.
+        diagnose: Returns why the sandbox is blocked, or "" if it is not; None if the host cannot inspect the sandbox.
+        disk_percent: Returns how full the root file system is, in percent of its limit; None if it has no limit.
         grader_home: Path inside the sandbox of the folder that only a grader can access.
         on_survived: Called when the sandbox has survived an OOM kill; must not block. None for no callback.
     """

@@ -1,4 +1,4 @@
-"""The sandbox class of all backends with an agent: combines calls to the agent with resources of the host."""
+"""The sandbox class of all backends with an agent: combines calls to the agent with the sandbox's host resources."""
 
 from __future__ import annotations
 
@@ -62,13 +62,12 @@ class AgentSandbox:
         sandbox_id: Id of the sandbox.
         channel: The channel to its agent.
         resources: Resources of the sandbox on the host.
-        work: Path of the programs' working directory inside the sandbox.
-        forget: Called when the teardown is complete.
+        work: See the attribute `work`.
+        forget: Receives this sandbox when its teardown is complete.
 
     Attributes:
         work: Path of the programs' working directory inside the sandbox.
-        grader_home: Path of the graders' folder inside the sandbox. Only graders can enter it, if they have a separate
-        user.
+        grader_home: Path of the graders' home inside the sandbox; it is private if graders run as their own user.
         unenforced: Limits that this sandbox does not enforce although its backend usually does.
     """
 
@@ -100,8 +99,8 @@ class AgentSandbox:
         If this method raises, it has stopped the sandbox.
 
         Args:
-            config: The configuration, which is the first frame to the agent.
-            timeout_s: Seconds until the start counts as failed.
+            config: The configuration, which the host sends to the agent as the first frame.
+            timeout_s: Seconds after which the start counts as failed.
 
         Raises:
             SandboxEndedError: The sandbox started, but ended by itself before it was ready.
@@ -121,7 +120,7 @@ class AgentSandbox:
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            # If `reason` is None, the agent closed the channel; the host did not.
+            # If `reason` is None, it was the agent that closed the channel, not the host.
             if is_up and not self._channel.reason:
                 raise not_ready(self._id, cause) from None
             raise SandboxStartError(self._id, cause) from None
@@ -130,12 +129,12 @@ class AgentSandbox:
             raise
 
     async def reached(self, timeout_s: float, *, as_observer: bool = False) -> None:
-        """Connect to the agent of a running, detached sandbox; leave the sandbox running if it does not reply.
+        """Connect to the agent of a running, detached sandbox; leave the sandbox running if the agent does not reply.
 
         Args:
             timeout_s: Seconds to wait for the agent.
-            as_observer: If True, this connection does not count as a client, so it does not stop the timeout
-                ``orphan_ttl_s`` of the sandbox.
+            as_observer: If True, this connection does not count as a client: the sandbox still ends when no other
+                client has been connected for ``orphan_ttl_s``.
 
         Raises:
             UnreachableError: The agent did not reply within `timeout_s`.
@@ -161,7 +160,7 @@ class AgentSandbox:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`.
 
         Raises:
-            ValueError: An argument or variable contains NUL, or all of them together exceed 1 MiB.
+            ValueError: An argument or environment variable contains NUL, or all of them together exceed 1 MiB.
         """
         request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
         reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **request, stdin=bool(stdin), pty=None)
@@ -182,14 +181,14 @@ class AgentSandbox:
 
         Args:
             argv: Program and arguments.
-            timeout_s: Seconds until the program is killed.
+            timeout_s: Seconds after which the program is killed.
             env: Environment variables in addition to those of the spec.
             cwd: Working directory; None for the same default as `exec`.
             user: The user that the program runs as.
             terminal: Rows and columns of the program's terminal; None to use pipes instead of a terminal.
 
         Raises:
-            ValueError: An argument or variable contains NUL, or all of them together exceed 1 MiB.
+            ValueError: An argument or environment variable contains NUL, or all of them together exceed 1 MiB.
             SandboxLostError: The sandbox is gone.
             UnsupportedError: The sandbox does not have the user, or cannot open terminals.
         """
@@ -205,7 +204,7 @@ class AgentSandbox:
             raise await self._error(error) from None
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> AgentShell:
-        """Return the shell with this name. Its first command starts the shell."""
+        """Return the shell `name` of `user`. Its process in the sandbox starts with the first command."""
         key = name, user
         if key not in self._shells:
             self._shells[key] = AgentShell(self, name, user)
@@ -241,7 +240,7 @@ class AgentSandbox:
         Raises:
             UsageError: `target` already exists, or its parent folder does not exist.
         """
-        # Allow more bytes than the files may have, because the tar header of a small file can be larger than the file.
+        # The stream may exceed `max_bytes`, because the tar header of a small file can be larger than the file.
         async with aclosing(self.packed(source, 2 * max_bytes + (16 << 20), user=user)) as pieces:
             await tar_stream.unpacked(pieces, target, max_bytes=max_bytes)
 
@@ -280,7 +279,7 @@ class AgentSandbox:
     async def stats(self) -> dict[str, JSON]:
         """Return the resource use of the sandbox: ``processes`` and ``uptime_s``, and if known also ``memory_bytes``.
 
-        If known, ``disk_place`` is the path of the fullest writable file system, and ``disk_percent`` is how full this
+        If known, also ``disk_place``, the path of the fullest writable file system, and ``disk_percent``, how full this
         file system is.
         """
         end = (await self.call("stats")).end
@@ -295,7 +294,7 @@ class AgentSandbox:
         return self._channel.is_stalled
 
     async def diagnose(self) -> str:
-        """Return why the sandbox is blocked, such as ``"paused"``; empty if no reason is known."""
+        """Return why the sandbox is blocked, such as ``"paused"``; empty if it is not, or the reason is unknown."""
         return "" if self._resources.diagnose is None else await self._resources.diagnose()
 
     async def wait(self) -> Cause:
@@ -305,10 +304,10 @@ class AgentSandbox:
     async def stop(self) -> None:
         """End the sandbox and remove its files and other resources from the host; takes at most 15 s.
 
-        Cancellation of the calling task does not interrupt this method. A repeated call does nothing.
+        Cancellation of the calling task does not interrupt this method. It may be called repeatedly.
 
         Raises:
-            SandboxError: The teardown failed.
+            SandboxError: The sandbox could not be ended.
         """
         await self._teardown.stop()
 
@@ -317,7 +316,7 @@ class AgentSandbox:
         return self._teardown.while_alive(work)
 
     async def release(self) -> None:
-        """Disconnect from the sandbox and leave it running; later calls raise `SandboxLostError`, as after `stop`."""
+        """Disconnect from the sandbox but leave it running. Later calls raise `SandboxLostError`, as after `stop`."""
         self._teardown.is_released = True
         await self.stop()
 
@@ -328,7 +327,7 @@ class AgentSandbox:
 
         Raises:
             SandboxLostError: The sandbox is gone.
-            EnvkitError: The agent refused the call. The class depends on the agent's error code.
+            EnvkitError: The agent refused the call. The error code of the agent determines the subclass.
         """
         try:
             return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
@@ -336,7 +335,7 @@ class AgentSandbox:
             raise await self._error(error, fields.get("path")) from None
 
     async def result(self, reply: Reply) -> ExecResult:
-        """Decode the result of a command; end the sandbox if the reply is invalid.
+        """Decode the result of a command from the agent's reply; end the sandbox if the reply is invalid.
 
         Raises:
             SandboxLostError: The reply is invalid.
@@ -348,7 +347,7 @@ class AgentSandbox:
             raise SandboxLostError(self._id, await self.wait()) from None
 
     async def packed(self, source: str, max_bytes: int, *, user: FileUser = "agent") -> AsyncGenerator[bytes, None]:
-        """Yield a file or folder of the sandbox as a tar stream, which the sandbox may have forged.
+        """Yield a file or folder of the sandbox as a tar stream. A malicious sandbox may send any other bytes.
 
         Args:
             source: Path of the file or folder.
@@ -376,7 +375,7 @@ class AgentSandbox:
             raise await self._error(error) from None
 
     async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
-        """Return the public exception for an error of the channel."""
+        """Return the public exception for an error of the channel; `path` is added to its message."""
         if isinstance(error, ChannelEndedError):
             return SandboxLostError(self._id, await self.wait())
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "

@@ -9,7 +9,7 @@ from ..host.validation import check_bounds
 from .call import AgentCalls
 
 _CHANGE_S = 5.0
-"""Seconds that a shell may take to end a timed-out command and to start the next command."""
+"""Maximum number of seconds that a shell takes to end a timed-out command and start the next one."""
 
 
 class AgentShell:
@@ -39,7 +39,7 @@ class AgentShell:
             ValueError: `command` contains NUL or exceeds 1 MiB.
         """
         if "\0" in command:
-            raise ValueError("a shell command cannot hold NUL")
+            raise ValueError("a shell command cannot contain NUL")
         check_bounds(timeout_s, max_output_bytes)
         now = clock.now()
         begins = max(now, self._free_at) if self._queued else now

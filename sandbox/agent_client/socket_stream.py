@@ -9,7 +9,7 @@ from contextlib import suppress
 
 _READ_BYTES = 256 << 10
 _FULL_BYTES = 1 << 20
-"""Maximum number of buffered bytes per direction. At this limit, senders wait and reading pauses."""
+"""Limit of buffered bytes per direction, at which `send` waits and reading from the socket pauses."""
 
 
 class SocketStream:

@@ -1,4 +1,4 @@
-"""Tears a sandbox down when the channel to its agent ends: finds the cause and releases the host resources."""
+"""Tears a sandbox down when the channel to its agent ends: finds the cause and removes the sandbox from the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAREWELLS = {
     CauseKind.ORPHANED: "no client connected for orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
-"""Texts for the causes that the agent reports. The text of any other cause is the exit code and standard error."""
+"""Detail of a cause for each kind that the agent reports. For other kinds, the detail is what the backend found."""
 
 
 class Teardown:
@@ -36,7 +36,7 @@ class Teardown:
         forget: Called when the teardown is complete.
 
     Attributes:
-        is_released: If True, the teardown only closes the host's handles and leaves the sandbox running.
+        is_released: If True, the teardown leaves the sandbox running and only closes the host's handles of it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Teardown:
         """End the sandbox and wait at most 15 s for its teardown. Cancellation does not interrupt this method.
 
         Raises:
-            SandboxError: The teardown failed.
+            SandboxError: The sandbox could not be ended.
         """
         if not self._channel.is_ended:
             self._cause = Cause(CauseKind.STOPPED, "stopped")
@@ -113,8 +113,8 @@ class Teardown:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._resources.cause(channel.survived)
-                # Use the cause that the agent reported in two cases. Either the host knows only an exit code, which may
-                # be that of the command or of the agent. Or the container is already removed.
+                # Prefer the cause that the agent reported in two cases: the backend found only an exit code, which may
+                # be that of the command or of the agent; or the container is already removed.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):

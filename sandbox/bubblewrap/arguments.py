@@ -5,9 +5,9 @@ an image, and the files that the backend adds. All of them are read-only. The sa
 ``/dev``, which are also read-only. ``/tmp``, ``/workspace``, ``/dev/shm``, the grader's home and the folders for
 sockets are tmpfs mounts of limited size, so a sandbox cannot write to the host's disks.
 
-If we are root, bubblewrap creates no user namespace, and process 1 of the sandbox has the capabilities to start
-programs as separate users. Otherwise, bubblewrap creates a user namespace with a single user and forbids nested user
-namespaces.
+If this process is root, bubblewrap creates no user namespace, and process 1 of the sandbox has the capabilities to
+start programs as separate users. Otherwise, bubblewrap creates a user namespace with a single user, in which programs
+cannot create further user namespaces.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
         return None
     lines = done.stderr.decode(errors="replace").split("\n")
     reason = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
-    return f"bubblewrap may not create namespaces on this machine ({reason})"
+    return f"bubblewrap is not allowed to create namespaces on this machine ({reason})"
 
 
 def why_refused(spec: SandboxSpec) -> str | None:
-    """Return one line that says why bubblewrap does not support `spec`; None if it does."""
+    """Return one line that says why bubblewrap does not support `spec`; None if it supports `spec`."""
     if spec.profile == "system":
-        return "bubblewrap sandboxes have no writable root file system (profile: system); use docker"
+        return "profile 'system' needs a writable root file system, which bubblewrap sandboxes lack; use docker"
     if spec.runtime is not None:
         return f"runtime {spec.runtime!r} is only supported by docker"
     if spec.image is not None and not Path(spec.image).is_dir():
-        return f"image {spec.image!r} is not a folder with a root file system (debootstrap makes one); or use docker"
+        return f"image {spec.image!r} is not a folder with a root file system; make one with debootstrap, or use docker"
     if (why := allowlist.why_refused(spec)) is not None:
         return why
     if spec.untrusted and spec.network == "open":
@@ -141,7 +141,7 @@ def write_etc(folder: Path) -> None:
 
 
 def writable_mib(disk_mib: int) -> dict[str, int]:
-    """Return a dict from each path that programs can write to, to the size of its file system in MiB."""
+    """Return the size in MiB of the file system at each path in the sandbox that programs can write to."""
     return {
         "/dev/shm": min(disk_mib, _MAX_SHM_MIB),
         "/tmp": disk_mib,
@@ -209,7 +209,7 @@ def _host_system() -> Iterator[str]:
 
 
 def _image_system(image: Path) -> Iterator[str]:
-    """Yield options that mount each top-level entry of `image`; bubblewrap can then create other top-level folders."""
+    """Yield options that mount each top-level entry of `image`, so that bubblewrap can create others beside them."""
     for entry in sorted(image.iterdir()):
         if entry.name not in _OWN:
             yield from _shown(entry, f"/{entry.name}")
@@ -227,8 +227,7 @@ def _kernel() -> Iterator[str]:
     for name in _HIDDEN_PROC:
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
-    # Remount /proc read-only. Otherwise root in the sandbox could write to /proc/sys, which changes the host's
-    # settings.
+    # Remount /proc read-only. Otherwise root in the sandbox could change the host's settings in /proc/sys.
     yield from ("--remount-ro", "/proc", "--dev", "/dev")
 
 

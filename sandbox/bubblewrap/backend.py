@@ -1,10 +1,10 @@
 """The bubblewrap backend: isolates sandboxes with Linux namespaces, and starts them in milliseconds without a daemon.
 
 Related modules: `envkit.sandbox.bubblewrap.arguments` (files that a sandbox sees and can write),
-`envkit.sandbox.host.cgroups` (limits) and `envkit.sandbox.host.seccomp` (filter). The network of a sandbox has only a
-loopback interface. Process 1 is envkit's agent. If this process is root, the agent has the capabilities to start
-programs as uid 1000 and graders as uid 1001; neither has capabilities. A sandbox ends when its channel is closed or
-this process ends.
+`envkit.sandbox.host.cgroups` (limits) and `envkit.sandbox.host.seccomp` (filter). Unless its spec opens the network, a
+sandbox has only a loopback interface. Process 1 is envkit's agent. If this process is root, the agent can start
+programs as uid 1000 and graders as uid 1001, both without capabilities. A sandbox that is not detached ends when its
+channel is closed or this process ends.
 
 If this process is root, each sandbox has a separate range of host uids (`envkit.sandbox.bubblewrap.uid_ranges`). The
 kernel's per-user limits (inotify instances, queued signals, pipe memory) then apply to each sandbox separately. If the
@@ -55,9 +55,9 @@ _ATTACH_S = 10.0
 class LocalBackend:
     """Starts bubblewrap sandboxes; implements `envkit.protocols.SandboxBackend`.
 
-    Use it as ``async with LocalBackend() as backend``; leaving the block stops all sandboxes except detached ones and
-    removes the snapshots. A sandbox has the variables ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG``, and the
-    variables of its spec.
+    Use it as ``async with LocalBackend() as backend``. Leaving the block removes the snapshots, and stops all sandboxes
+    except detached ones. Programs in a sandbox have the environment variables ``ENVKIT_SOCKETS``, ``HOME``, ``PATH``,
+    ``LANG`` and those of the spec.
 
     Args:
         readable: Host paths that sandboxes see read-only. By default, these are the paths that the host's Python needs
@@ -81,14 +81,11 @@ class LocalBackend:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether out-of-memory causes tell if the sandbox's own limit or this machine's memory was exhausted.
-
-        The field `by_agent` of the cause is then true for the sandbox's own limit.
-        """
+        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
         return True
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return whether this backend enforces each kind of limit; some of them need root or writable cgroups."""
+        """Return, by kind of limit, whether it is enforced on this machine; some need root or writable cgroups."""
         return {
             "isolation": True,
             "network": True,
@@ -99,11 +96,11 @@ class LocalBackend:
         }
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return for each disk that sandboxes use how many MiB are free, and how many must stay free."""
+        """Return, for each disk that sandboxes use, its free MiB and the MiB that must stay free."""
         return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox; see `envkit.protocols.SandboxBackend.start`. Images are folders with a root file system."""
+        """Start a sandbox; see `envkit.protocols.SandboxBackend.start`. Its image is a folder: a root file system."""
         return await self._start(self._sandboxes.new_id(), spec, spec.command)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
@@ -125,19 +122,19 @@ class LocalBackend:
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of the detached sandboxes that `ledger` records.
+        """Return the sorted ids of the detached sandboxes that the ledger with the id `ledger` records.
 
-        An empty `ledger` selects the sandboxes that no ledger records; None selects all of them.
+        If `ledger` is empty, return those that no ledger records; if it is None, return all detached sandboxes.
         """
         return await clock.to_thread(detached.ids, ledger)
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
-        """Connect to a detached sandbox that any process of our user started. Closing the backend leaves it running.
+        """Connect to a detached sandbox that any process of our user started. Closing this backend does not stop it.
 
         Args:
             sandbox_id: Id of the sandbox.
-            as_observer: If True, this connection does not count as a client, so it does not stop the sandbox's orphan
-                timeout.
+            as_observer: If True, the connection does not count as a client, so the sandbox's orphan timeout keeps
+                running.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.
@@ -147,7 +144,7 @@ class LocalBackend:
         try:
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
-            # Connect last: if a folder has just been removed, no open socket is left behind.
+            # Connect last, so that no socket stays open if a folder is missing because the sandbox has just ended.
             ours = run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
         except OSError:
             supervised.release()
@@ -160,10 +157,10 @@ class LocalBackend:
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a connected, non-blocking socket to the agent of a detached sandbox, for an `AgentChannel`.
+        """Return a non-blocking socket connected to the agent of a detached sandbox, for an `AgentChannel`.
 
-        The caller must close the socket. The orphan timeout does not run while the socket is open. Raises the same
-        errors as `attach`.
+        The caller must close the socket. The sandbox's orphan timeout does not run while the socket is open. Raises the
+        same errors as `attach`.
         """
         supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
         try:
@@ -221,7 +218,7 @@ class LocalBackend:
                 raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
             sockets, has_inode_limit = self._prepare(supervised, spec), _limit_inodes(supervised, options.disk_mib)
             if spec.untrusted and not has_inode_limit:
-                raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: not enforced here: inodes")
+                raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: this host cannot limit inodes")
             sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, spec, options.disk_mib)
             sandbox.unenforced = (*sandbox.unenforced, *(() if has_inode_limit else ("inodes",)))
         except OSError as error:
@@ -249,7 +246,7 @@ class LocalBackend:
         await anyio.wait_readable(stream)
 
     def _prepare(self, supervised: Supervisor, spec: SandboxSpec) -> Path:
-        """Change the owners of the users' folders, before any program runs; return the folder of the sockets.
+        """Give the agent and the grader their folders, before any program runs; return the folder of the sockets.
 
         Raises:
             OSError: The sandbox has ended.
@@ -263,7 +260,7 @@ class LocalBackend:
             first.chown(SOCKETS, AGENT_UID)
             first.chown(GRADER_HOME, GRADER_UID)
             with suppress(OSError):
-                # Ignore an error here. If process 1 has exited, the first call to the agent fails.
+                # Ignore errors: if process 1 has exited, the first call to the agent will report it.
                 first.limit_terminals()
         if supervised.folder is not None:
             detached.record(supervised.folder, first.pid, supervised.group.name, spec.ledger)
@@ -375,7 +372,7 @@ def _find_detached(sandbox_id: str, parents: cgroups.CgroupFolders) -> tuple[Sup
 
 
 def _limit_inodes(supervised: Supervisor, disk_mib: int) -> bool:
-    """Limit the number of files by remounting, because bubblewrap has no option for it; return whether that worked."""
+    """Remount writable paths to limit the number of files, which bubblewrap cannot do; return whether that worked."""
     first = supervised.first()
     if first is None:
         return False

@@ -1,9 +1,9 @@
-"""Registry of detached sandboxes, which outlive the process that starts them. Other processes use it to find them.
+"""Registry in which other processes find detached sandboxes, which outlive the process that started them.
 
-Each detached sandbox has a folder. Its location depends only on the user, so every process of our user can find it.
-The folder's owner is the sandbox's bubblewrap process. After that process has ended, the folder is removed. The
-sandbox's id contains the end of the folder's name. A file in the folder records the sandbox's process 1, its cgroup
-and its ledger.
+Each detached sandbox has a folder on the host. The folder's parent depends only on the user, so that all processes of
+our user can find it. The folder's name contains the pid of the sandbox's bubblewrap process. After that process has
+ended, the folder is removed. The sandbox's id contains the end of the folder's name. A file in the folder records the
+sandbox's process 1, its cgroup and its ledger.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DetachedNote:
 
 
 def begin(pid: int) -> tuple[str, Path]:
-    """Create the folder of a detached sandbox; return its id and its folder. `pid` is its bubblewrap process."""
+    """Create the folder of the detached sandbox with the bubblewrap process `pid`; return sandbox id and folder."""
     folder = run_dirs.new_run_folder(pid)
     return f"bwrap-{_tail(folder)}", folder
 

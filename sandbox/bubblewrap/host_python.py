@@ -1,8 +1,8 @@
 """Finds the host paths that a sandbox needs to run the host's Python with its installed packages.
 
 These paths are the standard library, the site-packages folders on `sys.path`, and the import packages of editable
-installations. Other folders on `sys.path` are never included, because they may contain secrets and hidden answers:
-the folder of the script, the current folder, ``PYTHONPATH`` and the root of a project.
+installations. Other folders on `sys.path` (the script's folder, the current folder, those in ``PYTHONPATH``, the root
+of a project) are never included, because they may contain secrets and hidden answers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _SYSTEM = tuple(Path(name) for name in ("/usr", "/proc", "/dev", "/sys", "/run")
 """Paths that every sandbox has."""
 _SITES = ("site-packages", "dist-packages")
 _OF_VENV = ("bin", "lib", "lib64", "share", "pyvenv.cfg")
-"""Entries of a virtual environment that sandboxes see. Other entries stay hidden; the folder may be a project's
-root."""
+"""The only entries of a virtual environment's folder that sandboxes see, as it may be a project's root folder too."""
 
 
 def import_path() -> list[str]:
@@ -43,7 +42,7 @@ def standard_library() -> list[str]:
 
 
 def readable() -> list[str]:
-    """Return the files and folders that a sandbox must see at the same path; no path is inside another one."""
+    """Return host paths that a sandbox needs, at the same paths, for the host's Python; none is inside another."""
     wanted = [Path(sys.base_prefix), Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()]
     wanted += [Path(sys.prefix, name) for name in _OF_VENV] if sys.prefix != sys.base_prefix else []
     wanted += [*_site_folders(), *_packages()]
@@ -70,12 +69,12 @@ def _packages() -> Iterator[Path]:
                 for name in _names(Distribution.at(file.parent)):
                     for package in _places(name):
                         if root in package.resolve().parents:
-                            # Other packages are outside the project, or are its root, which may contain secrets.
+                            # The root itself is excluded, because it may contain secrets.
                             yield from _with_links(package, root)
 
 
 def _project(direct_url: Path) -> Path | None:
-    """Return the project root of an editable distribution; None if it is not editable."""
+    """Return the project root of the distribution with this ``direct_url.json``; None if it is not editable."""
     try:
         content = json.loads(direct_url.read_text(encoding="utf-8"))
         is_editable = content.get("dir_info", {}).get("editable") is True
@@ -107,7 +106,7 @@ def _places(name: str) -> list[Path]:
 
 
 def _with_links(package: Path, root: Path) -> Iterator[Path]:
-    """Yield the path `package`, and the targets of links in this package that are inside the project at `root`."""
+    """Yield `package` and, of the symbolic links in it, those targets that are inside the project at `root`."""
     yield package
     if package.is_dir():
         targets = (entry.resolve() for entry in package.iterdir() if entry.is_symlink())
@@ -115,13 +114,13 @@ def _with_links(package: Path, root: Path) -> Iterator[Path]:
 
 
 def _tells_too_much(path: Path) -> bool:
-    """Whether `path` contains a home folder or the sockets of all sandboxes."""
+    """Whether `path` contains the home folder, the temporary folder or the sockets of all sandboxes."""
     private = (Path("~").expanduser(), Path(tempfile.gettempdir()), *run_dirs.roots())
     return any(folder.is_relative_to(path) for folder in private)
 
 
 def _outermost(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield those of the paths that are neither inside another of them nor inside a folder that every sandbox has."""
+    """Yield those `paths` that are neither inside another one of `paths` nor inside a folder that every sandbox has."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda path: (len(path.parts), path)):
         if not any(path.is_relative_to(outer) for outer in (*chosen, *_SYSTEM)):

@@ -17,10 +17,10 @@ from ..host import run_dirs
 
 
 def find() -> list[int]:
-    """Return the pids of the orphans on this machine: processes of bubblewrap whose owner process has ended.
+    """Return the pids of the orphans on this machine: bubblewrap children whose envkit process has ended.
 
-    An orphan has the argv[0] of a sandbox that is starting, and is no session leader. A running sandbox does not match,
-    because it executes the agent, which has another argv[0]. Bubblewrap's first process is a session leader.
+    An orphan's argv[0] names its envkit process, and an orphan is not a session leader. A running sandbox does not
+    match: its agent has another argv[0]. Bubblewrap's first process does not match: it is a session leader.
     """
     return [pid for pid, name in _named() if run_dirs.is_owner_gone(name) and _is_led(pid)]
 

@@ -38,10 +38,10 @@ class Supervisor:
     Args:
         child: The bubblewrap process; None if another envkit process started it.
         group: Cgroup of all processes of the sandbox.
-        info: Pipe on which bubblewrap reports the pid of process 1; None if `first` is given.
-        first: Process 1; None if `info` is given.
+        info: Pipe on which bubblewrap reports the pid of the sandbox's process 1; None if `first` is given.
+        first: Process 1 of the sandbox; None if `info` is given.
         folder: Folder to remove when the sandbox ends; None for no folder.
-        score_line: Socket over which process 1 gets the descriptors of its OOM score and cgroup; None to send none.
+        score_line: Socket over which process 1 gets descriptors of its OOM score and cgroup; None to send nothing.
         uids: The uid range of the sandbox; None if it has no separate range.
 
     Attributes:
@@ -74,7 +74,7 @@ class Supervisor:
         self.holds_reserve = group.of_agent is not None and group.of_agent.exists
 
     def first(self) -> FirstProcess | None:
-        """Return process 1 of the sandbox; None if bubblewrap has not yet reported its pid, or if it has exited."""
+        """Return process 1 of the sandbox; None if bubblewrap has not yet reported its pid, or it exited too early."""
         while self._first is None and self._info is not None:
             os.set_blocking(self._info, False)
             try:
@@ -101,9 +101,9 @@ class Supervisor:
         return self._child.pid
 
     async def enclose(self) -> None:
-        """Move the sandbox's processes into its cgroup. Must be called before the agent is configured.
+        """Move the sandbox's processes into its cgroup. Must be called before the agent receives its configuration.
 
-        This method takes several milliseconds, during which the agent's Python starts.
+        Takes several milliseconds, during which the agent's Python starts.
 
         Raises:
             OSError: The kernel refuses to move a process, or the sandbox has ended.
@@ -115,7 +115,7 @@ class Supervisor:
         await clock.to_thread(self._join, (self.pid, first.pid))
 
     async def cause(self, survived: Survived) -> Cause:
-        """Wait at most 2 s for the sandbox to end, and return why it has ended."""
+        """Wait at most 2 s for the sandbox's end; return its cause. `survived` counts OOM kills of other processes."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
         if self._child is None:
@@ -156,7 +156,7 @@ class Supervisor:
                 await clock.to_thread(run_dirs.remove, self.folder)
 
     def release(self) -> None:
-        """Close our descriptors without ending the sandbox; a repeated call does nothing."""
+        """Close this process's descriptors without ending the sandbox; a repeated call does nothing."""
         if self._first is not None:
             self._first.close()
         if self._info is not None:
@@ -232,7 +232,7 @@ def launch(
         filter_program: The seccomp filter; None for no filter.
         group: The cgroup to create.
         limits: Limits of the cgroup.
-        uids: The uid range of the sandbox; None to use our own user namespace.
+        uids: The uid range of the sandbox; None to run bubblewrap in this process's user namespace.
 
     Raises:
         OSError: Bubblewrap is not installed, or the kernel refuses the cgroup; the caller must then close `uids`.

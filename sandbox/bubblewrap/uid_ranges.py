@@ -1,12 +1,12 @@
 """Gives each bubblewrap sandbox a separate range of host uids, by means of a user namespace (as root only).
 
-The kernel counts many limited resources (inotify instances, queued signals and timers, memory of pipes and message
-queues) per user. The kernel also counts them for the user that created the namespace. Each namespace is therefore
+The kernel limits many resources (inotify instances, queued signals and timers, memory of pipes and message queues) per
+user. What is used in a user namespace also counts for the user that created the namespace. Each namespace is therefore
 created by a uid of its own range, so a sandbox does not use up the limits of other sandboxes or of real accounts.
 
-Uid 0 in the namespace is the host's root, because bubblewrap must mount files that only root can reach. This uid has no
-capabilities outside the namespace. Uids 1 to 4094 and 65534 (nobody) map into the range. No other uids exist in the
-namespace.
+Uid 0 in a namespace is the host's root, because bubblewrap must mount files that only root can reach. It has no
+capabilities outside the namespace. Uids 1 to 4094 and 65534 (nobody) map into the namespace's range. No other uids
+exist in the namespace.
 
 The ranges are between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` do not use by default.
 A range is reserved by an open abstract Unix socket whose name contains the first uid. Process 1 of the sandbox inherits
@@ -35,12 +35,12 @@ _NOBODY = 65_534
 
 
 class UidRange:
-    """A range of host uids and the user namespace that maps to it.
+    """A range of host uids, and the user namespace whose uids map to the range.
 
     Args:
-        base: First uid of the range. This uid creates the namespace, and no uid in the namespace maps to it.
+        base: First uid of the range. A process with this uid creates the namespace; no uid in it maps to this uid.
         lock: The socket that reserves the range; `close` closes it.
-        ranges: Pool to which the range returns after use; None to close the range after use.
+        ranges: Pool to which `recycle` returns the range; None if `recycle` closes the range.
 
     Attributes:
         namespace: File descriptor of the user namespace.
@@ -56,7 +56,7 @@ class UidRange:
         self._ranges = ranges
 
     def recycle(self) -> None:
-        """Make the range available to another sandbox. All processes of the last sandbox must have ended."""
+        """Make the range available to another sandbox. All processes of its last sandbox must have ended."""
         if self._ranges is None or self._ranges.why_none is not None:
             self.close()
         else:
@@ -69,8 +69,7 @@ class UidRange:
 
 
 class UidRanges:
-    """The uid ranges of one backend. Ranges are reused after their sandboxes have ended, because a new range takes 3
-    ms.
+    """The uid ranges of one backend. They are reused after their sandboxes have ended, since creating one takes 3 ms.
 
     Attributes:
         why_none: One line that says why ranges are not available; None if they are available.
@@ -101,7 +100,7 @@ class UidRanges:
             return _new_range(self)
 
     def close(self) -> None:
-        """Close the free ranges now; each range that is in use is closed when its sandbox has ended."""
+        """Close the free ranges now. A range that is in use is closed when its sandbox has ended."""
         self.why_none = "the backend is closed"
         while self.free:
             self.free.pop().close()
@@ -155,12 +154,12 @@ def _new_range(ranges: UidRanges | None = None) -> UidRange:
 
 
 def _new_namespace(base: int) -> int:
-    """Create a user namespace as uid `base`, map its uids to the range, and return its descriptor."""
+    """Return the descriptor of a new user namespace: uid `base` creates it; its uids map to the range after `base`."""
     argv = ["setpriv", f"--reuid={base}", f"--regid={base}", "--clear-groups", "unshare", "--user", "cat"]
     pipe = subprocess.PIPE
     env = {"PATH": os.environ.get("PATH", os.defpath)}
     with subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as made:
-        # When `cat` runs in the namespace, it echoes the line below. It exits when its input is closed.
+        # `cat` echoes the line below as soon as it runs in the namespace. It exits when its input is closed.
         answer: bytes | None = b""
         assert made.stdin is not None
         assert made.stdout is not None

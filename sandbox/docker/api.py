@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
-"""Timeout of quick queries, which also notice that a container or the daemon is gone."""
+"""Timeout of quick queries. It is short, because these queries also detect a daemon that no longer answers."""
 _CREATION_S = 5.0
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
 _KILLED = 128 + signal.SIGKILL
 LATE_EVENT_S = 0.5
-"""Maximum delay, in seconds, of the daemon's report of an out-of-memory kill."""
+"""Maximum delay in seconds from an out-of-memory kill to the event that reports the kill."""
 _LINES_SHOWN = 8
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
@@ -72,7 +72,7 @@ class Daemon:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether the daemon distinguishes a container's memory limit from the host's memory: only with cgroups v1."""
+        """Whether each OOM kill that the daemon reports is due to the container's own memory limit: with cgroups v1."""
         return str(self.info.get("CgroupVersion") or "1") == "1"
 
     @classmethod
@@ -89,7 +89,7 @@ class Daemon:
         await self._call(self._close)
 
     async def create(self, options: Mapping[str, JSON]) -> str:
-        """Create a container and return its id. An anyio cancellation takes effect only after this method."""
+        """Create a container and return its id. An anyio cancellation takes effect only after the creation."""
         creation = asyncio.ensure_future(self._call(self._api.create_container_from_config, options))
         self._creations.add(creation)
         creation.add_done_callback(self._creations.discard)
@@ -99,7 +99,7 @@ class Daemon:
         return str(creation.result()["Id"])
 
     async def settle(self) -> None:
-        """Wait at most 5 s until the daemon has created all containers whose callers asyncio has cancelled."""
+        """Wait at most 5 s for `create` calls that asyncio has cancelled: their threads still create containers."""
         if self._creations:
             await asyncio.wait(self._creations, timeout=_CREATION_S)
 
@@ -151,13 +151,13 @@ class Daemon:
         return cast("tuple[bool, int | None]", await self._query(_end_since, self._quick, container, since))
 
     async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
-        """Return every container with a label."""
+        """Return every container that has this label, given as ``NAME`` or ``NAME=VALUE``."""
         return cast(
             "Sequence[Mapping[str, Any]]", await self._call(self._api.containers, all=True, filters={"label": label})
         )
 
     async def volumes(self, label: str) -> Sequence[Mapping[str, Any]]:
-        """Return every volume with a label."""
+        """Return every volume that has this label, given as ``NAME`` or ``NAME=VALUE``."""
         found = await self._call(self._api.volumes, filters={"label": label})
         return found["Volumes"] or ()
 
@@ -170,7 +170,7 @@ class Daemon:
                 raise
 
     async def image(self, name: str) -> Image | None:
-        """Return the properties of an image; None if the daemon does not have it."""
+        """Return the properties of an image; None if the daemon does not have the image."""
         found = await self._unless_missing(self._call(self._api.inspect_image, name))
         if found is None:
             return None
@@ -184,7 +184,7 @@ class Daemon:
         )
 
     async def images(self, label: str) -> Sequence[Mapping[str, Any]]:
-        """Return every image with a label."""
+        """Return every image that has this label, given as ``NAME`` or ``NAME=VALUE``."""
         return cast("Sequence[Mapping[str, Any]]", await self._call(self._api.images, filters={"label": label}))
 
     async def image_names(self) -> Sequence[str]:
@@ -198,7 +198,7 @@ class Daemon:
         await self._call(self._api.pull, repository, tag=tag)
 
     async def commit(self, container: str) -> str:
-        """Create an image from a container's files and labels, and return the image's id. Pauses the container."""
+        """Create an image from a container's files and labels, and return its id. The container is paused meanwhile."""
         return str((await self._call(self._api.commit, container))["Id"])
 
     async def pause(self, container: str) -> None:
@@ -243,7 +243,7 @@ class Daemon:
         await self._call(_build, self._api, context, tag, dict(arguments), report_from_thread)
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
-        """Try to remove a container; return the error if a retry may help, e.g. because the container is starting."""
+        """Try to remove a container; return an error if a retry may help, e.g. because the container is starting."""
         try:
             await self._call(self._api.remove_container, container, v=True, force=True)
         except DaemonError as error:
@@ -279,7 +279,7 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        connected(address, _QUICK_TIMEOUT_S).close()  # if nothing listens, the package leaks its sockets
+        connected(address, _QUICK_TIMEOUT_S).close()  # test first: the package leaks sockets if no daemon listens
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
@@ -293,7 +293,7 @@ def _connect() -> Daemon:
 
 
 def _address(url: str | None, *, is_secured: bool) -> Address:
-    """Return the daemon's address for raw connections; `url` is ``DOCKER_HOST``."""
+    """Return the daemon's address for raw connections; `url` is ``DOCKER_HOST``, None if it is not set."""
     found = load("docker").utils.parse_host(url, tls=is_secured)
     if found.startswith("http+unix://"):
         return str(found.removeprefix("http+unix://"))
@@ -301,7 +301,7 @@ def _address(url: str | None, *, is_secured: bool) -> Address:
     if parts.scheme != "http" or parts.hostname is None or parts.port is None:
         raise DaemonError(
             f"DOCKER_HOST={url} uses {parts.scheme}, which does not support attaching to containers;"
-            " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and use that"
+            " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and use that socket"
         )
     return parts.hostname, parts.port
 
@@ -321,7 +321,7 @@ def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the root cause, which is shorter and more specific than those of the errors around it."""
+    """Return the message of the innermost cause of `error`: it is shorter and more specific than the outer messages."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__

@@ -33,9 +33,9 @@ def close_refused_sockets(api: Any, path: str) -> None:
 def events(
     api: Any, since: float, until: float, filters: Mapping[str, Sequence[str]]
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield the daemon's events between two Unix times; `until` may be in the future.
+    """Yield the daemon's events between two Unix times. If `until` is in the future, wait for events until then.
 
-    If the daemon exits before `until`, the events end early.
+    The events end early if the daemon exits.
 
     Raises:
         OSError: The daemon refuses the request, or does not answer within the timeout of `api`.

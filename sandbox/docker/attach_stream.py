@@ -31,7 +31,7 @@ class AttachStream:
     """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`. See `attach`.
 
     Args:
-        stream: Connection to the daemon, which carries the streams.
+        stream: Connection to the daemon over which it sends and receives the container's streams.
         received: Bytes of the streams that have already been received.
     """
 
@@ -62,11 +62,11 @@ class AttachStream:
         return bytes(self._stderr)
 
     def close(self) -> None:
-        """Close the connection immediately; may be called again. Received output can still be read."""
+        """Close the connection immediately; may be called repeatedly. Output received before can still be read."""
         self._stream.close()
 
     def _take_output(self) -> bytes:
-        """Remove all complete frames from the received bytes; return the standard output in them."""
+        """Remove all complete frames from the received bytes. Return their standard output; keep their stderr."""
         output = bytearray()
         start, end = 0, len(self._received)
         with memoryview(self._received) as view:

@@ -1,11 +1,10 @@
 """The Docker backend: each sandbox is a container of a Docker daemon.
 
-Process 1 of a container is envkit's agent. Its code is sent over the container's standard input, so the image needs
-only Python 3.7 or newer, on its PATH as ``python3``. The agent exits when its standard streams close, so a sandbox ends
-when the process that started it ends. The container's options are in `envkit.sandbox.docker.container_config`.
-
-Images are pulled only on request, because a pull may take minutes. Each container has a label that names the process
-that created it; when a backend is opened, it removes the containers of processes that have ended.
+Process 1 of a container is envkit's agent. The backend sends the agent's code over the container's standard input, so
+an image needs only ``python3``, version 3.7 or newer, on its PATH. The agent exits when its standard streams close, so
+a sandbox that is not detached ends with the process that started it. `envkit.sandbox.docker.container_config` makes the
+container's options. The backend pulls images only if ``pull`` is set, because a pull may take minutes. A label of each
+container names the process that created it; when a backend is opened, it removes containers whose process has ended.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ async def why_unavailable(image: str | None = None) -> str | None:
     """Return in one line why Docker sandboxes cannot run here; None if they can.
 
     Args:
-        image: Image to check as well; None checks only the daemon.
+        image: Image to check too; None checks only the daemon.
     """
     try:
         daemon = await Daemon.connect()
@@ -73,8 +72,8 @@ async def why_unavailable(image: str | None = None) -> str | None:
 class DockerBackend:
     """Starts sandboxes as Docker containers; implements `envkit.protocols.SandboxBackend`.
 
-    Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. It
-    uses the same daemon as the Docker CLI: ``DOCKER_HOST``, or the default socket.
+    Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. The
+    backend uses the same daemon as the Docker CLI: ``DOCKER_HOST``, or the default socket.
 
     Args:
         pull: Whether to pull missing images from their registries.
@@ -95,14 +94,11 @@ class DockerBackend:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether `Cause.by_agent` distinguishes the sandbox's memory limit from the memory of the daemon's machine."""
+        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
         return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return which limits are enforced in a sandbox of the strict profile.
-
-        The network of such a sandbox is closed, or open to an allow-list of hosts.
-        """
+        """Return, by kind of limit, whether it is enforced in a sandbox with the strict profile and no open network."""
         info = self._daemon.info
         return {
             "isolation": info.get("OSType") == "linux",
@@ -122,7 +118,7 @@ class DockerBackend:
         return total >> 20 if isinstance(total, int) and total else None
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return for each disk of sandboxes and snapshots the MiB that are free, and the MiB that must stay free."""
+        """Return, for each disk of sandboxes and snapshots, its free MiB and the MiB that must stay free."""
         free_mib = self._disk.free_mib()
         return self._sandboxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
@@ -131,7 +127,7 @@ class DockerBackend:
         return await self._daemon.image(name)
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
+        """Start a sandbox with this spec; see `envkit.protocols.SandboxBackend.start`.
 
         Raises:
             SandboxRefusedError: The spec is refused, or the image is missing.
@@ -152,24 +148,24 @@ class DockerBackend:
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`.
 
-        If a sandbox uses the snapshot's image, the image is removed when this backend is closed.
+        If a sandbox still uses the snapshot's image, the image is removed only when this backend is closed.
         """
         if self._images.pop(snapshot, None) is not None:
             await self._daemon.remove_image(snapshot)
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of the detached sandboxes that `ledger` records.
+        """Return the sorted ids of the detached sandboxes that the ledger with the id `ledger` records.
 
-        An empty `ledger` selects the sandboxes that no ledger records; None selects all of them.
+        If `ledger` is empty, return those that no ledger records; if it is None, return all detached sandboxes.
         """
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(container["Labels"][SANDBOX_LABEL] for container in await self._daemon.containers(label))
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
-        """Return a detached sandbox, which any process may have started; closing this backend does not stop it.
+        """Connect to a detached sandbox, which any process may have started. Closing this backend does not stop it.
 
-        With `as_observer`, the connection does not count as a client, so it does not stop the sandbox's orphan timeout.
+        With `as_observer`, the connection does not count as a client, so the sandbox's orphan timeout keeps running.
 
         Raises:
             SandboxError: No detached sandbox on this machine has this id.
@@ -192,9 +188,10 @@ class DockerBackend:
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a non-blocking socket connected to a detached sandbox, which speaks the `AgentChannel` protocol.
+        """Return a non-blocking socket connected to the agent of a detached sandbox, for an `AgentChannel`.
 
-        The caller closes the socket. The orphan timeout does not run while it is open. Raises the errors of `attach`.
+        The caller must close the socket. The sandbox's orphan timeout does not run while the socket is open. Raises the
+        same errors as `attach`.
         """
         found = await orphans.find_detached(self._daemon, sandbox_id)
         return container.connect(await container.volumes(self._daemon, str(found["Id"])))
@@ -250,7 +247,7 @@ class DockerBackend:
             except MissingProgramError:
                 raise SandboxRefusedError(sandbox_id, _NO_PYTHON) from None
             except DaemonError as error:
-                # For example, the spec has too many CPUs or an invalid name
+                # The daemon refuses the spec, e.g. because it has too many CPUs or an invalid image name
                 refuses = error.http_status == HTTPStatus.BAD_REQUEST
                 raise (SandboxRefusedError if refuses else SandboxStartError)(sandbox_id, str(error)) from None
         raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
@@ -262,7 +259,7 @@ class DockerBackend:
         self._disk.require_room(sandbox_id, spec)
 
     async def _files(self, sandbox_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
-        """Return the image to start from, and the folder with the snapshot's files to restore (None without files).
+        """Return the image to start from, and the folder of files to restore (None if there are no files to restore).
 
         Raises:
             SandboxRefusedError: The image or the snapshot does not exist.
@@ -285,7 +282,7 @@ class DockerBackend:
             if spec.detached and CONTROL_DIR not in volumes:
                 raise SandboxRefusedError(plan.sandbox_id, container.NOT_REACHABLE)
             if spec.profile == "system" and spec.disk_mib is not None and not (paths or self._limits_disk):
-                why = "Docker limits a root file system only on xfs with project quotas, and only root can monitor one"
+                why = "Docker limits the root file system only on xfs with project quotas; else envkit must be root"
                 raise SandboxRefusedError(plan.sandbox_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -361,7 +358,7 @@ class DockerBackend:
     async def _snapshot(self, sandbox: AgentSandbox, spec: SandboxSpec, attached: AttachedContainer) -> str:
         """Take a snapshot and return its name.
 
-        The snapshot is an image in the system profile, and otherwise a copy of the writable folders.
+        The snapshot is an image of the container in the system profile, else a copy of the writable folders.
         """
         disk_mib = SandboxLimits.of(spec).disk_mib
         if spec.profile == "system":

@@ -43,7 +43,7 @@ class DiskPaths:
     """Where a container writes on this host's disk.
 
     Attributes:
-        folders: Host folders with the container's changes to its image, its volumes and its ``/etc/hosts``.
+        folders: Host folders of the container's changed files, of its volumes, and of its ``/etc/hosts``.
         first_pid: Host pid of the container's process 1.
     """
 
@@ -77,7 +77,7 @@ class AttachedContainer:
         self._began_s = int(clock.wall())
 
     async def kill(self) -> None:
-        """Kill and remove the container; may be called again.
+        """Kill and remove the container; may be called repeatedly.
 
         Raises:
             DaemonError: The daemon does not answer.
@@ -90,7 +90,7 @@ class AttachedContainer:
         return await volumes(self._daemon, self.id)
 
     async def apply_limits(self, spec: SandboxSpec) -> Mapping[str, Path]:
-        """Apply the limits for which Docker has no option, if this process has the rights. Return the `volumes`."""
+        """Apply the limits for which Docker has no option and this process has the rights; return the `volumes`."""
         volumes = await self.volumes()
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
@@ -124,7 +124,7 @@ class AttachedContainer:
                 self.agent_group = group if group is not None and group.exists else None
 
     async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
-        """Return process 1 of the container, verified by its mounts; None if it is not visible on this host."""
+        """Return the container's process 1; None if this host has no process with its pid and its mounts."""
         if SOCKETS not in volumes:
             return None
         found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
@@ -139,7 +139,7 @@ class AttachedContainer:
         return None
 
     async def disk_paths(self, spec: SandboxSpec) -> DiskPaths | None:
-        """Return where the container writes on this host's disk; None for a read-only root or without read access."""
+        """Return where the container writes on this host's disk; None if its root is read-only or inaccessible."""
         if spec.profile != "system" or not _is_open(self._daemon):
             return None
         found = await self._daemon.inspect(self.id) or {}
@@ -162,7 +162,7 @@ class AttachedContainer:
         return "paused" if found is not None and found["State"].get("Paused") else ""
 
     async def cause(self, survived: Survived) -> Cause:
-        """Return why the container ended; takes at most 2.5 s."""
+        """Return why the container ended, within 2.5 s. `survived` counts the OOM kills that did not kill process 1."""
         stderr = b""
         with anyio.move_on_after(_STDERR_S):
             stderr = await self.stream.last_stderr()
@@ -199,12 +199,12 @@ class AttachedContainer:
 
 
 def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
-    """Whether process 1 gets the right to change OOM scores; granting it needs root on the daemon's machine."""
+    """Whether envkit, as root on the daemon's machine, allows process 1 of a sandbox to change OOM scores."""
     return _is_open(daemon) and spec.profile == "strict" and spec.runtime is None
 
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
-    """Return the kernel resources that all sandboxes of a daemon, and host uids 1000 and 1001, share."""
+    """Return the names of kernel resources that a daemon's sandboxes share, also with the host's uids 1000 and 1001."""
     return SHARED_PER_UID if _is_open(daemon) else (*SHARED_PER_UID, "terminals")
 
 
@@ -214,7 +214,7 @@ def _is_open(daemon: Daemon) -> bool:
 
 
 async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
-    """Return the volumes' host paths by their paths inside the container; empty if the host paths are inaccessible."""
+    """Return the host path of each tmpfs volume, by its path in the container; empty if this process lacks access."""
     if not _is_open(daemon):
         return {}
     found = await daemon.inspect(container_id) or {}
@@ -226,11 +226,11 @@ async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
 
 
 def connect(volumes: Mapping[str, Path]) -> socket.socket:
-    """Return a non-blocking socket connected to the detached sandbox with these volumes.
+    """Return a non-blocking socket connected to the agent of the detached sandbox with these volumes.
 
     Raises:
         SandboxError: This process cannot access the volumes.
-        UnreachableError: The sandbox does not listen.
+        UnreachableError: The agent does not listen.
     """
     if CONTROL_DIR not in volumes:
         raise SandboxError(NOT_REACHABLE)

@@ -2,8 +2,8 @@
 
 In the strict profile the root file system is read-only. Writable paths (``/tmp``, ``/workspace``, the folder for
 sockets, the grader's home, ``/dev/shm``) are tmpfs mounts of limited size that count towards the sandbox's memory.
-Process 1 is root with four capabilities, and no process can gain more. There is no network. A seccomp filter applies
-(`envkit.sandbox.docker.seccomp_profile`).
+Process 1 is root with four capabilities, and no process can gain more. Unless the spec opens it, there is no network.
+A seccomp filter applies (`envkit.sandbox.docker.seccomp_profile`).
 
 In the system profile the root file system is writable and stored on the daemon's disk. All programs run as root with
 the capabilities that package managers and servers need. `unenforced` returns the limits that are not enforced.
@@ -37,13 +37,13 @@ FORMAT_LABEL = "envkit.format"
 """Image label: number of the image format, set by `envkit image build`."""
 
 _OPEN_FILES = 4096
-"""Maximum number of open files. It is low, because a daemon cannot grant more than its own limit."""
+"""Maximum number of open files per process. It is low, because a daemon cannot grant more than its own limit."""
 _ULIMITS: Sequence[JSON] = (
     {"Name": "core", "Soft": 0, "Hard": 0},
     {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
 )
 _READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-"""Docker's default paths, and ``/proc`` itself."""
+"""Paths that are read-only in containers: those that Docker makes read-only by default, and ``/proc`` itself."""
 _CONTROL_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
 _SHM_OPTIONS = f"size=16m,nr_inodes={max_inodes(16)},mode=1777,noexec,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
@@ -95,8 +95,8 @@ def options(
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
         limits_disk: Whether the daemon can limit the root file system's size.
-        agent_sets_scores: Whether the host will let only the agent change OOM scores (`oom_score.lend`). Then ``/proc``
-            is read-only for all processes of the container.
+        agent_sets_scores: Whether to make ``/proc`` read-only in the container, so that no program can change OOM
+            scores until `oom_score.lend` allows it to the agent alone.
     """
     limits = SandboxLimits.of(spec)
     host = {
@@ -136,12 +136,15 @@ def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
     if (why := allowlist.why_refused(spec)) is not None:
         return why
     if spec.runtime is not None and spec.runtime not in (names := sorted(runtimes)):
-        return f"Docker has no runtime {spec.runtime!r}, only {', '.join(names)} (/etc/docker/daemon.json)"
+        return f"Docker has no runtime {spec.runtime!r}, only {', '.join(names)}; add it to /etc/docker/daemon.json"
     return None
 
 
 def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ...]:
-    """Return the limits that are not enforced for `spec`, with their names in `DockerBackend.capabilities`."""
+    """Return the names, as in `DockerBackend.capabilities`, of the limits that are not enforced for `spec`.
+
+    `limits_disk` is true if the daemon can limit the size of a root file system.
+    """
     missing = []
     if spec.network == "open":
         missing.append("network")
@@ -151,8 +154,8 @@ def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ..
 
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """Return the environment variables of all programs: the spec's override those of envkit, which override the
-    image's.
+    """Return the environment variables of a sandbox's programs. The spec's override all others. The image's override
+    ``PATH`` and ``LANG`` of envkit, but not ``HOME`` and ``ENVKIT_SOCKETS``.
     """
     home = "/root" if spec.profile == "system" else WORK
     return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, "HOME": home, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
@@ -164,8 +167,8 @@ def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | N
     Args:
         state: ``State`` in the daemon's record of the container.
         last_line: Last line of the standard error of process 1.
-        out_of_memory: Cause to return if process 1 was killed after some process of the container ran out of memory;
-            None if process 1 has survived all out-of-memory kills.
+        out_of_memory: Cause to return if process 1 was killed and the daemon reports an out-of-memory kill. None if
+            process 1 has survived such kills of other processes, because the report may be about those.
     """
     if state.get("Running") or state.get("Status") in ("created", "removing"):
         return None
@@ -191,10 +194,10 @@ def _host(spec: SandboxSpec, limits: SandboxLimits, labels: Mapping[str, str]) -
         # A detached container removes itself, because envkit may not run when it ends. Other containers stay, so that
         # envkit can read why they ended.
         "AutoRemove": spec.detached,
-        # Otherwise the daemon would log all messages of the agent's channel to its disk.
+        # Disable logs: the daemon would write all messages of the agent's channel to its disk.
         "LogConfig": {"Type": "none"},
         "Ulimits": [*_ULIMITS],
-        # Docker removes anonymous volumes with their container. Unlike tmpfs mounts, they are accessible from the host.
+        # Use anonymous volumes: the host can access them, unlike tmpfs mounts, and they are removed with the container.
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
             *([_volume(CONTROL_DIR, _CONTROL_OPTIONS, labels)] if spec.detached else ()),
@@ -216,7 +219,7 @@ def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[
 
 
 def _view(source: str, target: str) -> dict[str, JSON]:
-    # Before Docker 25, the submounts of a read-only bind mount were writable, so they are not mounted.
+    # Do not mount submounts: before Docker 25, the submounts of a read-only bind mount were writable.
     bind_options: dict[str, JSON] = {"NonRecursive": True}
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": bind_options}
 

@@ -1,10 +1,10 @@
 """Enforce the disk quota of sandboxes with a writable root file system, and check the free space of Docker's disk.
 
 Docker cannot limit the size of a root file system on most disks, so envkit monitors it. Summing a sandbox's files with
-`du` is slow, but reading the disk's free space takes microseconds. A sandbox cannot have written more than the decrease
-in free space. Its files are therefore summed only when that decrease could exceed the quota, and at intervals, because
-other programs may have freed space that hides the sandbox's writes. The less quota is left, the more often the free
-space is read. The kernel limits the size of a single file to the quota.
+`du` is slow, but reading the disk's free space takes microseconds. Unless other programs free space, a sandbox cannot
+have written more than the free space has decreased. Its files are therefore summed only when the decrease exceeds the
+quota that was left, and at intervals, in case other programs have freed space. The less quota is left, the more often
+the free space is read. The kernel limits the size of a single file to the quota.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LEAST_FREE_MIB = 1024
 """MiB that must stay free on Docker's disk."""
 
 _FASTEST_BYTES_S = 4 << 30
-"""Assumed maximum write speed of a sandbox."""
+"""Assumed maximum write speed of a sandbox, in bytes per second."""
 _SOONEST_S = 0.05
 _LATEST_S = 0.5
 _STALE_S = 5.0
-"""Seconds after which files are summed again even if the free space decreased little."""
+"""Minimum seconds after which files are summed again although the free space has decreased only a little."""
 _REST = 20
-"""Minimum pause before files are summed again for this reason, as a multiple of the duration of the last sum."""
+"""Minimum of the same pause, as a multiple of the time that the last sum took. The longer of both pauses applies."""
 _COUNT_S = 30.0
 _FILES_PER_MIB = 256
 """Number of files allowed for each MiB of quota: one for each 4 KiB block."""
@@ -104,8 +104,8 @@ class DaemonDisk:
 
         Args:
             channel: Channel of the sandbox's agent.
-            paths: Where the sandbox writes on the disk; None if unreadable, and then its quota is not monitored.
-            use: The sandbox's quota; its `percent` is updated.
+            paths: Where the sandbox writes on the disk. If it is None, only the free space of the disk is monitored.
+            use: The sandbox's quota. This method updates its `percent`.
         """
         disk_mib = use.disk_mib
         content = _UseOf("--block-size=1", disk_mib << 20, counts_deleted=True)
@@ -157,7 +157,7 @@ class _UseOf:
         limit: Quota of the sandbox.
         counts_deleted: Whether to count deleted files that a process still has open or mapped.
         taken: Use at the last sum.
-        left: Lower bound of the unused quota: it attributes all writes to the disk since the last sum to the sandbox.
+        left: Lower bound of the unused quota. It counts all writes to the disk since the last sum as the sandbox's.
     """
 
     option: str
@@ -170,11 +170,11 @@ class _UseOf:
     _rest_s: float = 0.0
 
     async def exceeds_limit(self, paths: DiskPaths, free: int) -> bool:
-        """Return whether the use exceeds the quota; sums the files only if necessary.
+        """Return whether the use exceeds the quota. Sum the files at intervals, or if `free` decreased enough for that.
 
         Args:
             paths: Paths of the sandbox's files.
-            free: Free bytes or inodes of the disk.
+            free: Free bytes of the disk, or its free inodes if inodes are the resource.
 
         Raises:
             OSError: The program `du` is missing.
@@ -239,7 +239,7 @@ def tasks() -> Iterator[Path]:
 
 
 def _held(task: Path) -> Iterator[Path]:
-    """Yield the open files of a thread, and its mapped files that are deleted."""
+    """Yield the paths in ``/proc`` of a thread's open files, and of those mapped files that are deleted."""
     yield from (task / "fd").iterdir()
     with (task / "maps").open("rb") as lines:
         for line in lines:

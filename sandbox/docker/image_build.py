@@ -44,7 +44,7 @@ _ASK = "import json, platform, sys;print(json.dumps([sys.version_info[:2], platf
 
 
 def names() -> list[str]:
-    """Return the names of the images that can be built; empty without a checkout of envkit, which has Dockerfiles."""
+    """Return the names of the images that can be built. Only a checkout of envkit contains their Dockerfiles."""
     return sorted(path.name.removesuffix(".Dockerfile") for path in _DOCKERFILES.glob("*.Dockerfile"))
 
 
@@ -62,14 +62,14 @@ async def build(
     Args:
         name: Name of the image; see `names`.
         base: Base image; None means `ONLINE_BASE`, or `OFFLINE_BASE` if `offline`.
-        offline: Whether to raise for a missing base image instead of pulling it. Does not affect pip, which uses the
-            package index that it is configured for (a local folder is possible).
+        offline: Whether to raise an error if the base image is missing, instead of pulling it. pip ignores this; it
+            uses the package index in its own configuration, which may be a local folder.
         packages: Additional packages in pip's notation; a path means a project or wheel on this machine.
         tag: Tag of the image; None means ``envkit/NAME:1``.
-        announce: Called with each line of progress.
+        announce: Called with each progress message, which is one line.
 
     Raises:
-        UsageError: The name is unknown, or the base is missing or unsuitable.
+        UsageError: The name is unknown, or the base image is missing or unsuitable.
         SandboxError: A package cannot be fetched, a build step failed, or the daemon does not answer.
     """
     if name not in names():
@@ -94,7 +94,7 @@ async def build(
 
 
 async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, announce: Callable[[str], None]) -> None:
-    """Build the image, then remove the intermediate build stage, and the image that `tag` named before."""
+    """Build the image, then remove the intermediate build stages and the image that previously had this tag."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
     arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
@@ -149,11 +149,11 @@ async def _platform(base: str) -> _Platform:
         python, machine, (library, version) = json.loads(answer.stdout)
     except ValueError:
         last = (answer.stderr.strip().splitlines() or ["it has no Python"])[-1]
-        raise UsageError(f"{base} needs a complete Python 3.11 or newer: {last}") from None
+        raise UsageError(f"base image {base} needs a complete Python 3.11 or newer: {last}") from None
     if tuple(python) < _OLDEST_PYTHON:
-        raise UsageError(f"{base} has Python {python[0]}.{python[1]}; envkit needs 3.11 or newer")
+        raise UsageError(f"base image {base} has Python {python[0]}.{python[1]}; envkit needs 3.11 or newer")
     if library != "glibc":
-        raise UsageError(f"{base} has no glibc, which most packages need; use a Debian-like base")
+        raise UsageError(f"base image {base} has no glibc, which most packages need; use a Debian-like base image")
     major, minor = version.split(".")[:2]
     return _Platform(f"{python[0]}.{python[1]}", machine, (int(major), int(minor)))
 
@@ -188,7 +188,7 @@ def _own_wheel(path: Path, wheels: Path) -> str:
     _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(path))
     made = sorted(set(wheels.iterdir()) - before)
     if len(made) != 1:
-        raise SandboxError(f"{path} is not a Python project that builds one wheel")
+        raise SandboxError(f"{path} does not build exactly one wheel; pass a Python project or a wheel")
     return made[0].name.partition("-")[0]
 
 

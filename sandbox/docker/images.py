@@ -21,7 +21,7 @@ OFFLINE_BASE = "envkit/base:bookworm"
 
 
 async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
-    """Return the image that `spec` names, or the default image.
+    """Return the image that `spec` names; the default image if `spec` names no image.
 
     Args:
         daemon: The Docker daemon.
@@ -57,9 +57,9 @@ async def why_unusable(daemon: Daemon, name: str) -> str | None:
 
 
 def why_other_format(image: Image, name: str) -> str | None:
-    """Return in one line that the image has another format, and what to do; None if the image can be used.
+    """Return one line that says that the image's format is not `IMAGE_FORMAT`, and what to do; None if it is usable.
 
-    Images that envkit did not build have no format number and can be used. The default image must have one.
+    Images that envkit did not build have no format number and are usable. The default image must have one.
     """
     if image.format == str(IMAGE_FORMAT) or (image.format is None and name != DEFAULT_IMAGE):
         return None
@@ -69,7 +69,7 @@ def why_other_format(image: Image, name: str) -> str | None:
 
 
 async def why_missing(daemon: Daemon, name: str) -> str:
-    """Return in one line that the image is missing, and how to get it."""
+    """Return one line that says that the image is missing, and how to get it."""
     there = await daemon.image_names()
     if name == DEFAULT_IMAGE:
         return f"there is no image {name} here; build it: {build_command(there)}"
@@ -78,6 +78,6 @@ async def why_missing(daemon: Daemon, name: str) -> str:
 
 
 def build_command(images: Sequence[str]) -> str:
-    """Return the command that builds `DEFAULT_IMAGE`, with ``--offline`` if `images` has only the offline base."""
+    """Return the command that builds `DEFAULT_IMAGE`: with ``--offline`` if only the offline base is in `images`."""
     is_offline = OFFLINE_BASE in images and ONLINE_BASE not in images
     return command("image", "build", "games", *(["--offline"] if is_offline else []))

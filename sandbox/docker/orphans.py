@@ -29,7 +29,7 @@ def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> di
     """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner.
 
     Args:
-        run: Name of the opened backend's run directory.
+        run: Name of the run directory of the backend that starts the sandbox.
         sandbox_id: Id of the sandbox.
         detached: Whether the sandbox outlives this process.
         ledger: Id of the ledger that records a detached sandbox; "" means no ledger.
@@ -70,9 +70,9 @@ async def gone(daemon: Daemon) -> list[Orphan]:
 
 
 async def reap(daemon: Daemon) -> list[Orphan]:
-    """Remove and return all orphans; those that the daemon refuses to remove stay, and are not returned.
+    """Remove all orphans, and return those that were removed: the daemon may refuse to remove others.
 
-    A container that the daemon is still creating for an ended process is found by the next call.
+    A container that the daemon is still creating for an ended process is only found by the next call.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -95,7 +95,9 @@ async def reap(daemon: Daemon) -> list[Orphan]:
 
 
 async def clear(daemon: Daemon, run: str) -> None:
-    """Remove the containers, volumes and snapshots of the backend with run directory `run`, except detached sandboxes.
+    """Remove the containers and volumes of the backend with run directory `run`, except those of detached sandboxes.
+
+    Also remove the backend's snapshots.
 
     Raises:
         DaemonError: The daemon does not answer.

@@ -2,8 +2,9 @@
 
 The filter is an allow-list of the system calls that everyday programs need. It is at least as strict as Docker's
 default filter and as the filter of bubblewrap sandboxes (`envkit.sandbox.host.seccomp`). It applies to all processes of
-the sandbox, including process 1. A call that is not on the list fails with EPERM. A call that is newer than the list
-or has an older alternative fails with ENOSYS. A call of another architecture, as in 32-bit programs, kills its process.
+the sandbox, including process 1. A call that is not on the list fails with EPERM. A call that is newer than the list,
+or that programs can replace by an older one, fails with ENOSYS. A call of another architecture, as in 32-bit programs,
+kills its process.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _TALKING = """
 _OTHERS = "getrandom"
 _MISSING = ("clone3", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self")
 _PERSONALITIES = (0, 0xFFFFFFFF)
-"""Allowed arguments of `personality`: the default value, and the query of the current value."""
+"""Allowed arguments of the call `personality`: the one that sets the default value, and the one that only queries."""
 _WORD = 0xFFFFFFFF
 _WORD_BITS = 32
 
@@ -79,7 +80,7 @@ def profile(machine: str) -> str | None:
 
 
 def profile_for(daemon: Mapping[str, Any]) -> str | None:
-    """Return the filter for a daemon with this ``docker info``; None if the daemon does not support seccomp."""
+    """Return the filter for a daemon with this ``docker info``; None without seccomp or for an unknown machine."""
     if not any(option.startswith("name=seccomp") for option in daemon.get("SecurityOptions") or ()):
         return None
     return profile(str(daemon.get("Architecture")))
@@ -104,17 +105,15 @@ def _rule(names: Sequence[str], *arguments: JSON) -> JSON:
 
 
 def _equals(index: int, bits: int, value: int) -> JSON:
-    """Return a condition for the argument at `index`: its bits in the mask `bits` equal `value`.
-
-    The mask excludes the upper 32 bits of the argument, because the kernel ignores them.
-    """
+    """Return a condition: the bits of the argument at `index` that are set in the 32-bit mask `bits` equal `value`."""
     return {"index": index, "value": bits, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def _blocks_without(values: Sequence[int], length: int = 0, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Split all 32-bit numbers except `values` into blocks; yield each block's leading bits as a mask and a value.
+    """Split all 32-bit numbers except `values` into blocks with the same leading bits; yield (mask, bits) per block.
 
-    A rule can have only one condition per argument, so it cannot exclude several values directly.
+    The filter has a rule for each block: a rule has only one condition per argument, so it cannot exclude `values`.
+    The recursion splits the block whose first `length` bits are those of `start`.
     """
     bits = _WORD & ~(_WORD >> length)
     if not any(value & bits == start for value in values):

@@ -1,1 +1,1 @@
-"""Network access through a proxy with an allowlist."""
+"""Network access for sandboxes, through a proxy with an allowlist of hosts."""

@@ -1,7 +1,7 @@
 """The allowlist of hosts that a sandbox may reach.
 
-A host must be on the list and have a public address. The name is resolved once, and the proxy connects to the address
-that it checked, so DNS rebinding cannot bypass the check.
+A host must be on the list and have a public address. For each connection, the proxy resolves the name once and connects
+to the address that it has checked, so DNS rebinding cannot bypass the check.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONNECT_S = 10.0
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
-        # IPv4: IANA's registry of special-purpose addresses, multicast, and an address of the Azure cloud.
+        # IPv4: the special-purpose addresses in IANA's registry, multicast, and an address of the Azure cloud.
         "0.0.0.0/8",  # this network
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT; 100.100.100.200 is Alibaba Cloud's metadata server
@@ -56,14 +56,15 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",  # documentation
     )
 )
-"""Networks that are not, or may not be, the public internet. Python's `ipaddress` treats some of them as global."""
+"""Networks that do not, or may not, belong to the public internet. `ipaddress` would call some of them global."""
 
 
 class RefusedError(Exception):
     """The proxy refuses a request.
 
     Attributes:
-        status: The HTTP status to send: 403 if forbidden, 400 for a bad request, 502 if the host does not answer.
+        status: HTTP status of the reply: 403 if the target is forbidden, 400 for a bad request, 502 if the target does
+            not answer.
     """
 
     def __init__(self, status: int, why: str) -> None:
@@ -72,7 +73,7 @@ class RefusedError(Exception):
 
 
 def why_refused(spec: SandboxSpec) -> str | None:
-    """Return one line that says why `spec.network` cannot be provided; None if it can."""
+    """Return one line that says why a sandbox cannot have the network `spec.network`; None if it can."""
     if (why := why_no_network(spec.network)) is not None:
         return why
     is_alone = spec.detached and not isinstance(spec.network, str)
@@ -82,7 +83,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
 def is_public(text: str) -> bool:
     """Whether `text` is an IP address on the public internet, which means outside the networks in `_NOT_PUBLIC`.
 
-    An IPv6 address that embeds an IPv4 address is not public.
+    An IPv6 address that embeds an IPv4 address does not count as public.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -105,7 +106,7 @@ class Allowlist:
 
     Args:
         hosts: The names of the hosts; ``*.example.org`` matches all subdomains of ``example.org``.
-        resolve: Resolves a host name and a port, and returns the addresses that may be connected to.
+        resolve: Receives a host name and a port; returns the addresses to which a connection is allowed.
     """
 
     def __init__(self, hosts: Sequence[str], resolve: Resolve = public_addresses) -> None:

@@ -2,9 +2,9 @@
 
 The sandbox has no network. The relay (`envkit.sandbox.egress.relay_inside`) runs inside the sandbox, where
 ``HTTP_PROXY`` and ``HTTPS_PROXY`` point at the relay. The proxy runs on the host, keeps idle connections to the relay
-and serves the requests that arrive on them, as `envkit.sandbox.egress.allowlist` allows. HTTPS is tunnelled
-(``CONNECT``) and not inspected: an allowed server may forward data anywhere. A plain HTTP connection carries one
-request, and only to the host that the request names.
+and serves the requests that arrive on them, if `envkit.sandbox.egress.allowlist` allows the target. HTTPS is tunnelled
+(``CONNECT``) and not inspected, so an allowed server may forward data anywhere. A plain HTTP connection carries one
+request, to the host in its request line; the proxy replaces the header ``Host``.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ VARIABLES: Mapping[str, str] = {
 
 _WAIT = ("sh", "-c", f'until [ -S "$ENVKIT_SOCKETS/{SOCKET}" ]; do sleep 0.02; done; exec "$@"', "sh")
 _IDLE_CONNECTIONS = 4
-"""Number of connections to the relay that are kept open for the next clients."""
+"""Number of idle connections to the relay that are kept open for the next clients."""
 _AT_ONCE = 64
 _HEAD_BYTES = 64 << 10
 _HEAD_S = 10.0
 _IDLE_S = 300.0
 _LINGER_S = 30.0
-"""Maximum time to send the rest of a response after its server has sent everything."""
+"""Maximum number of seconds to send the rest of a response to the client after the server has sent all of it."""
 _RETRY_S = 0.02
-"""Initial delay between connection attempts; doubled each time, up to `_RESTART_S`."""
+"""Seconds between the first attempts to connect to the relay; doubled after each attempt, up to `_RESTART_S`."""
 _RESTART_S = 1.0
 _FOR_EVER_S = 1e9
 _END = b"\r\n\r\n"
@@ -65,7 +65,7 @@ def variables(spec: SandboxSpec) -> Mapping[str, str]:
 
 
 def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the argv for the start: `command`, preceded by a wait for the relay if `spec` has an allowlist.
+    """Return an argv that runs `command`; if `spec` has an allowlist, the argv waits for the relay first.
 
     An empty `command` stays empty.
     """
@@ -77,17 +77,17 @@ async def open_for(
 ) -> None:
     """Start the relay in `sandbox` and the proxy on the host; both run until the sandbox ends.
 
-    Does nothing if `spec` has no allowlist. Stops the sandbox if it raises.
+    Does nothing if `spec` has no allowlist. If this function raises, it has stopped the sandbox.
 
     Args:
         sandbox: A sandbox that was started from `spec` without a network, with `VARIABLES` in its environment.
         spec: The specification of the sandbox.
         python: Path of the Python interpreter inside the sandbox.
-        resolve: Resolves a host name and a port, and returns the addresses that may be connected to.
+        resolve: Receives a host name and a port; returns the addresses to which a connection is allowed.
 
     Raises:
-        SandboxEndedError: The relay does not start, or the sandbox has ended by itself.
-        SandboxStartError: The sandbox is gone for another reason.
+        SandboxEndedError: The relay does not start, or the sandbox ended by itself before it was ready.
+        SandboxStartError: The sandbox was lost for another reason.
     """
     if isinstance(spec.network, str):
         return
@@ -105,7 +105,7 @@ async def open_for(
         await sandbox.stop()
         raise
     await sandbox.stop()
-    raise SandboxEndedError(sandbox.id, f"the proxy relay at {_ADDRESS} inside did not start")
+    raise SandboxEndedError(sandbox.id, f"the proxy relay at {_ADDRESS} in the sandbox did not start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ProxyRequest:
     Attributes:
         host: The target host.
         port: The port of the target host.
-        head: The request line and headers to send to the host; empty for ``CONNECT``.
+        head: The request line and headers to send to the target host; empty for ``CONNECT``.
     """
 
     host: str
@@ -131,9 +131,9 @@ class ProxyRequest:
         """
         line, *headers = head.removesuffix(_END).split(b"\r\n")
         if any(part in one for one in (line, *headers) for part in (b"\r", b"\n", b"\0")):
-            raise RefusedError(400, "not a request")  # servers may treat a lone CR, LF or NUL as the end of a header
+            raise RefusedError(400, "not a request")  # Servers may treat a lone CR, LF or NUL as the end of a header.
         if any(one.startswith((b" ", b"\t")) for one in headers):
-            # An indented line would continue the header before it, which may be one that the proxy adds
+            # A server would append an indented line to the header before it, which may be one that the proxy adds.
             raise RefusedError(400, "not a request")
         try:
             method, target, version = line.decode("ascii").split(" ")
@@ -165,7 +165,7 @@ class Proxy:
         self._limit = anyio.CapacityLimiter(_AT_ONCE)
 
     async def serve(self, sandbox: Sandbox) -> None:
-        """Keep idle connections to the relay and serve the requests on them until `sandbox` ends."""
+        """Keep idle connections to the relay, and serve the requests that arrive on them, until `sandbox` ends."""
         async with anyio.create_task_group() as tasks:
 
             async def serve_connection() -> None:
@@ -177,7 +177,7 @@ class Proxy:
                         return
                     try:
                         first = await client.receive()
-                        if not first:  # the sandbox closed the connection; do not reconnect in a busy loop
+                        if not first:  # The relay has closed the connection. Do not reconnect in a busy loop.
                             await anyio.sleep(_RESTART_S)
                         tasks.start_soon(serve_connection)  # Open another idle connection in place of this one.
                         await self._answer(client, first)
@@ -188,7 +188,7 @@ class Proxy:
                 tasks.start_soon(serve_connection)
 
     async def _answer(self, client: SocketStream, first: bytes) -> None:
-        """Serve one request; `first` are the bytes of it that were already received."""
+        """Serve one request from `client`; `first` is the part of it that was already received."""
         with suppress(ConnectionError):
             try:
                 head, rest = await _head(client, first)
@@ -211,13 +211,13 @@ class Proxy:
 
 async def _keep_running(sandbox: AgentSandbox, command: Sequence[str]) -> None:
     with suppress(SandboxLostError):
-        while True:  # programs in the sandbox may kill the relay, because it runs as the same user
+        while True:  # Programs of the sandbox may kill the relay, because it runs as their user.
             await sandbox.exec(command, timeout_s=_FOR_EVER_S)
             await anyio.sleep(_RESTART_S)
 
 
 async def _connected(sandbox: Sandbox) -> socket.socket:
-    """Connect to the relay as soon as it listens."""
+    """Return a connection to the relay; wait until the relay listens."""
     pause_s = _RETRY_S
     while True:
         with suppress(UnreachableError, OSError):
@@ -227,7 +227,7 @@ async def _connected(sandbox: Sandbox) -> socket.socket:
 
 
 async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
-    """Receive a whole request head; return it and the bytes received after it. `first` was received before."""
+    """Receive the rest of a request head that begins with `first`; return the head and any bytes after it."""
     received = first
     with anyio.move_on_after(_HEAD_S):
         while _END not in received:

@@ -1,8 +1,8 @@
 """The relay that runs inside a sandbox with an allowlist and forwards HTTP clients to the proxy on the host.
 
-It listens at the address in ``HTTP_PROXY`` and joins each client with a connection that the proxy has opened to it. The
-host opens all connections, so nothing on the host is reachable from inside. The sandbox's own Python runs this file, so
-it uses only Python 3.7 and the standard library.
+It listens at the address in ``HTTP_PROXY`` and joins each client with a connection that the proxy has opened to the
+relay. Only the host opens connections between the two, so the sandbox can reach nothing on the host. The sandbox's own
+Python runs this file, so the file uses only Python 3.7 and the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 _PIECE_BYTES = 1 << 16
 _MOST_WAITING = 128
-"""Maximum number of clients that wait for a connection from the host; further clients are disconnected."""
+"""Maximum number of clients that wait for a connection from the host; the relay disconnects further clients."""
 
 
 class Switch:
@@ -32,13 +32,13 @@ class Switch:
         if os.path.lexists(path):
             os.unlink(path)
         self._listen(socket.socket(socket.AF_INET), ("127.0.0.1", port), self._on_client)
-        # Create the socket last, because its file signals readiness
+        # Create this socket last, because its file signals that the relay is ready.
         self._listen(socket.socket(socket.AF_UNIX), path, self._on_host)
 
     def run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed this socket
+                if self._selector.get_map().get(key.fd) is key:  # An earlier event may have closed this socket.
                     key.data(key.fileobj)
 
     def _listen(self, listener: socket.socket, address: object, on_connection: object) -> None:
@@ -75,7 +75,7 @@ class Switch:
             self._selector.unregister(ours)
             if _is_silent(ours):
                 Pair(self._selector, ours, self._waiting.pop(0))
-            else:  # the host has closed it, and `_on_idle` has not yet run
+            else:  # The host has closed the connection, but `_on_idle` has not run yet.
                 ours.close()
 
 

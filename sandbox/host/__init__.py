@@ -1,1 +1,1 @@
-"""Host utilities for all backends: paths, ids, run directories, cgroups, seccomp filters and child processes."""
+"""Utilities for all backends on the host: paths, ids, run directories, cgroups, seccomp filters, child processes."""

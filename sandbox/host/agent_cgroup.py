@@ -1,11 +1,11 @@
-"""The memory cgroup of the agent's programs: a child of the sandbox's cgroup, with a lower limit.
+"""The memory cgroup of the programs of the user ``agent``: a child of the sandbox's cgroup, with a lower limit.
 
-The difference between the two limits is reserved for process 1 and graders, which are not in the child. Memory that
-belongs to no process (System V shared memory, unread socket buffers, inodes of empty files) is charged to the cgroup of
-the program that allocated it. So when the agent's programs use too much memory, the kernel kills only agent programs.
+The difference between the two limits is reserved for process 1 and graders, which are not in the child cgroup. Memory
+that belongs to no process (System V shared memory, unread socket buffers, inodes of empty files) is charged to the
+cgroup of the program that allocated it. When the agent's programs use too much memory, the kernel thus kills only them.
 
-Process 1 moves each process that it forks for the agent into the child. The cgroup file system is read-only for process
-1, except for the one file through which a process moves itself.
+Each process that process 1 forks for the agent moves into the child cgroup. In the sandbox, the cgroup file system is
+read-only, except for the one file through which a process moves itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 _AGENT = "agent"
 _FIRST = "first"
-"""Cgroup of process 1 and graders, only in version 2, where a cgroup with children must not contain processes."""
+"""Cgroup of process 1 and graders. Only in cgroups version 2, where a cgroup with children must not have processes."""
 _MIN_MIB, _MAX_MIB = 32, 64
 INSIDE = "/sys/fs/cgroup/memory/agent/tasks"
 """Path inside a container of the file through which a process moves itself into the agent's cgroup."""
 
 
 def reserve_mib(memory_mib: int) -> int:
-    """Return the MiB that the agent cannot use: 1/8 of the limit, but between 32 and 64, and at most 1/4 of the limit.
+    """Return how many MiB of a sandbox's memory limit its agent cannot use: 1/8, between 32 and 64 MiB, at most 1/4.
 
     Args:
         memory_mib: Memory limit of the sandbox in MiB.
@@ -32,14 +32,14 @@ def reserve_mib(memory_mib: int) -> int:
 
 
 class AgentCgroup:
-    """The memory cgroup of the agent's programs in one sandbox; `make` creates it.
+    """The memory cgroup of the agent's programs in one sandbox. `make` creates it.
 
     Args:
-        sandbox: Folder of the sandbox's cgroup.
+        sandbox: Folder of the sandbox's memory cgroup.
         is_unified: Whether the host uses cgroups version 2.
 
     Attributes:
-        folder: Folder of the agent's cgroup; may not exist.
+        folder: Folder of the agent's cgroup. It does not exist before `make`, or if `make` failed.
     """
 
     def __init__(self, sandbox: Path, *, is_unified: bool) -> None:
@@ -53,28 +53,28 @@ class AgentCgroup:
 
     @property
     def folders(self) -> list[Path]:
-        """The existing child cgroups of the sandbox's cgroup."""
+        """The folders of those child cgroups of the sandbox that exist."""
         return [folder for folder in (self.folder, self._sandbox / _FIRST) if folder.is_dir()]
 
     @property
     def first_folder(self) -> Path:
-        """Folder of the cgroup that process 1 is in."""
+        """Folder of the cgroup to which process 1 belongs."""
         return self._sandbox / _FIRST if self._is_unified and self.exists else self._sandbox
 
     @property
     def join_file(self) -> Path:
         """The file through which a single-threaded process moves itself into the agent's cgroup, by writing "0"."""
-        # In version 1, "tasks" moves a single thread, which takes no global lock.
+        # In version 1, "tasks" moves a single thread. Unlike "cgroup.procs", this takes no lock of the whole machine.
         return self.folder / ("cgroup.procs" if self._is_unified else "tasks")
 
     def make(self, memory_mib: int) -> None:
-        """Create the cgroup. In version 2, no process may be in the sandbox's cgroup yet.
+        """Create the agent's cgroup. In version 2, the sandbox's cgroup must not contain processes yet.
 
         Args:
             memory_mib: Memory limit of the sandbox in MiB.
 
         Raises:
-            OSError: The kernel refuses; a partly created cgroup is removed.
+            OSError: The kernel refuses. No cgroup is left behind.
         """
         limit = str(memory_mib - reserve_mib(memory_mib) << 20)
         try:
@@ -93,13 +93,13 @@ class AgentCgroup:
             raise
 
     def forget_peaks(self) -> None:
-        """Reset the peak memory use of the sandbox and the agent; does nothing in version 2, which needs no reset."""
+        """Reset the kernel's record of the peak memory use. Does nothing in version 2, where the record is not used."""
         for folder in () if self._is_unified else (self._sandbox, self.folder):
             with suppress(OSError):
                 _write(folder / "memory.max_usage_in_bytes", "0")
 
     def remove(self) -> None:
-        """Remove the cgroup, unless it contains processes."""
+        """Remove the agent's cgroup and the one of process 1. A cgroup that contains processes remains."""
         for folder in self.folders:
             with suppress(OSError):
                 folder.rmdir()
@@ -109,13 +109,13 @@ class AgentCgroup:
 
 
 def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
-    """Return the agent's cgroup of a container, which may not exist yet; None in cgroups version 2.
+    """Return the agent's cgroup of a Docker container, for which `make` may not have been called yet.
 
-    In version 2 the container's cgroup contains processes, and therefore cannot have children.
+    None in cgroups version 2, where the container's cgroup contains processes, and therefore cannot have children.
 
     Args:
         container_id: Docker's id of the container.
-        first_pid: Host pid of the container's process 1.
+        first_pid: Pid, on the host, of the container's process 1.
     """
     try:
         lines = Path(f"/proc/{first_pid}/cgroup").read_text().splitlines()
@@ -127,7 +127,7 @@ def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
 
 
 def _write(file: Path, value: str) -> None:
-    # With O_CREAT, this would create an ordinary file instead of failing if the folder is not a cgroup.
+    # O_CREAT is not set: in a folder that is not a cgroup, this must fail instead of creating an ordinary file.
     handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, value.encode())

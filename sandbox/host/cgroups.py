@@ -1,10 +1,10 @@
 """Cgroups limit the memory, processes and CPUs of a sandbox, and report whether the sandbox ran out of memory.
 
-Both versions are supported. Version 1 has one tree of cgroups for each controller, such as ``/sys/fs/cgroup/memory``.
-Version 2 has a single tree; new cgroups are created in this process's own cgroup, or in its nearest parent that allows
-these controllers. The name of a cgroup starts with its owner's name (`envkit.sandbox.host.run_dirs.owner_name`), so
-that a later run can find and remove orphans. When another process becomes an owner too, an empty child cgroup is
-created with that owner's name.
+Both versions of cgroups are supported. Version 1 has one tree of cgroups for each controller, such as
+``/sys/fs/cgroup/memory``. Version 2 has a single tree; new cgroups are created in the cgroup of this process, or in the
+nearest cgroup above that allows the controllers. The owner of a cgroup is the process that supervises the sandbox. The
+name of the cgroup starts with `envkit.sandbox.host.run_dirs.owner_name` of the owner, so that a later process can find
+and remove cgroups whose owner has ended. Further owners are recorded as empty child cgroups with their `owner_name`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 
 _HUGE_PAGE_BYTES = 2 << 20
-"""Size of a huge page, the kernel's largest allocation. It can fail if the peak is up to this much below the limit."""
+"""Size of a huge page. Its allocation can hit the memory limit while the recorded peak is this far below the limit."""
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 
@@ -35,7 +35,7 @@ class CgroupLimits:
     """Limits of a sandbox; None means no limit.
 
     Attributes:
-        memory_mib: Memory in MiB, including files in /tmp and /workspace; swap is disabled.
+        memory_mib: Memory in MiB, including the files in /tmp and /workspace. Swap cannot be used.
         pids: Number of processes and threads.
         cpus: Number of CPUs, such as 0.5.
     """
@@ -51,7 +51,7 @@ class CgroupFolders:
 
     Attributes:
         is_unified: Whether the machine uses cgroups version 2.
-        parents: Folder for each available controller.
+        parents: Folder in which to create cgroups, by name of the controller. Controllers without one are missing.
     """
 
     is_unified: bool
@@ -60,22 +60,23 @@ class CgroupFolders:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCounters:
-    """The kernel's counters of one cgroup.
+    """Counters of the kernel for one cgroup.
 
     Attributes:
-        oom_kills: Number of processes killed because the cgroup or the whole machine ran out of memory.
-        limit_hit: Whether the cgroup has reached its own limit since the last `Cgroup.survived`, or its creation. In
-            version 1, reclaimable page cache counts too.
+        oom_kills: Number of the cgroup's processes that the kernel killed because the cgroup or the whole machine ran
+            out of memory.
+        limit_hit: Whether the cgroup has reached its own memory limit since its creation or the last call of
+            `Cgroup.survived`. In version 1, page cache that the kernel could free counts, too.
     """
 
     oom_kills: int = 0
     limit_hit: bool = False
 
     def cause(self, survived: int) -> Cause | None:
-        """Return the cause of the end of process 1 if an OOM kill ended it, else None.
+        """Return the cause "out of memory" if there were more OOM kills than process 1 has survived; otherwise None.
 
         Args:
-            survived: Number of OOM kills in the cgroup that process 1 has survived.
+            survived: Number of OOM kills in the cgroup that process 1 has reported, and has thus survived.
         """
         if self.oom_kills <= survived:
             return None
@@ -89,8 +90,8 @@ class Cgroup:
 
     Attributes:
         name: Name of the folders.
-        of_agent: Child cgroup for the agent's programs. Its folder is missing if the kernel refused to create it. None
-            without the memory controller.
+        of_agent: Child cgroup for the programs of the user ``agent``. Its folder is missing if the kernel refused to
+            create it. None if the memory controller is not available.
     """
 
     def __init__(self, parents: CgroupFolders, name: str) -> None:
@@ -102,7 +103,7 @@ class Cgroup:
         self._hits_before = 0
 
     def make(self, limits: CgroupLimits) -> None:
-        """Create the cgroup with these limits.
+        """Create the cgroup with the given limits.
 
         Raises:
             OSError: The kernel refuses.
@@ -125,7 +126,7 @@ class Cgroup:
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
     def transfer_to(self, pid: int) -> None:
-        """Make the running process `pid` an owner too: the cgroup is not an orphan while any of its owners runs.
+        """Make the running process `pid` a further owner. The cgroup is not an orphan while at least one owner runs.
 
         Raises:
             OSError: The kernel refuses.
@@ -134,7 +135,7 @@ class Cgroup:
             (folder / run_dirs.owner_name(pid)).mkdir()
 
     def join(self, pid: int) -> None:
-        """Move a process into the cgroup; child processes that it starts later are in the cgroup too.
+        """Move the process `pid` into the cgroup. Child processes that it starts later belong to the cgroup, too.
 
         Raises:
             OSError: The kernel refuses.
@@ -146,13 +147,13 @@ class Cgroup:
                 file.write(str(pid))
 
     def views(self) -> list[tuple[Path, str]]:
-        """Return each folder with the path at which programs in the sandbox expect it."""
+        """Return each host folder of the cgroup with the path at which programs in the sandbox look for it."""
         if self._is_unified:
             return [(folder, str(ROOT)) for folder in self._each()]
         return [(folder, str(ROOT / controller)) for controller, folder in self._folders.items()]
 
     def memory_counters(self) -> MemoryCounters:
-        """Return the counters of the cgroup and its children; zeros if they are unknown."""
+        """Return the counters of the cgroup, including those of its children; zeros if they cannot be read."""
         folder = self._folders.get("memory")
         if folder is None or self.of_agent is None:
             return MemoryCounters()
@@ -164,13 +165,13 @@ class Cgroup:
         return MemoryCounters(kills, any(map(_is_limit_hit, folders)))
 
     def survived(self) -> None:
-        """Record that process 1 survived an OOM kill, so that `memory_counters` ignores all earlier limit hits."""
+        """Record that process 1 survived an OOM kill, so that `MemoryCounters.limit_hit` ignores earlier limit hits."""
         if self.of_agent is not None:
             self._hits_before = _counts(self._folders["memory"] / "memory.events").get("oom", 0)
             self.of_agent.forget_peaks()
 
     def kill(self) -> None:
-        """Kill all processes in the cgroup."""
+        """Kill all processes in the cgroup and its children."""
         for folder in (*self._below(), *self._each()):
             with suppress(OSError):
                 for pid in (folder / "cgroup.procs").read_text().split():
@@ -178,7 +179,7 @@ class Cgroup:
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove the cgroup unless it contains processes; return whether all its folders are gone."""
+        """Remove the cgroup, unless it contains processes; return whether none of its folders exists any more."""
         if self.of_agent is not None:
             self.of_agent.remove()
         for folder in self._each():
@@ -206,17 +207,17 @@ class Cgroup:
             self._set("memory", "memory.swappiness", "0")
 
     def _set(self, controller: str, name: str, value: str) -> None:
-        # Mode "w" would create an ordinary file instead of failing if the folder is not a cgroup.
+        # The mode is not "w": in a folder that is not a cgroup, this must fail instead of creating an ordinary file.
         with (self._folders[controller] / name).open("r+") as file:
             file.write(value)
 
 
 def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupFolders:
-    """Return the folders in which cgroups can be created.
+    """Return the folders of this machine in which cgroups can be created.
 
     Args:
         root: Mount point of the cgroup file system.
-        own: File that contains the name of this process's cgroup.
+        own: File from which to read the name of this process's cgroup.
     """
     if (root / "cgroup.controllers").exists():
         parent = next((folder for folder in _upwards(root, own) if _has_controllers(folder)), None)
@@ -227,14 +228,14 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupFold
 
 
 def gone(folders: CgroupFolders) -> list[Cgroup]:
-    """Return the orphans: cgroups whose owners have all ended."""
+    """Return the orphans in `folders`: cgroups whose owners have all ended."""
     found = [folder for parent in folders.parents.values() for folder in parent.glob("envkit-*")]
     needed = {folder.name for folder in found if _is_needed(folder)}
     return [Cgroup(folders, name) for name in sorted({folder.name for folder in found} - needed)]
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """Return the numbers in a file with lines such as ``oom_kill 3``; empty if the file cannot be read."""
+    """Return the numbers, by name, in a file with lines such as ``oom_kill 3``; empty if the file cannot be read."""
     try:
         pairs = [line.split() for line in file.read_text().splitlines()]
     except OSError:
@@ -243,7 +244,7 @@ def _counts(file: Path) -> dict[str, int]:
 
 
 def _is_limit_hit(folder: Path) -> bool:
-    """Whether a version 1 cgroup reached its limit; uses the peak, because new kernels do not update memory.failcnt."""
+    """Whether a version 1 cgroup reached its limit: by its peak, since new kernels do not update memory.failcnt."""
     peak, limit = (_number(folder / name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
     return 0 < limit <= peak + _HUGE_PAGE_BYTES
 
@@ -262,12 +263,12 @@ def _is_needed(group: Path) -> bool:
 def _heirs(group: Path) -> list[Path]:
     try:
         return list(group.glob("envkit-*"))
-    except FileNotFoundError:  # Another process has just removed the cgroup.
+    except FileNotFoundError:  # another process has just removed the cgroup
         return []
 
 
 def _upwards(root: Path, own: Path) -> Iterator[Path]:
-    """Yield the version 2 cgroup of this process, then its parents."""
+    """Yield the folder of the version 2 cgroup of this process, then the folders above it, up to `root`."""
     lines = own.read_text().splitlines()
     name = next((line[3:] for line in lines if line.startswith("0::")), "/")
     folder = root / name.lstrip("/")
@@ -278,7 +279,7 @@ def _upwards(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _has_controllers(folder: Path) -> bool:
-    """Whether children of the version 2 cgroup `folder` have all controllers; tries to enable missing ones."""
+    """Whether children of the version 2 cgroup `folder` get all controllers. This enables missing ones, if possible."""
     if not _is_writable(folder):
         return False
     switch = folder / "cgroup.subtree_control"

@@ -1,6 +1,6 @@
-"""A child process that the event loop monitors without a thread or task.
+"""A child process whose end the event loop notices without a thread or task.
 
-asyncio on Python 3.11 uses one thread for each child process, so a thousand sandboxes would need a thousand threads.
+On Python 3.11, asyncio uses one thread for each child process: a thousand sandboxes would need a thousand threads.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _CHUNK_BYTES = 1 << 16
 _KEPT_BYTES = 64 << 10
 """Number of bytes at the end of standard error that are kept."""
 _KILL_S = 5.0
-"""Seconds to wait for a process to end after SIGKILL; the kernel cannot end a process that is blocked in I/O."""
+"""Seconds to wait for a process to end after SIGKILL. A process that is blocked in I/O may not end before."""
 
 
 class Child:
-    """A child process in a new session, so that the terminal's signals (Ctrl-C) do not reach it.
+    """A child process in a session of its own, so that Ctrl-C in the terminal does not reach it.
 
-    `kill` kills its whole process group. When it exits, the rest of the group is killed too. Create it in the thread of
-    a running event loop. The thread must outlive the child: when the thread ends, the kernel kills the child.
+    `kill` kills the child's whole process group. When the child exits, the rest of the group is killed, too. Create a
+    `Child` in the thread of a running event loop. When that thread ends, the kernel kills the child.
 
     Args:
         argv: Program and arguments.
-        env: All environment variables of the child; none are inherited.
-        stream: Socket that becomes the child's standard input and output; the constructor closes it in this process.
-        name: The child's argv[0], which process lists show; None means the program.
-        folder: Working directory; None means that of this process.
+        env: All environment variables of the child. It inherits none from this process.
+        stream: Socket that becomes the child's standard input and output. The constructor closes it in this process.
+        name: First argument (argv[0]) of the child, which process lists show; None means the path of the program.
+        folder: Working directory of the child; None means that of this process.
         pass_fds: File descriptors that the child inherits.
 
     Attributes:
@@ -82,7 +82,7 @@ class Child:
         self._loop.add_reader(self._stderr.fileno(), self._on_output)
 
     def last_line(self) -> str:
-        """Return the last 300 characters of the last non-blank line of standard error; empty without such a line."""
+        """Return the last non-blank line of the child's standard error (its last 300 characters); empty without one."""
         lines = self._stderr_tail.decode(errors="replace").split("\n")
         return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
 
@@ -91,11 +91,11 @@ class Child:
         await self._ended.wait()
 
     async def end(self, *, grace_s: float) -> None:
-        """Wait up to `grace_s` seconds for the child to end, then kill it. May be called again; cannot be cancelled."""
+        """Wait up to `grace_s` seconds for the child to end, then kill it. Idempotent; cannot be cancelled."""
         with anyio.CancelScope(shield=True):
             if self.returncode is None:
                 with suppress(ProcessLookupError, PermissionError):
-                    # Continue the process, because a process stopped by SIGSTOP cannot exit.
+                    # Continue the child, because a process that SIGSTOP has stopped cannot exit.
                     os.killpg(self.pid, signal.SIGCONT)
             with anyio.move_on_after(grace_s):
                 await self._ended.wait()
@@ -107,13 +107,13 @@ class Child:
                 self._forget()
 
     def kill(self) -> None:
-        """Kill the child's process group; may be called again."""
+        """Kill the child's process group; idempotent."""
         if self.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _on_output(self) -> bool:
-        """Read one chunk of standard error; return whether there may be more."""
+        """Read one chunk of the child's standard error; return whether there may be more to read."""
         try:
             chunk = os.read(self._stderr.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
@@ -124,17 +124,17 @@ class Child:
             return True
         self._loop.remove_reader(self._stderr.fileno())
         self._stderr.close()
-        if sys.platform != "linux":  # without a pidfd, the end of stderr means the end of the process
+        if sys.platform != "linux":  # without a pidfd, the end of stderr is taken for the end of the child
             self._on_end()
         return False
 
     def _on_end(self) -> None:
-        # Kill the group before the wait: afterwards the kernel may reuse the child's pid and process group id.
+        # Kill the group before `wait`, because afterwards the kernel may reuse the child's pid and process group id.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.returncode = self._process.wait()
         if not self._stderr.closed and self._on_output():
-            # A full pipe has at most one more chunk. A loop might never end if another process keeps writing.
+            # A pipe holds at most one more chunk. Another process might keep writing, so do not read until it is empty.
             self._on_output()
         self._forget()
 
@@ -150,7 +150,7 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return the cause for the exit code of a sandbox's process 1. The cause does not say which process sent a signal.
+    """Return the cause for the exit code of a sandbox's process 1. For a signal, it does not say who sent it.
 
     Args:
         returncode: Exit code, or the negative signal number; None if the process has not ended.
@@ -165,7 +165,7 @@ def cause_of(returncode: int | None, last_line: str) -> Cause:
 
 
 def signal_in(code: int | None) -> int | None:
-    """Convert an exit code from a shell's convention to Popen's: 128 + n, which stands for signal n, becomes -n."""
+    """Convert a shell's exit code to the convention of Popen: 128 + n, which stands for signal n, becomes -n."""
     return 128 - code if code is not None and 128 < code <= 192 else code
 
 

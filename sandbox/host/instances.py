@@ -1,4 +1,4 @@
-"""Manage the live sandboxes of one backend: assign ids and directories, check specs, and stop all at the end."""
+"""The live sandboxes of one backend: assigns ids and directories, checks specs, and stops all sandboxes at the end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .validation import fault_of_variables, fault_of_words
 from .views import fault_of_views
 
 _OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
-"""Kinds of cause that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` may be either."""
+"""Kinds of causes that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` can lie in either."""
 _MIN_CPUS, _MAX_CPUS = 0.01, 1 << 20
-"""The minimum is the kernel's smallest quota: 1 ms per 100 ms."""
+"""The minimum is the smallest CPU quota of the kernel: 1 ms per period of 100 ms."""
 
 
 class Stoppable(Protocol):
@@ -31,7 +31,7 @@ class Stoppable(Protocol):
 
 
 class LiveSandboxes:
-    """The sandboxes that a backend has started and not yet removed, and their run directory.
+    """The sandboxes that a backend has started and not yet stopped, and the run directory for their files.
 
     Args:
         kind: Prefix of the sandboxes' ids.
@@ -45,7 +45,7 @@ class LiveSandboxes:
 
     @property
     def folder(self) -> Path:
-        """The run directory, mode 0700.
+        """The run directory; see `envkit.sandbox.host.run_dirs`.
 
         Raises:
             SandboxError: The backend is not open.
@@ -55,7 +55,7 @@ class LiveSandboxes:
         return self._folder
 
     async def open(self) -> None:
-        """Remove the run directories of processes that have ended, and create one for this backend."""
+        """Create a run directory for this backend. Before that, remove those of processes that have ended."""
         await clock.to_thread(run_dirs.reap)
         self._folder = run_dirs.new_run_folder()
 
@@ -63,7 +63,7 @@ class LiveSandboxes:
         """Stop all sandboxes and remove the run directory; cannot be cancelled.
 
         Raises:
-            SandboxError: Some sandboxes could not be stopped; the others are stopped.
+            SandboxError: Some sandboxes could not be stopped. All others have been stopped.
         """
         failures: list[SandboxError] = []
         with anyio.CancelScope(shield=True):
@@ -77,7 +77,7 @@ class LiveSandboxes:
             raise SandboxError("; ".join(str(failure) for failure in failures))
 
     def disks(self) -> dict[str, tuple[int, int]]:
-        """Return the name of the run directory's disk with its free MiB and the MiB that must stay free."""
+        """Return the free MiB, and the MiB that must stay free, of the run directory's disk, by a name of the disk."""
         free_mib = shutil.disk_usage(self.folder).free >> 20
         return {f"the disk of {self.folder.parent}": (free_mib, run_dirs.LEAST_FREE_MIB)}
 
@@ -93,7 +93,7 @@ class LiveSandboxes:
         return f"{self._kind}-{self._started}"
 
     def new_folder(self, sandbox_id: str) -> Path:
-        """Create a directory for the sandbox, mode 0700, and return its path."""
+        """Create a directory with mode 0700 for the files of a sandbox, and return its path."""
         made = self.folder / sandbox_id
         made.mkdir(mode=0o700)
         return made
@@ -112,7 +112,7 @@ def not_ready(sandbox_id: str, cause: Cause) -> SandboxStartError:
 
     Args:
         sandbox_id: Id of the sandbox.
-        cause: Why it ended. The error is a `SandboxEndedError` unless the cause lies in the node or backend.
+        cause: Why the sandbox ended. The error is a `SandboxEndedError`, unless the cause lies in the node or backend.
     """
     is_own = cause.kind in _OWN_ENDS or (cause.kind is CauseKind.OUT_OF_MEMORY and cause.by_agent)
     return (SandboxEndedError if is_own else SandboxStartError)(sandbox_id, cause)
@@ -131,17 +131,18 @@ def refuse(
     memory_mib: int | None = None,
     shown: Iterable[str] = (),
 ) -> None:
-    """Raise if a spec is invalid, or requires a limit that the backend does not enforce.
+    """Raise an error if a spec is invalid, or requires a limit that the backend does not enforce.
 
     Args:
-        sandbox_id: Id of the sandbox, for the error.
+        sandbox_id: Id of the sandbox, for the error message.
         spec: Spec to check.
-        capabilities: Enforced limits; see `envkit.protocols.SandboxBackend.capabilities`.
-        memory_mib: Memory of the machine in MiB, which limits memory and in-memory files; None if unknown.
-        shown: Paths inside the sandbox that views must not overlap.
+        capabilities: Limits that the backend enforces; see `envkit.protocols.SandboxBackend.capabilities`.
+        memory_mib: Memory of the machine in MiB, which `memory_mib` and `disk_mib` of the spec must not exceed (files
+            are kept in memory); None if unknown.
+        shown: Paths inside the sandbox that are in use, so that views must not overlap them.
 
     Raises:
-        SandboxRefusedError: The spec is refused; the message names the field.
+        SandboxRefusedError: The spec is refused. The message names the field.
     """
     profile: str = spec.profile
     if profile not in ("strict", "system"):
@@ -166,7 +167,7 @@ def refuse(
         "network": ("network", spec.network if isinstance(spec.network, tuple) else None),
     }
     for name, (field, value) in asked.items():
-        if isinstance(value, (int, float)) and not value > 0:  # a kernel or Docker daemon reads 0 as "no limit"
+        if isinstance(value, (int, float)) and not value > 0:  # for the kernel and Docker, 0 would mean no limit
             raise SandboxRefusedError(
                 sandbox_id, f"{field}={value} is refused: it must be more than 0", everywhere=True
             )

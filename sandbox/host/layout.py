@@ -1,4 +1,4 @@
-"""Paths, users and the agent's configuration inside an isolated sandbox; the same for every backend."""
+"""Paths, users and the configuration of process 1 in an isolated sandbox, which are the same for every backend."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 WORK = "/workspace"
 SOCKETS = "/run/envkit"
-"""Directory of the sandbox's sockets."""
+"""Directory in which programs in the sandbox create the sockets that the host can connect to."""
 CONTROL_DIR = "/run/envkit-control"
-"""Directory, accessible only to root, of the control socket for new connections to a detached sandbox."""
+"""Directory that only root can access. Contains the socket through which clients reconnect to a detached sandbox."""
 CONTROL_SOCKET = "s"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
@@ -19,7 +19,7 @@ MAX_GRADER_HOME_MIB = 64
 
 
 def max_inodes(size_mib: int) -> int:
-    """Return the inode limit of a tmpfs of `size_mib` MiB: one inode per 4 KiB, and at least 16,384."""
+    """Return the inode limit of a tmpfs with `size_mib` MiB: one inode per 4 KiB, and at least 16,384."""
     return max(size_mib << 8, 1 << 14)
 
 
@@ -33,16 +33,16 @@ def config(
     work: str = WORK,
     grader_home: str = GRADER_HOME,
 ) -> dict[str, JSON]:
-    """Return the configuration that a sandbox's agent receives as its first message.
+    """Return the configuration that process 1 of a sandbox receives as its first message.
 
     Args:
         spec: Spec of the sandbox.
         env: Environment variables of every program in the sandbox.
-        command: Command that the sandbox runs from its start; empty for none.
-        has_users: Whether the agent's programs and graders run as different users.
+        command: Program and arguments that the sandbox runs from its start; empty to run none.
+        has_users: Whether the users ``agent`` and ``grader`` have different uids.
         is_root: Whether programs may run as root in the sandbox.
         work: Working directory of the agent's programs.
-        grader_home: Folder that only graders can enter, if they have a user of their own.
+        grader_home: Home folder of graders. If `has_users`, only they can enter it.
     """
     return {
         "agent_uid": AGENT_UID if has_users else None,
@@ -60,4 +60,4 @@ def config(
 
 
 SHARED_PER_UID = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
-"""Resources that the kernel limits per host user; sandboxes that run as the same host user share them."""
+"""Resources that the kernel limits per user of the host. Sandboxes that run as the same host user share the limit."""

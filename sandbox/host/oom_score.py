@@ -1,8 +1,8 @@
 """Make two files writable in a container whose ``/proc`` and cgroup file systems are otherwise read-only.
 
-The first is the ``oom_score_adj`` of process 1, which sets the score that its children inherit. No other process in the
-container can lower its score. The second file moves a process that writes to it into the agent's memory cgroup. This
-needs root on the host and Linux 5.2.
+The first is the ``oom_score_adj`` of process 1, through which process 1 sets the OOM score that its children inherit.
+Other processes in the container cannot lower their scores. The second is the file through which a process moves itself
+into the agent's memory cgroup. This needs root on the host and Linux 5.2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from .pid1 import FirstProcess
 from .remount import call
 
-_OPEN_TREE = 428  # system call numbers are the same on every architecture from 424 on
+_OPEN_TREE = 428  # from 424 on, system calls have the same number on every architecture
 _MOVE_MOUNT = 429
 _AT_FDCWD = -100
 _CLONE = 1
@@ -26,16 +26,16 @@ _CLONE_NEWNS = 0x20000
 
 
 def lend(first: FirstProcess, more: Mapping[str, str]) -> None:
-    """Bind-mount writable files, including process 1's ``oom_score_adj``, into a container. Blocks for under 1 ms.
+    """Make process 1's ``oom_score_adj`` and other host files writable in a container, by bind mounts.
 
     Args:
         first: Process 1 of the container.
-        more: Additional files: path inside the container by host path.
+        more: The other files: keys are paths on the host, values are paths in the container.
 
     Raises:
         OSError: The kernel does not support or refuses the system calls, or the process has exited.
     """
-    # Use a new thread, because a thread cannot leave the mount namespace that it has entered.
+    # Use a new thread, which ends afterwards: a thread cannot leave the mount namespace that it has entered.
     with ThreadPoolExecutor(1) as thread:
         files = {f"/proc/{first.pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
         thread.submit(_enter_and_mount, first, files).result()
@@ -49,7 +49,7 @@ def _enter_and_mount(first: FirstProcess, files: Mapping[str, str]) -> None:
         for source, target in files.items():
             copies[target] = call(_OPEN_TREE, _AT_FDCWD, source.encode(), _CLONE | os.O_CLOEXEC)
             opened.callback(os.close, copies[target])
-        first.require_life()  # the process is still alive, so its pid was not reused while the files were opened
+        first.require_life()  # if it still runs, its pid was not reused while the files were opened
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_FS) or libc.setns(namespace, _CLONE_NEWNS):
             code = ctypes.get_errno()

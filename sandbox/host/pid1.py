@@ -1,4 +1,4 @@
-"""A handle to process 1 of a sandbox, seen from the host. Killing process 1 ends the whole sandbox."""
+"""A handle with which the host controls process 1 of a sandbox. If process 1 is killed, the whole sandbox ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import anyio
 from .remount import reconfigure
 
 _TERMINALS = 64
-"""Maximum number of terminals per sandbox; the kernel allows 3,072 for all sandboxes together."""
+"""Maximum number of terminals per sandbox. By default the kernel allows 3,072 for all sandboxes together."""
 
 
 class FirstProcess:
-    """Process 1 of a sandbox. It is referenced by file descriptors, because the kernel may reuse its pid.
+    """Process 1 of a sandbox. It is held by file descriptors, because the kernel may reuse the pid after its end.
 
     Args:
-        pid: Pid on the host.
+        pid: Pid of process 1 on the host.
 
     Raises:
         ProcessLookupError: The process has exited.
@@ -31,9 +31,9 @@ class FirstProcess:
         self._handles = [os.pidfd_open(pid)]
 
     def folder(self, path: str) -> Path:
-        """Return a host path to the sandbox's folder `path`.
+        """Return a path of the host that leads to the folder `path` of the sandbox.
 
-        The host path leads to this folder until `close`, even if the process exits.
+        The returned path is valid until `close`, even if the process exits.
 
         Raises:
             OSError: The process has exited, or there is no such folder.
@@ -45,7 +45,7 @@ class FirstProcess:
         """Change mount options of the file system at `path` in the sandbox; see `remount.reconfigure`.
 
         Raises:
-            OSError: The process has exited, nothing is mounted there, or the kernel refuses.
+            OSError: The process has exited, nothing is mounted at `path`, or the kernel refuses.
         """
         handle = self._open(path)
         try:
@@ -58,7 +58,7 @@ class FirstProcess:
         signal.pidfd_send_signal(self._handles[0], 0)
 
     def chown(self, path: str, uid: int) -> None:
-        """Make the sandbox's user `uid`, and the group with the same number, own the sandbox's folder `path`.
+        """Make the sandbox's user `uid`, and the group with the same number, the owner of the sandbox's folder `path`.
 
         Raises:
             OSError: The process has exited, or there is no such folder.
@@ -70,10 +70,10 @@ class FirstProcess:
         """Limit the sandbox to 64 terminals.
 
         Args:
-            more: Other mount options of ``/dev/pts``, such as ``{"gid": "5"}``; options that are not named are reset.
+            more: Further mount options of ``/dev/pts``, such as ``{"gid": "5"}``. All other options are reset.
 
         Raises:
-            OSError: The process has exited, the kernel is older than 5.2, or it refuses.
+            OSError: The process has exited, or the kernel refuses or is older than 5.2.
         """
         options = {"newinstance": "", "max": str(_TERMINALS), "ptmxmode": "0666", "mode": "620", **(more or {})}
         self.remount("/dev/pts", options)
@@ -82,7 +82,7 @@ class FirstProcess:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(f"/proc/{self.pid}/root{path}", flags)
         try:
-            self.require_life()  # the process is still alive, so its pid was not reused when the folder was opened
+            self.require_life()  # if it still runs, its pid was not reused when the folder was opened
         except BaseException:
             os.close(handle)
             raise
@@ -97,7 +97,7 @@ class FirstProcess:
             return False
 
     def kill(self) -> None:
-        """Kill the process, which ends the whole sandbox; may be called again."""
+        """Kill the process, which ends the whole sandbox; idempotent."""
         if self._handles:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handles[0], signal.SIGKILL)
@@ -112,13 +112,13 @@ class FirstProcess:
                 os.close(handle)
 
     def close(self) -> None:
-        """Close the file descriptors; may be called again."""
+        """Close the file descriptors; idempotent."""
         while self._handles:
             os.close(self._handles.pop())
 
 
 def host_id(pid: int, inside: int) -> int:
-    """Return the host uid (and gid) that uid `inside` has in the user namespace of process `pid`.
+    """Return the uid on the host (and gid) that stands for uid `inside` in the user namespace of process `pid`.
 
     Raises:
         OSError: The process has exited.

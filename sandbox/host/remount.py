@@ -1,4 +1,4 @@
-"""Change mount options in another process's mount namespace, e.g. of a sandbox's tmpfs, without entering the namespace.
+"""Change mount options, such as the size of a tmpfs, in a sandbox's mount namespace without entering the namespace.
 
 This needs root on the host and Linux 5.2.
 """
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-_FSCONFIG = 431  # system call numbers are the same on every architecture from 424 on
+_FSCONFIG = 431  # from 424 on, system calls have the same number on every architecture
 _FSPICK = 433
 _AT_FDCWD = -100
 _CLOEXEC = 1
@@ -18,16 +18,16 @@ _SET_FLAG, _SET_STRING, _RECONFIGURE = 0, 1, 7
 
 
 def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
-    """Change options of the file system that is mounted at `mount`, for all processes.
+    """Change options of the file system that is mounted at `mount`. The change applies to all processes.
 
-    Options that are not named stay as they are in tmpfs, but are reset to their defaults in devpts.
+    Options that `options` does not name remain as they are in a tmpfs, but return to their defaults in a devpts.
 
     Args:
-        mount: Root of the mount, such as ``/proc/PID/root/tmp`` or `FirstProcess.folder("/tmp")`.
-        options: Names and values, such as ``{"nr_inodes": "16384"}``; an empty value sets a flag.
+        mount: Mount point, such as ``/proc/PID/root/tmp`` or `FirstProcess.folder("/tmp")`.
+        options: Values by name of the option, such as ``{"nr_inodes": "16384"}``. An empty value sets a flag.
 
     Raises:
-        OSError: The kernel does not support or refuses the call, or nothing is mounted there.
+        OSError: The kernel does not support or refuses the call, or nothing is mounted at `mount`.
     """
     picked = call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
     try:

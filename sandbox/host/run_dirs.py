@@ -1,12 +1,12 @@
 """Create, find and remove run directories, which contain the sockets and other host files of sandboxes.
 
-    /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    mode 0700: only the owner's user can enter
-        process-1/                                              one sandbox, if it needs a directory on the host
+    /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    run directory of one process, mode 0700
+        process-1/                                              directory of one sandbox, if it needs one on the host
             s/                                                  the sandbox's sockets
 
-The name contains the owner process, so that a later run can remove the directories of processes that have ended. The
-owner is the process that opened the backend or, for a detached sandbox, the process that supervises the sandbox. The
-paths are short because a Unix socket's path is limited to 107 bytes (103 on macOS).
+The pid and start time in the name identify the owner: the process that opened the backend or, for a detached sandbox,
+the process that supervises the sandbox. A later process can thus remove the directories whose owner has ended. The
+paths are short because the path of a Unix socket is limited to 107 bytes (103 on macOS).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _EXITING = 0x4
 """Process flag PF_EXITING of the Linux kernel."""
 _COMMON = Path("/tmp")
 _MAX_ROOT = 40
-"""Maximum length of the parent's path in characters; the rest of the 107 bytes is needed for the socket's name."""
+"""Maximum characters in the path of a run directory's parent. The rest of a socket's path needs the other bytes."""
 
 
 def owner_name(pid: int) -> str:
-    """Return a unique name for the process `pid`; a later process with the same pid gets a different name."""
+    """Return a name that identifies the process `pid`. A later process with the same pid has a different name."""
     return f"envkit-{_pid_namespace()}-{pid}-{_start_time(pid)}"
 
 
 def is_owner_gone(name: str) -> bool:
-    """Whether `name` starts with the `owner_name` of a process that ran on this machine and has ended."""
+    """Whether `name` starts with the `owner_name` of a process that ran in this pid namespace and has ended."""
     match = _NAME.fullmatch(name)
     if match is None:
         return False
@@ -52,7 +52,7 @@ def is_owner_gone(name: str) -> bool:
 
 
 def new_run_folder(pid: int | None = None) -> Path:
-    """Create a run directory, mode 0700, for the owner process `pid`, or for this process if `pid` is None.
+    """Create a run directory that belongs to the process `pid`; None means this process.
 
     Raises:
         SandboxError: No parent directory is writable.
@@ -70,13 +70,13 @@ def new_run_folder(pid: int | None = None) -> Path:
 
 
 def of_tail(tail: str) -> Iterator[Path]:
-    """Yield this user's run directories whose name ends with `tail`."""
+    """Yield the run directories of this user whose name ends with `tail`."""
     for root in roots():
         yield from (folder for folder in root.glob(f"envkit-*-*-*-{tail}") if _is_ours(folder))
 
 
 def gone() -> list[Path]:
-    """Return this user's run directories whose owner process has ended."""
+    """Return the run directories of this user whose owner process has ended."""
     found = (folder for root in roots() for folder in root.glob("envkit-*-*-*-*"))
     return [folder for folder in found if is_owner_gone(folder.name) and _is_ours(folder)]
 
@@ -90,7 +90,7 @@ def reap() -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove `folder` with its contents, even if their modes forbid it; symbolic links are not followed."""
+    """Remove `folder` with its contents, even if file modes forbid it. Symbolic links are removed, not followed."""
     with suppress(RecursionError):  # a sandbox's programs may nest folders too deeply for rmtree
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
@@ -100,10 +100,10 @@ def remove(folder: Path) -> None:
 
 
 def require_space(folder: Path, taking_bytes: int = 0) -> None:
-    """Raise unless the host's disk has enough free space.
+    """Raise an error unless the host's disk has enough free space.
 
     Raises:
-        OSError: Less than `LEAST_FREE_MIB` would be free at `folder` after writing `taking_bytes`.
+        OSError: Less than `LEAST_FREE_MIB` would be free on the disk of `folder` after writing `taking_bytes` to it.
     """
     free_mib = (shutil.disk_usage(folder).free - taking_bytes) >> 20
     if free_mib < LEAST_FREE_MIB:
@@ -114,8 +114,8 @@ def require_space(folder: Path, taking_bytes: int = 0) -> None:
 def connect(folder: Path, name: str) -> socket.socket:
     """Return a non-blocking socket that is connected to the Unix socket `name` in `folder`.
 
-    Symbolic links are refused: the sandbox controls the folder, and could create a link to another socket of the host.
-    On Linux the connection uses the same inode that was checked, so the sandbox cannot replace it after the check.
+    Symbolic links are refused: programs in the sandbox can write to the folder, and could link to any socket of the
+    host. On Linux, the connection goes to the inode that was checked, so that a later replacement has no effect.
 
     Raises:
         UnreachableError: There is no such socket, or no process listens on it.
@@ -149,7 +149,7 @@ def connect(folder: Path, name: str) -> socket.socket:
 
 
 def roots() -> Iterator[Path]:
-    """Yield the possible parents of run directories, the preferred one first."""
+    """Yield the writable folders in which run directories may be created, the preferred one first."""
     seen = set()
     for name in (os.environ.get("XDG_RUNTIME_DIR"), str(_COMMON), tempfile.gettempdir()):
         if name and len(name) <= _MAX_ROOT and name not in seen and os.access(name, os.W_OK | os.X_OK):
@@ -158,7 +158,7 @@ def roots() -> Iterator[Path]:
 
 
 def common_first() -> list[Path]:
-    """Return the `roots` with ``/tmp`` first: all processes search it, whatever their environment variables."""
+    """Return the `roots`, but ``/tmp`` first, where processes with other environment variables search, too."""
     return sorted(roots(), key=lambda root: root != _COMMON)
 
 
@@ -176,9 +176,9 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _start_time(pid: int) -> int:
-    """Return the start time of the process in clock ticks since boot; -1 if there is no such process.
+    """Return the start time of the process `pid` in clock ticks since boot; -1 if there is no such process.
 
-    On systems without ``/proc`` (macOS) it is 0 for a living process.
+    On macOS, which has no ``/proc``, return 0 if the process exists.
     """
     if sys.platform != "linux":
         try:
@@ -197,7 +197,7 @@ def _start_time(pid: int) -> int:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether an existing process no longer runs its program: it is being killed, is exiting, or is a zombie."""
+    """Whether the existing process `pid` no longer runs its program: it is being killed, is exiting, or is a zombie."""
     if sys.platform != "linux":
         return False
     try:

@@ -3,10 +3,10 @@
 The filter is a deny-list, because an allow-list would need updates for new programs and libraries. System calls that
 affect more than the sandbox fail with EPERM: mounts, namespaces, kernel modules, kernel keys (shared by all processes
 of a user), asynchronous I/O contexts (limited for the whole machine), clocks, swap, and tracing. Rarely needed calls
-with many known kernel bugs fail with EPERM too: `bpf`, `io_uring`, `userfaultfd`, `perf_event_open`. Only sockets of
+with many known kernel bugs also fail with EPERM: `bpf`, `io_uring`, `userfaultfd`, `perf_event_open`. Only sockets of
 the families Unix, IPv4, IPv6 and netlink are allowed, because others, such as vsock, may ignore network namespaces.
-`clone3` fails with ENOSYS, because the filter cannot read its flags. Calls newer than this list also fail with ENOSYS.
-Programs then use older calls. A call of another architecture, as in 32-bit programs, kills its process.
+`clone3`, whose flags the filter cannot read, and calls newer than this list fail with ENOSYS. Programs then use older
+calls instead. A program that makes calls of another architecture, such as a 32-bit program, is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _Instruction: TypeAlias = tuple[int, int, int, int]
-"""Opcode, number of instructions to skip if the condition is true, number to skip if it is false, and operand."""
+"""A BPF instruction: opcode, instructions to skip if its condition is true, instructions to skip if not, operand."""
 
 # Each name maps to the call's numbers on x86_64 and on aarch64; None if the architecture does not have the call.
 _DENIED: dict[str, tuple[int, int | None]] = {
@@ -91,10 +91,10 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "vhangup": (153, 58),
 }
 _NEWEST_KNOWN = 462
-"""Number of `mseal` (Linux 6.10); from 424 on, numbers are the same on all architectures."""
+"""Number of the newest call that this list considers: `mseal` of Linux 6.10, on all architectures."""
 _CLONE3 = 435
 _X32 = 0x40000000
-"""Bit that is set in the call numbers of x86_64's x32 ABI."""
+"""Bit that is set in the numbers of calls that programs of the x32 ABI make on x86_64."""
 
 # Flags of `clone`: CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -106,7 +106,7 @@ _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _RETURN = 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in the kernel's `seccomp_data`: call number, architecture, and the lower halves of two arguments."""
+"""Offsets in the kernel's `seccomp_data`: call number, architecture, lower halves of the first and second argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,7 @@ _MACHINES = {
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for a machine architecture, by default that of this machine; None if the architecture is not
-    supported.
-    """
+    """Return the filter for the architecture `machine`, by default that of this machine; None if not supported."""
     found = _MACHINES.get(platform.machine() if machine is None else machine)
     if found is None:
         return None
@@ -136,7 +134,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def denied(machine: str) -> dict[str, int]:
-    """Return the calls that are always denied, with their numbers on `machine`."""
+    """Return the names of the calls that always fail with EPERM, with their numbers on the architecture `machine`."""
     column = _MACHINES[machine].column
     return {name: number for name, both in _DENIED.items() if (number := both[column]) is not None}
 
@@ -161,7 +159,7 @@ def _instructions(machine: _Architecture) -> Iterator[_Instruction]:
 
 
 def _if(comparison: int, operands: Sequence[int], number: int) -> Iterator[_Instruction]:
-    """Yield instructions that return error `number` if the comparison with one of `operands` is true."""
+    """Yield instructions that make the call fail with error `number` if `comparison` is true for one of `operands`."""
     for index, operand in enumerate(operands):
         last = index == len(operands) - 1
         yield comparison, len(operands) - 1 - index, 1 if last else 0, operand
@@ -169,7 +167,7 @@ def _if(comparison: int, operands: Sequence[int], number: int) -> Iterator[_Inst
 
 
 def _with_argument(call: int, argument: int, checks: Sequence[_Instruction]) -> Iterator[_Instruction]:
-    """Yield instructions that apply `checks` to an argument of `call`, and allow the call if no check returns."""
+    """Yield instructions that apply `checks` to the argument of `call` at offset `argument`; by default allow it."""
     yield _IF_EQUAL, 0, len(checks) + 2, call
     yield _LOAD, 0, 0, argument
     yield from checks

@@ -1,4 +1,4 @@
-"""Validate arguments, environment variables and limits of commands, including their types: callers may be untyped."""
+"""Validate arguments, environment variables and limits of commands, including types, for callers without a checker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_OUTPUT_BYTES = 1 << 32
 
 
 def fault_of_words(words: Iterable[object]) -> str | None:
-    """Return why `words` cannot be a program and its arguments; None if they can."""
+    """Return why `words` cannot be a program and its arguments; None if they are valid."""
     for word in words:
         if not isinstance(word, str):
             return f"{word!r} is not a string"
@@ -19,7 +19,7 @@ def fault_of_words(words: Iterable[object]) -> str | None:
 
 
 def fault_of_variables(variables: Mapping[str, str]) -> str | None:
-    """Return why `variables` cannot be environment variables; None if they can."""
+    """Return why `variables` cannot be environment variables; None if they are valid."""
     settings: list[tuple[object, object]] = [*variables.items()]
     for name, value in settings:
         if (fault := fault_of_words((name, value))) is not None:
@@ -30,7 +30,7 @@ def fault_of_variables(variables: Mapping[str, str]) -> str | None:
 
 
 def check_bounds(timeout_s: object, max_output_bytes: object) -> None:
-    """Raise `ValueError` unless both limits of a command are finite numbers in their ranges."""
+    """Raise `ValueError` unless the timeout and the output limit of a command are numbers in their allowed ranges."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= _MAX_TIMEOUT_S:
         raise ValueError(f"timeout_s must be a number of seconds from 0 to {_MAX_TIMEOUT_S:g}, got {timeout_s!r}")
     if type(max_output_bytes) is not int or not 0 <= max_output_bytes <= _MAX_OUTPUT_BYTES:

@@ -22,8 +22,8 @@ _TAKEN = (
     "usr",
     "workspace",
 )
-"""Top-level directories where views are not allowed. ``/tmp`` and ``/workspace`` are included because a snapshot would
-copy views there, but could not restore them.
+"""Top-level directories of a sandbox in which views are not allowed. In ``/tmp`` and ``/workspace``, a snapshot would
+copy the views, but could not restore them.
 """
 
 
@@ -32,7 +32,7 @@ def fault_of_views(views: Sequence[tuple[str, str]], shown: Iterable[str] = ()) 
 
     Args:
         views: Pairs of a host path and a path inside the sandbox.
-        shown: Paths inside the sandbox that are already in use.
+        shown: Paths inside the sandbox that are in use, so that views must not overlap them.
     """
     places = [*shown]
     for source, place in views:

@@ -62,7 +62,7 @@ class Events:
     async def since(self, number: int) -> AsyncIterator[PoolEvent]:
         """Yield the stored events after event `number`, then new events until `close`.
 
-        A number above that of the last event counts as 0: it must come from an earlier process.
+        A `number` above that of the last event comes from an earlier process; all stored events are then yielded.
         """
         number = number if 0 <= number <= self._last else 0
         while True:
@@ -91,28 +91,28 @@ class Events:
 
 
 class LedgerStore(Protocol):
-    """Persistent store of a pool's sandboxes, from which a pool re-attaches to them after a restart."""
+    """Persistent store that records a pool's sandboxes, so that after a restart a pool can re-attach to them."""
 
     @property
     def id(self) -> str:
-        """Unique id without spaces, which stays the same after a restart."""
+        """Unique id of this store. It contains no spaces, and stays the same after a restart."""
         ...
 
     async def save(self, view: SandboxView) -> None:
-        """Persist a view, which replaces the previous view of the same sandbox id."""
+        """Persist a view. It replaces the previous view of the same tenant and id."""
         ...
 
     def load(self) -> Sequence[SandboxView]:
-        """Return the newest persisted view of each sandbox id."""
+        """Return the newest persisted view of each tenant and id."""
         ...
 
 
 class LedgerWriter:
-    """Writes views to a ledger one at a time, in order. If several views of a sandbox wait, it writes only the newest.
+    """Writes views to a ledger one at a time, in order. Of the queued views of a sandbox, it writes only the newest.
 
     Args:
         ledger: Store to write to.
-        failed: Called with a view that could not be persisted, and the reason.
+        failed: Called with each view that could not be persisted, and the reason as text.
     """
 
     def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
@@ -178,12 +178,12 @@ class RecentlyEnded:
         return None if found is None else found[1]
 
     def free(self, key: TenantKey) -> None:
-        """Allow `key` to be reused."""
+        """Allow a new sandbox to have the same tenant and id as the ended sandbox `key`."""
         if key in self._views:
             self._freed.add(key)
 
     def take_key(self, key: TenantKey) -> None:
-        """Drop the view of `key` if the key may be reused: it was freed, or its sandbox was never ready."""
+        """Drop the view of `key` if a new sandbox may get `key`: it was freed, or the old sandbox was never ready."""
         view = self.get(key)
         if view is not None and (key in self._freed or {phase.state for phase in view.phases} <= _NEVER_UP):
             del self._views[key]
@@ -209,10 +209,10 @@ class EventLog:
         ledger: Store that persists the sandboxes; None means no persistence.
 
     Attributes:
-        events: Event stream.
-        past: Views of ended sandboxes.
+        events: The stored and new events, for readers.
+        past: Views of recently ended sandboxes.
         tally: Counters of starts, losses and restarts.
-        saver: Writer of the ledger; None without a ledger.
+        ledger_writer: Writes the sandboxes' views to the ledger; None without a ledger.
     """
 
     def __init__(self, ledger: LedgerStore | None) -> None:
@@ -228,7 +228,7 @@ class EventLog:
         if instance.state is SandboxState.STARTING:
             self.tally.starts += 1
         elif instance.state is SandboxState.LOST:
-            # The exit of a command is normal only for tenants: the pool's owner runs servers, which should not exit.
+            # Only tenants' commands are expected to exit. The pool's own process runs servers, which should not exit.
             self.tally.over(instance.ended_by().kind, may_exit=bool(instance.spec.command) and not instance.is_own)
         elif instance.has_failed and not isinstance(instance.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
@@ -239,9 +239,9 @@ class EventLog:
             self.past.add(instance.record(), now=clock.now())
 
     def renamed(self, before: SandboxView, name: str) -> None:
-        """Record that a warm sandbox was leased under the id `name`, or under the same id by a tenant.
+        """Record that a warm sandbox with the view `before` was leased, which gave it the id `name`, a tenant or both.
 
-        If the id is the same, no event is emitted, because the sandbox has not ended.
+        An event reports the end of the old id. There is no event if only the tenant is new.
         """
         view = ended(before, Cause(CauseKind.STOPPED, f"leased as {name}"))
         if name != before.id:
@@ -255,7 +255,7 @@ class EventLog:
         self.past.add(view, now=clock.now())
 
     def alert(self, kind: str, instance: Instance | None, text: str, *, about: object = "") -> None:
-        """Emit an alert about a sandbox, or about another subject `about`; at most one per minute, subject and kind."""
+        """Emit an alert about `instance` or, if it is None, `about`; at most one a minute for each subject and kind."""
         tenant, sandbox_id = ("", "") if instance is None else instance.key
         now = clock.now()
         subject = (about if instance is None else instance.key, kind)

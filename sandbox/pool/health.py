@@ -1,8 +1,8 @@
 """Liveness of sandboxes: the pool probes each sandbox at intervals. A sandbox that does not answer in time is lost.
 
-A sandbox that exits is noticed immediately. Only one probe per sandbox is under way at any time, and it waits until
-the sandbox is lost. On a busy machine, several probes with short timeouts would all fail, but one late answer suffices.
-Answers to other calls count as well. Lag of the pool's own event loop is not counted against the sandbox.
+A sandbox that exits is noticed immediately, without a probe. A sandbox gets one probe at a time, and the probe times
+out only when the sandbox counts as lost: on a busy machine, several probes with short timeouts would all fail, while
+one late answer suffices. Answers to other calls also count. Lag of this process's event loop does not count as silence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STOP_S = 15.0
 """Timeout in seconds for stopping a sandbox."""
 
 Alert: TypeAlias = Callable[[str, Instance, str], None]
-"""Function that emits an alert, given its kind, the sandbox, and a message."""
+"""Function that emits an alert. Its arguments are the kind of the alert, the sandbox and a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class Diagnosable(Protocol):
 
 @runtime_checkable
 class Backpressured(Protocol):
-    """A sandbox whose answers wait if the pool's process reads its output too slowly."""
+    """A sandbox whose answers are late if this process reads the sandbox's output too slowly."""
 
     @property
     def is_unread(self) -> bool:
-        """Whether a slow reader in this process blocks the sandbox's output."""
+        """Whether the sandbox cannot send now, because this process has not read its earlier output."""
         ...
 
 
@@ -104,7 +104,7 @@ class ReportsStats(Protocol):
 
 
 async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
-    """Monitor a running sandbox until it ends, then stop it.
+    """Monitor a running sandbox until the pool records its end, then stop what still runs of it.
 
     The stop is shielded from cancellation and takes at most 15 s.
     """
@@ -123,9 +123,9 @@ async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> Non
 
 
 def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: float) -> bool:
-    """Return whether a running sandbox has not answered for `lost_s`. Update its state and its probe interval.
+    """Return whether a sandbox has not answered for `times.lost_s`; after `times.suspect_s`, set its state to suspect.
 
-    `late_s` is how many seconds the event loop lagged, which do not count as time without an answer.
+    `late_s` is how many seconds the event loop lagged since the last call: they do not count as time without an answer.
     """
     instance.interval_s = times.interval_s
     instance.answered_at = compensate_loop_lag(instance.answered_at, late_s, now=now)
@@ -170,7 +170,7 @@ async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> No
     """Run `check` until it returns why the sandbox is lost, or until the sandbox has been removed."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_loss, instance, check)
-        # Do not cancel the check earlier: it waits until the server in the sandbox closes the connection.
+        # Do not cancel the check before the removal: the check waits for the sandbox's server to close the connection.
         await instance.cleared.wait()
         tasks.cancel_scope.cancel()
 
@@ -218,7 +218,7 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
 
 
 def _unhandled(instance: Instance, error: Exception) -> Cause:
-    """Log an unexpected exception and return it as a cause: it must end only this sandbox, not the pool."""
+    """Log an unexpected exception, and return it as the cause of the sandbox's end. It must not end the whole pool."""
     _log.error("unhandled exception in sandbox %s", instance.id, exc_info=error)
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 

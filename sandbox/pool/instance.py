@@ -23,7 +23,7 @@ STOPPED = Cause(CauseKind.STOPPED, "stopped")
 GIVEN_UP = Cause(CauseKind.STOPPED, "its caller gave up during the start")
 
 KEPT_PHASES = 100
-"""Maximum length of a history: the first phase and the last 99. A sandbox may become suspect any number of times."""
+"""Maximum number of phases in a history (the first and the last 99), since a sandbox may become suspect very often."""
 
 _REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
 _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
@@ -37,10 +37,10 @@ _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
 
 
 def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -> tuple[Phase, ...]:
-    """Return the history `phases` with a new phase `state`.
+    """Return `phases` followed by a new phase that begins now. Beyond `KEPT_PHASES`, drop the second-oldest phase.
 
     Raises:
-        ValueError: The transition is invalid; the states lost and stopped are final.
+        ValueError: `state` cannot follow the state of the last phase, as nothing follows lost and stopped.
     """
     if phases and state not in _NEXT[phases[-1].state]:
         raise ValueError(f"invalid transition from {phases[-1].state} to {state}")
@@ -49,17 +49,17 @@ def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -
 
 
 def phase(state: SandboxState, reason: Cause | str) -> Phase:
-    """Return a phase of a history that starts now."""
+    """Return a phase that begins now, for a sandbox's history."""
     return Phase(state, clock.wall(), str(reason), reason if isinstance(reason, Cause) else None)
 
 
 def is_over(state: SandboxState) -> bool:
-    """Return whether `state` is final."""
+    """Return whether `state` is final: lost or stopped."""
     return state in _REST
 
 
 def time_to_live(view: SandboxView) -> float | None:
-    """Return the time to live, in seconds, of a persisted sandbox, measured from the start of its last phase."""
+    """Return the seconds from the start of the last phase in `view` to the lease's expiry; None if it never expires."""
     return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
 
 
@@ -70,28 +70,28 @@ class Instance:
         key: Tenant and id of the sandbox in the pool; the tenant is empty if the sandbox is not leased.
         spec: Spec of the sandbox.
         node: Node that runs the sandbox, where the pool reserves the sandbox's resources.
-        notify: Called with the instance at each change of state.
+        notify: Called with this instance after each change of its state.
 
     Attributes:
         demand: Resources that the sandbox uses on its node.
         ttl_s: Seconds without use after which the lease expires; None means never.
-        snapshot: Name, on the node, of the snapshot to restore; None means no snapshot.
+        snapshot: Name, given by the node, of the snapshot that the sandbox starts from; None means no snapshot.
         is_leased: Whether the sandbox is leased; otherwise it is warm.
-        is_named: Whether the caller chose the id, so that the lease outlives the call that created the sandbox.
-        is_own: Whether the sandbox belongs to the pool's owner, who has no limits.
+        is_named: Whether a caller of `Pool.create` chose the id. The lease then does not end with the caller.
+        is_own: Whether the pool's own process uses the sandbox. It then counts towards no tenant's limits.
         sandbox: The backend's sandbox; None until it has started.
         phases: History of the sandbox's states.
-        failure: Error for waiting callers if the sandbox did not become ready; else None.
+        failure: Error for callers that wait for the start; None unless the start failed or was cancelled.
         has_failed: Whether the start failed; False if the start was cancelled.
-        is_forgotten: Whether the pool drops the sandbox's view when the sandbox has ended.
+        is_forgotten: Whether the pool forgets the sandbox after its removal, instead of keeping its view.
         cause: Why the sandbox ended; None before its end.
-        settled: Set when the sandbox is ready or has ended.
+        settled: Set when the start has succeeded, failed or been cancelled.
         gone: Set when the sandbox has ended.
         cleared: Set when the sandbox has been fully removed.
-        starting: Scope that cancels the start.
-        answered_at: Loop time of the sandbox's last answer.
+        starting: Cancel scope of the start.
+        answered_at: Event-loop time of the sandbox's last answer.
         interval_s: Seconds from an answer to the next probe.
-        used_at: Loop time of the sandbox's last use.
+        used_at: Event-loop time of the sandbox's last use.
         latency_s: Duration of the last probe in seconds; None before the first probe.
         is_diagnosing: Whether the pool is finding out why the sandbox does not answer.
         on_end: Called with the cause when the sandbox ends.
@@ -156,7 +156,7 @@ class Instance:
         return self._view(expires)
 
     def record(self) -> SandboxView:
-        """Return a view for the ledger, with a lease that expires `ttl_s` after the start of the last phase."""
+        """Return a view for the ledger. Uses are not recorded: the lease expires `ttl_s` after the last phase began."""
         if self.ttl_s is None or self.is_over:
             return self._view(None)
         return self._view(self.phases[-1].at_s + self.ttl_s)
@@ -169,7 +169,7 @@ class Instance:
         self._notify(self)
 
     def reattach(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
-        """Take over `sandbox` and its history from a previous process."""
+        """Set the sandbox, its history and its state, when the pool takes it over from a previous process."""
         self.sandbox = sandbox
         self.phases = (*phases, phase(state, "re-attached after a restart"))
         self.settled.set()
@@ -190,7 +190,7 @@ class Instance:
             self.enter(SandboxState.LEASED if self.is_leased else SandboxState.READY, "answers again")
 
     def lose(self, cause: Cause) -> None:
-        """Record that the sandbox ended unexpectedly, and cancel its calls. Ignored if it has ended before."""
+        """Record that the sandbox ended unexpectedly, and cancel calls to it. Does nothing if it has already ended."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
                 self.fail(cause)
@@ -198,7 +198,7 @@ class Instance:
                 self._finish(SandboxState.LOST, cause)
 
     def fail(self, cause: Cause, why: SandboxError | None = None) -> None:
-        """Record that the start failed. Callers receive `why`; its class tells whether their spec was the reason."""
+        """Record that the start failed. Waiting callers get an error with this cause, of the same class as `why`."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
                 self.failure = SandboxRefusedError(self.id, cause, why.everywhere)
@@ -210,7 +210,7 @@ class Instance:
             self._finish(SandboxState.STOPPED, cause)
 
     def end(self, cause: Cause) -> None:
-        """Record that the sandbox is stopped, and cancel its calls. Ignored if it has ended before."""
+        """Record that the sandbox is stopped, and cancel calls to it. Does nothing if it has already ended."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
                 self.failure = SandboxStartError(self.id, cause)
@@ -280,6 +280,6 @@ def _ignore(cause: Cause) -> None:
 
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
-    """Return `view` with a final phase `state`."""
+    """Return the view of a sandbox that ends now: `view` with a new phase `state`, and without an expiry time."""
     phases = (*view.phases, phase(state, cause))
     return replace(view, phases=phases, expires_at_s=None)

@@ -19,7 +19,7 @@ from .instance import STOPPED, Instance
 
 
 class Lease:
-    """A leased sandbox; implements `envkit.protocols.Sandbox`. Calls after its end raise `SandboxLostError`.
+    """A leased sandbox; implements `envkit.protocols.Sandbox`. After its end, calls raise `SandboxLostError`.
 
     Args:
         instance: The pool's record of a sandbox that has started.
@@ -111,7 +111,7 @@ class Lease:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[Program]:
-        """Run an interactive program during the block; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.program`.
+        """Run an interactive program for the block; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.program`.
 
         Raises:
             UnsupportedError: The backend does not support interactive programs.
@@ -124,11 +124,11 @@ class Lease:
                 yield program
 
     async def log(self) -> str:
-        """Return the end of the command's stderr; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.log`."""
+        """Return the last 64 KiB of the standard error of the sandbox's command."""
         return await self._instance.call(self._agent("command logs").log)
 
     async def stats(self) -> dict[str, JSON]:
-        """Return the resource use; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`."""
+        """Return the sandbox's resource use; see `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`."""
         return await self._instance.call(self._agent("resource statistics").stats)
 
     async def wait(self) -> Cause:

@@ -11,16 +11,16 @@ from envkit.types import CauseKind, SandboxState, TenantKey
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Counts for the current state of a pool, and totals since it was opened.
+    """Numbers of a pool's current sandboxes and requests, and totals since the pool was opened.
 
     Attributes:
         states: Number of live sandboxes by state.
         warm: Number of warm sandboxes that are ready.
         starts: Total number of starts.
-        failed_starts: Total number of failed starts, except those that failed because of the request.
+        failed_starts: Total number of failed starts, except those that failed because of the sandbox's spec.
         finished: Total number of tenants' sandboxes that ended because their command exited.
         losses: Total number of lost sandboxes by kind of cause.
-        restarts: Total number of warm sandboxes that were replaced because they did not start or were lost.
+        restarts: Total number of warm sandboxes that were replaced because their start failed or they were lost.
         waiting: Number of waiting requests by tenant.
         alerts: Total number of alerts by kind.
         probe_s: Duration of the last probe in seconds, by sandbox.
@@ -49,7 +49,7 @@ class PoolTally:
     losses: dict[CauseKind, int] = field(default_factory=dict)
 
     def over(self, kind: CauseKind, *, may_exit: bool) -> None:
-        """Count a sandbox that ended by itself: as finished if it exited and `may_exit`, otherwise as lost."""
+        """Count a sandbox that ended by itself as finished if `kind` is an exit and `may_exit` is set, else as lost."""
         if may_exit and kind is CauseKind.EXITED:
             self.finished += 1
         else:
@@ -57,10 +57,10 @@ class PoolTally:
 
 
 def wanted(*, missing: int, free: float) -> int:
-    """Return how many more sandboxes the nodes need room for; a negative number is surplus room.
+    """Return for how many sandboxes capacity is missing; if negative, the number of further sandboxes that fit.
 
     Args:
-        missing: Number of leases and warm sandboxes that wait for capacity.
-        free: Number of sandboxes that still fit; infinity means no limit.
+        missing: Number of lease requests and warm sandboxes that wait for capacity.
+        free: Number of sandboxes that still fit on the nodes; infinity means no limit.
     """
     return 0 if math.isinf(free) else missing - int(free)

@@ -13,7 +13,7 @@ from envkit.types import SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
 _BACKOFF = RestartBudget(restarts=10, longest_delay_s=10.0)
-"""Backoff of a node after a failed start. A node remembers only nine failures, so it never spends all ten restarts."""
+"""Backoff of a node after failed starts. Only the last nine failures count, so the limit of ten is never reached."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in sums of fractional CPUs."""
 
@@ -48,7 +48,7 @@ class ResourceRequest(NamedTuple):
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> ResourceRequest:
-        """Return the resources that `spec` needs, with the backends' defaults; unlimited CPUs count as 0."""
+        """Return what a sandbox with this spec needs: its limits or their defaults; without a CPU limit, 0 CPUs."""
         limits = SandboxLimits.of(spec)
         return cls(1, limits.cpus or 0.0, limits.memory_mib, limits.disk_mib, limits.pids)
 
@@ -81,7 +81,7 @@ class Node:
 
     Attributes:
         used: Resources that the node's sandboxes use.
-        resumes_at: Loop time until which the node gets no starts, because earlier ones failed.
+        resumes_at: Event-loop time before which the node is in backoff: it gets no starts, because earlier ones failed.
     """
 
     def __init__(self, name: str, backend: SandboxBackend, capacity: Capacity | None = None) -> None:
@@ -102,7 +102,7 @@ class Node:
         self.used = self.used.without(demand)
 
     def begin(self, demand: ResourceRequest, *, now: float) -> None:
-        """Reserve resources for a start. After a failed start, back off until this start has succeeded or failed."""
+        """Reserve resources for a start. If earlier starts failed, delay others until this one ends, for up to 10 s."""
         self.take(demand)
         if self._failures:
             self.resumes_at = now + _BACKOFF.longest_delay_s
@@ -114,7 +114,7 @@ class Node:
         self._failures = [*self._failures, now][1 - _BACKOFF.restarts :]
 
     def not_at_fault(self) -> None:
-        """Record that a start failed because of its request, which does not extend the node's backoff."""
+        """Record that a start failed because of its spec. This does not extend the node's backoff."""
         self.resumes_at = self._backoff_until
 
     def started(self) -> None:
@@ -132,7 +132,7 @@ class Node:
         return all(demand[index] <= bound + _ROUNDING for index, bound in self._bounds)
 
     def share(self, demand: ResourceRequest) -> float:
-        """Return the load after `demand` is added: the used fraction of the scarcest resource."""
+        """Return the node's load if `demand` is added: the used fraction of its scarcest resource."""
         used = self.used
         return max(((used[index] + demand[index]) / bound for index, bound in self._bounds if bound), default=0.0)
 
@@ -155,13 +155,13 @@ def usable(nodes: Collection[Node], demand: ResourceRequest, *, now: float) -> C
 
 
 def place(nodes: Iterable[Node], demand: ResourceRequest) -> Node | None:
-    """Return the least loaded node with room for `demand`, or None; among equals, the one with fewest sandboxes."""
+    """Return the least loaded node with room for `demand`, or None. Ties go to the node with the fewest sandboxes."""
     fitting = (node for node in nodes if node.fits(demand))
     return min(fitting, key=lambda node: (node.share(demand), node.used.sandboxes), default=None)
 
 
 def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | None:
-    """Return which resource of `demand` exceeds the capacity of every node; None if it would fit on an empty node.
+    """Return, as text, which resources of `demand` no node has, even if empty; None if a node is large enough.
 
     Also returns None if there are no nodes, because nodes may join later.
     """
@@ -179,12 +179,13 @@ def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | No
 
 
 def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float) -> str | None:
-    """Return which resource of `demand` exceeds a tenant's share of all nodes, and the limit; None if none does.
+    """Return, as text, which resource of `demand` exceeds a tenant's share of all nodes, and the limit; else None.
 
     Args:
         nodes: All nodes.
         demand: Resources that the tenant uses, plus those that it requests.
-        share: Share in (0, 1] of each resource's total capacity. A resource that one node does not limit has no limit.
+        share: Fraction, in (0, 1], of each resource's total capacity. If a node does not limit a resource, the resource
+            is not checked.
     """
     for field in ResourceRequest._fields:
         bounds = [getattr(node.capacity, field) for node in nodes]
@@ -201,8 +202,8 @@ def cheapest_room(
 
     Args:
         nodes: Nodes to consider.
-        candidates: Node and resources of each sandbox that may be evicted, in order of preference.
-        demand: The resources needed.
+        candidates: Node and resources of each sandbox that may be evicted, the preferred ones first.
+        demand: The resources to make room for.
 
     Returns:
         Indexes into `candidates`; None if no evictions can make enough room.

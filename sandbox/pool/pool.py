@@ -1,7 +1,7 @@
 """Sandbox pool: leases sandboxes on any number of nodes, keeps warm sandboxes ready, and monitors liveness.
 
-One task owns a sandbox from its start until its removal. When a leased sandbox is lost, its holder immediately gets an
-error. The pool does not replace it, because only the holder knows what was in it. The pool replaces warm sandboxes.
+For each sandbox, one task runs from the sandbox's start until its removal. When a leased sandbox is lost, all calls to
+it fail at once. The pool replaces lost warm sandboxes, but not leased ones: only their users know what was in them.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ _LAST_WRITES_S = 10.0
 class Pool:
     """Leases sandboxes; implements `envkit.protocols.ServerPool`. Use it with ``async with``.
 
-    Entering re-attaches to the sandboxes in the ledger and begins to fill the warm stocks. Leaving stops all sandboxes
-    concurrently, with a timeout of 15 s each.
+    Entering the block re-attaches to the running sandboxes that the ledger records, and begins to start warm sandboxes.
+    Leaving the block stops all sandboxes concurrently, with a timeout of 15 s each.
 
     Args:
-        nodes: Initial nodes; their backends must stay open until the pool is closed.
-        stocks: Specs and sizes of the warm stocks.
-        max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit. It does not apply to the
-            pool's owner: sandboxes of tenant ``""`` whose id is generated or starts with a colon.
-        share: Share of the total capacity that one tenant may use, in (0, 1]; each tenant may always have one sandbox.
-            It does not apply to tenant ``""``.
-        liveness_times: Liveness settings; None means the defaults.
-        restarts: Restart budget of each warm stock; None means 20 restarts in 10 minutes.
-        ledger: Store that persists the sandboxes, so that they outlive this process and a later pool re-attaches to
-            them; None means no persistence.
+        nodes: Nodes at the beginning. Their backends must stay open until the pool is closed.
+        stocks: Which warm sandboxes to keep ready, and how many.
+        max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit. Sandboxes of tenant
+            ``""`` whose id is generated or starts with a colon belong to the pool's own process and do not count.
+        share: Fraction, in (0, 1], of the total capacity of all nodes that one tenant may use. A tenant may always have
+            one sandbox, whatever its size. The limit does not apply to tenant ``""``.
+        liveness_times: Intervals and timeouts of liveness probes; None means the defaults of `LivenessTimes`.
+        restarts: Limit on the replacements of failed sandboxes in each warm stock; None means 20 in 10 minutes.
+        ledger: Store that records the sandboxes. If this process is killed, they keep running, and the next pool with
+            this ledger re-attaches to them. With None, they end with this process.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Pool:
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox, and remove it at the end of the block; see `envkit.protocols.SandboxPool.lease`."""
+        """Lease a sandbox for the ``with`` block, then remove it; see `envkit.protocols.SandboxPool.lease`."""
         instance = await self._scheduler.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
         try:
             yield Lease(instance)
@@ -114,7 +114,7 @@ class Pool:
     ) -> SandboxView:
         """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
-            raise SandboxConflictError(f"{id!r} is not a valid id: empty or reserved (pool-N); choose another one")
+            raise SandboxConflictError(f"{id!r} is not a valid id: it is empty or reserved (pool-N); choose another id")
         key = TenantKey(tenant, id)
         while (pending := self._pending(key)) is not None:
             await pending.wait()
@@ -172,20 +172,20 @@ class Pool:
         return Lease(instance)
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
-        """Monitor what runs in a leased sandbox; see `envkit.protocols.ServerPool.watch`."""
+        """Run `check` on a leased sandbox, and call `on_end` at its end; see `envkit.protocols.ServerPool.watch`."""
         instance = self._scheduler.instances[TenantKey("", id)]
         instance.on_end = on_end
         self._tasks.start_soon(watch, instance, check)
 
     def view(self, id: str, *, tenant: str = "") -> SandboxView:
-        """Return the view of a sandbox, without renewing its lease. Views of ended ones are kept for 10 minutes."""
+        """Return a sandbox's view without renewing its lease. Views of ended sandboxes are kept for 10 minutes."""
         found = self._find(TenantKey(tenant, id))
         if found is None:
             raise _unknown(id)
         return found
 
     def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
-        """Return the views of all live and recently ended sandboxes, oldest first."""
+        """Return the views of a tenant's live and recently ended sandboxes, oldest first; None means all tenants."""
         found = [*self._history.past.all(), *(instance.view() for instance in self._scheduler.instances.values())]
         seen = (view for view in found if tenant in (None, view.tenant))
         return sorted(seen, key=lambda view: view.phases[0].at_s)
@@ -201,21 +201,22 @@ class Pool:
     def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Yield past and new events; see `envkit.protocols.SandboxPool.events`.
 
-        The last 10,000 events are stored; a slow reader misses events, which it can detect by the gap in their numbers.
-        The kinds are ``"state"``, ``"stock"``, ``"ledger"``, and, at most once a minute per sandbox, ``"memory"``,
-        ``"disk"``, ``"probe"``, ``"restarts"`` and ``"stop"``. The iteration ends when the pool is closed.
+        The pool stores the last 10,000 events. A reader that falls further behind misses events: their numbers have a
+        gap. The kinds of events are ``"state"``, ``"stock"``, ``"ledger"``, those given to `alert`, and, at most once a
+        minute per sandbox or warm stock, ``"memory"``, ``"disk"``, ``"probe"``, ``"restarts"`` and ``"stop"``. The
+        iteration ends when the pool is closed.
         """
         return self._history.events.since(after)
 
     def alert(self, kind: str, text: str) -> None:
-        """Emit an alert that is not about a single sandbox; at most one per minute and kind."""
+        """Emit an event of this kind that is not about a single sandbox, at most one per minute for each kind."""
         self._history.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:
-        """Add a node, and remove orphans from it: unknown sandboxes that were started for this pool's ledger.
+        """Add a node, and remove orphans from it: sandboxes of this pool's ledger that the pool does not know.
 
         Raises:
-            ValueError: The pool has a node with this name.
+            ValueError: The pool already has a node with this name.
         """
         if node.name in self._scheduler.nodes:
             raise ValueError(f"a node named {node.name!r} already exists")
@@ -225,7 +226,7 @@ class Pool:
         self._scheduler.serve()
 
     def remove_node(self, name: str, cause: Cause) -> None:
-        """Remove a node. All its sandboxes become lost, with the cause `cause`. Idempotent."""
+        """Remove a node, and declare all its sandboxes lost with the cause `cause`. Idempotent."""
         node = self._scheduler.nodes.pop(name, None)
         if node is not None:
             self._scheduler.last_gone = str(cause)
@@ -236,7 +237,7 @@ class Pool:
         self._scheduler.serve()
 
     def counts(self) -> PoolCounts:
-        """Return the current counts, and totals since the pool was opened."""
+        """Return the numbers of current sandboxes and requests, and totals since the pool was opened."""
         alive = [instance for instance in self._scheduler.instances.values() if not instance.is_over]
         return PoolCounts(
             states=Counter(instance.state for instance in alive),
@@ -248,11 +249,11 @@ class Pool:
         )
 
     def wanted(self) -> int:
-        """Return how many more sandboxes the nodes need room for; a negative number is surplus room.
+        """Return for how many sandboxes capacity is missing; if negative, the number of further sandboxes that fit.
 
-        Sandboxes are assumed to be as large as the oldest waiting request, or else as those of the first warm stock, or
-        else as a default spec. Requests that more nodes could not serve do not count: those above a tenant's limit, and
-        those too large for any node.
+        The free capacity is counted in sandboxes of one size: that of the first request or warm sandbox that waits for
+        capacity; without one, that of the first warm stock; without stocks, that of a default spec. Requests do not
+        count if more nodes could not serve them: they exceed a tenant's limit, or need a snapshot of a certain node.
         """
         missing, stocks = self._scheduler.missing(), self._scheduler.stocks
         demand = next(iter(missing), ResourceRequest.of(stocks[0].warm_spec.spec if stocks else SandboxSpec()))
@@ -298,7 +299,7 @@ class Pool:
                     await self._history.ledger_writer.write()
 
     async def _sweep(self) -> None:
-        """Check the liveness and the time to live of all sandboxes at intervals."""
+        """Check at intervals, for each sandbox, whether it still answers and whether its lease has expired."""
         tick_s = self._liveness_times.tick_s
         due = clock.now() + tick_s
         while True:
@@ -319,12 +320,12 @@ class Pool:
             self._history.forget()
 
     def _clear(self, node: Node) -> None:
-        """Remove orphans from a joining node: it may run sandboxes from before a restart or a lost connection."""
+        """Remove unknown sandboxes from a node that joins, left from before a restart or a lost connection."""
         if self._ledger is not None:
             self._tasks.start_soon(reattach.end_others, self._ledger.id, {node.name: node}, self._known)
 
     async def _known(self) -> Collection[str]:
-        """Wait for pending starts, and return the backend ids of all sandboxes on current nodes."""
+        """Wait until no sandbox is starting, and return the backend ids of all sandboxes on nodes of the pool."""
         for instance in list(self._scheduler.instances.values()):
             await instance.settled.wait()
         nodes, instances = self._scheduler.nodes, self._scheduler.instances.values()
@@ -375,7 +376,7 @@ class Pool:
             raise LeaseNotPersistedError
 
     def _pending(self, key: TenantKey) -> anyio.Event | None:
-        """Return the event that marks the end of a pending creation or removal of `key`; None if none is pending."""
+        """Return an event that is set when the pending creation or removal of sandbox `key` ends; None without one."""
         instance = self._scheduler.instances.get(key)
         if instance is not None and instance.is_forgotten:
             return instance.cleared

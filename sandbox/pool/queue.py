@@ -1,4 +1,4 @@
-"""Queue of lease requests, which serves tenants round-robin and prevents starvation of large requests."""
+"""Queue of lease requests: serves tenants round-robin, and prevents starvation of large requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .node import ResourceRequest
 T = TypeVar("T")
 
 MOST_PASSED = 32
-"""Number of times that other requests may be served while one does not fit on any node. After that, all nodes that are
-large enough are reserved for this request, because smaller requests would otherwise fill the nodes again and again."""
+"""Number of other requests that may be served while one request fits on no node. After that, all nodes that are large
+enough for the waiting request are reserved for it, because smaller requests would fill them again and again."""
 
 
 class LeaseAnswer(Enum):
@@ -40,13 +40,13 @@ class LeaseRequest(Generic[T]):
         demand: Resources that the sandbox needs.
         tenant: Tenant that makes the request.
         name: Id of the sandbox; None means a generated id.
-        ttl_s: Time to live in seconds; None means no limit.
+        ttl_s: Seconds without use after which the lease expires; None means never.
         snapshot: Node and name of the snapshot to restore; None means no snapshot.
         woken: Set when the request is served or refused, or the pool is closed.
         given: The leased sandbox; None until the request is served.
         refusal: Error if no node can ever serve the request; else None.
         evicting: Warm sandboxes that are being stopped to make room for this request.
-        passed: Number of times that another request was served while this one did not fit on any node.
+        passed: Number of other requests that were served while this one fitted on no node.
     """
 
     spec: SandboxSpec
@@ -63,7 +63,7 @@ class LeaseRequest(Generic[T]):
 
     @property
     def is_own(self) -> bool:
-        """Whether the pool's owner makes the request; no limits apply to it."""
+        """Whether the pool's own process makes the request. Tenants' limits do not apply to it."""
         return TenantKey(self.tenant, self.name or ":").is_own
 
     @property
@@ -77,7 +77,7 @@ class LeaseQueue(Generic[T]):
 
     Attributes:
         unplaced: Requests for which the last `serve` found no room, excluding those of tenants at their limits.
-        claims: Requests in `unplaced` that waited too long; nodes that are large enough for one are reserved for it.
+        claims: Requests in `unplaced` that reached `MOST_PASSED`. Nodes large enough for one are reserved for it.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class LeaseQueue(Generic[T]):
         """Serve the first request of each tenant in turn, until one round over all tenants has served no request.
 
         Args:
-            offer: Tries to serve a request on nodes that are not reserved for another request.
+            offer: Called with a request; tries to serve it on nodes that are not reserved for another request.
         """
         self.unplaced, self.claims = {}, {}
         for request in list(self._overdue):
@@ -135,14 +135,14 @@ class LeaseQueue(Generic[T]):
                 self.unplaced[request] = None
 
     def _grant(self, request: LeaseRequest[T]) -> None:
-        """Complete a served request, and move its tenant to the end of the round."""
+        """Remove a served request from the queue, wake its caller, and put its tenant behind the other tenants."""
         self.discard(request)
         if request.tenant in self._queues:
             self._queues.move_to_end(request.tenant)
         request.woken.set()
 
     def _pass(self) -> None:
-        """Increment `passed` of the requests that found no room, after another request was served."""
+        """Count, in each request that found no room, that another request was served."""
         for request in self.unplaced:
             request.passed += 1
             if request.passed == MOST_PASSED:

@@ -1,4 +1,4 @@
-"""Re-attach to the sandboxes of a previous process after a restart, and remove those that no ledger entry names."""
+"""After a restart, re-attach to those sandboxes of the previous process that the ledger records; remove the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Attaches(Protocol):
     """A backend that can re-attach to running sandboxes."""
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return a running sandbox.
+        """Connect to a running sandbox and return it.
 
         Raises:
             EnvkitError: There is no such sandbox, or it refuses the connection.
@@ -36,7 +36,7 @@ class Attaches(Protocol):
         ...
 
     async def list_detached(self, ledger: str) -> Sequence[str]:
-        """Return the ids of the running sandboxes of one ledger."""
+        """Return the ids of the running sandboxes that were started for the ledger with the id `ledger`."""
         ...
 
     async def remove(self, sandbox_id: str) -> None:
@@ -45,12 +45,12 @@ class Attaches(Protocol):
 
 
 def was_leased(view: SandboxView) -> bool:
-    """Return whether the sandbox was ever leased; otherwise it was only warm."""
+    """Return whether the sandbox was ever leased; if not, it is a warm sandbox."""
     return any(phase.state is SandboxState.LEASED for phase in view.phases)
 
 
 async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> dict[TenantKey, Sandbox]:
-    """Re-attach to all running sandboxes concurrently, with a timeout of 15 s each.
+    """Connect concurrently to all sandboxes that have not ended according to `views`, with a timeout of 15 s each.
 
     Returns:
         The sandboxes that answered.
@@ -69,9 +69,8 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
                 return
 
     async with anyio.create_task_group() as tasks:
-        # A warm sandbox gets a new id when it is leased, and the ledger may still contain the old id. Attach under the
-        # id of the lease: sort leased sandboxes first, and skip a sandbox that is already attached.
-
+        # A warm sandbox gets a new id when it is leased, so `views` may contain one sandbox under both ids. The view of
+        # the lease is the right one: such views come first, and another view of the same sandbox is skipped.
         for view in sorted(views, key=was_leased, reverse=True):
             sandbox = (view.node, view.backend_id)
             if view.backend_id and not is_over(view.state) and sandbox not in taken:
@@ -81,23 +80,23 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
 
 
 async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[], Awaitable[Collection[str]]]) -> None:
-    """Remove orphans: sandboxes that were started for a ledger, but that the pool does not know.
+    """Remove orphans: sandboxes that were started for a ledger, but that `known` does not return.
 
-    For example, they were starting when the server was killed, or their node left the pool. A sandbox that cannot be
+    For example, they were starting when the server was killed, or their node left the pool. An orphan that cannot be
     removed within 15 s ends itself after its orphan timeout.
 
     Args:
         ledger: Id of the ledger.
         nodes: Nodes to search.
-        known: Returns the backend ids of the sandboxes to keep on all nodes, because two nodes may be the same machine.
-            It is called after the sandboxes of a node were listed, and may wait for sandboxes that are starting.
+        known: Called after a node's sandboxes were listed. Returns the backend ids of the sandboxes to keep on all
+            nodes, because two nodes may be the same machine. It may wait for sandboxes that are starting.
     """
 
     async def end(node: Node, backend: Attaches, sandbox_id: str) -> None:
         try:
             await backend.remove(sandbox_id)
         except Exception as error:  # an error of one node must not end the pool
-            _log.warning("sandbox %s of a previous process may be left on %s: %s", sandbox_id, node.name, error)
+            _log.warning("cannot remove sandbox %s of an earlier process on node %s: %s", sandbox_id, node.name, error)
 
     async def end_on(node: Node, backend: Attaches) -> None:
         try:
@@ -105,7 +104,7 @@ async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[],
                 running = await backend.list_detached(ledger)
         except Exception as error:
             why = str(error) or f"no answer within {_LIST_S:g} s"
-            _log.warning("sandboxes of a previous process may be left on %s: %s", node.name, why)
+            _log.warning("cannot find the sandboxes of earlier processes on node %s: %s", node.name, why)
             return
         kept = await known() if running else ()
         with anyio.move_on_after(_END_S):

@@ -24,28 +24,28 @@ from .queue import LeaseAnswer, LeaseQueue, LeaseRequest
 from .warm_stock import WarmSpec, WarmStock
 
 _ROOM_S = 20.0
-"""Seconds that a request with ``wait_s=None`` waits until evicted warm sandboxes have stopped."""
+"""Maximum number of seconds that a request with ``wait_s=None`` waits for evicted warm sandboxes to stop."""
 
 
 class Scheduler:
-    """Schedules the sandboxes of one pool, which creates and opens it.
+    """Schedules the sandboxes of one pool. The pool creates, opens and closes the scheduler.
 
     Args:
-        stocks: Specs and sizes of the warm stocks.
+        stocks: Which warm sandboxes to keep ready, and how many.
         history: Event log of the pool.
         max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit.
-        share: Share of the total capacity that one tenant may use; each tenant may always have one sandbox.
-        liveness_times: Liveness settings.
-        budget: Restart budget of each warm stock.
-        ledger_id: Id of the ledger that lets sandboxes outlive this process; None means no ledger.
+        share: Fraction of all nodes' capacity that one tenant may use; each tenant may always have one sandbox.
+        liveness_times: Intervals and timeouts of liveness probes.
+        budget: Limit on the replacements of failed sandboxes in each warm stock.
+        ledger_id: Id of the ledger that records the sandboxes, so that they can outlive this process; else None.
 
     Attributes:
         nodes: Nodes by name.
-        instances: All sandboxes that are not fully removed.
+        instances: All sandboxes that are not yet fully removed.
         queue: Waiting requests.
         stocks: Warm stocks.
         last_gone: Why the last removed node left; empty if no node was removed.
-        last_number: Number in the last generated id.
+        last_number: Number N in the last generated sandbox id, ``pool-N``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Scheduler:
         self._budget = budget
         self._ledger_id = ledger_id
         self._held: dict[str, ResourceRequest] = {}
-        """Resources in use, by tenant, without those of the pool's owner."""
+        """Resources that leased sandboxes use, by tenant. Sandboxes of the pool's own process do not count."""
         self._tasks: TaskGroup
         self._is_open = False
 
@@ -91,7 +91,8 @@ class Scheduler:
     async def take(self, request: LeaseRequest[Instance], wait_s: float | None) -> Instance:
         """Return a running sandbox for a request; raises the errors of `envkit.protocols.SandboxPool.lease`.
 
-        It waits up to `wait_s` seconds for room; None waits up to 20 s, and only if warm sandboxes are being evicted.
+        It waits up to `wait_s` seconds for room. With None, it waits up to 20 s, and only if a warm sandbox with this
+        spec is starting or warm sandboxes are being evicted.
         """
         if not self._is_open:
             raise SandboxError("the pool is not open; use 'async with'")
@@ -107,7 +108,7 @@ class Scheduler:
                     await request.woken.wait()
                 if request.given is None:
                     raise request.refusal or CapacityError(self._why_full(request, waited_s))
-            # Do not wait if the sandbox is ready: `wait` always yields to the event loop first.
+            # Do not call `wait` on an event that is already set: it would yield to the event loop first.
             if not request.given.settled.is_set():
                 await request.given.settled.wait()
         except BaseException:
@@ -138,7 +139,7 @@ class Scheduler:
                 self._begin(warm, stock.warm_spec.boot)
 
     def refuse(self) -> None:
-        """Fail the requests that no current node could serve even when empty."""
+        """Fail the waiting requests that no current node could serve, even if the node were empty."""
         for request in self.queue.all():
             request.refusal = self._why_never(request)
             if request.refusal is not None:
@@ -146,7 +147,7 @@ class Scheduler:
                 request.woken.set()
 
     def missing(self) -> list[ResourceRequest]:
-        """Return the demands that more nodes could serve: of requests within limits, then of missing warm sandboxes."""
+        """Return the unmet demands that additional nodes could serve: of requests, then of missing warm sandboxes."""
         held = dict(self._held)
         found = []
         for request in self.queue.all():
@@ -170,17 +171,18 @@ class Scheduler:
         is_named: bool,
         ttl_s: float | None,
     ) -> None:
-        """Take over a sandbox of a previous process, before `open`.
+        """Take over a sandbox of a previous process. Must be called before `open`.
 
-        It is stopped if it is warm but no stock needs it, or if it is leased without an id that a caller knows.
+        The sandbox is stopped if it is warm and no stock needs it, or if it is leased under a generated id, because its
+        caller ended with the previous process.
 
         Args:
-            tasks: Task group that runs the sandbox's task.
+            tasks: Task group for the task that monitors the sandbox.
             view: View of the sandbox from the ledger.
             sandbox: The backend's sandbox.
-            is_leased: Whether the sandbox was leased.
-            is_named: Whether the caller chose the sandbox's id.
-            ttl_s: Time to live in seconds; None means no limit.
+            is_leased: Whether the sandbox is leased; otherwise it is warm.
+            is_named: Whether a caller chose the sandbox's id; otherwise the pool generated it.
+            ttl_s: Seconds without use after which the lease expires; None means never.
         """
         instance = Instance(view.key, view.spec, self.nodes[view.node], self._entered)
         instance.ttl_s, instance.is_leased, instance.is_named = ttl_s, is_leased, is_named
@@ -222,13 +224,13 @@ class Scheduler:
         return LeaseAnswer.GRANTED
 
     def _eligible_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
-        """Return the nodes that may serve the request, whether or not they have room: one node for a snapshot."""
+        """Return the nodes that may serve the request, even if full: all nodes, or only the one with its snapshot."""
         if request.snapshot is None:
             return self.nodes.values()
         return [node for node in self.nodes.values() if node.name == request.snapshot[0]]
 
     def _unclaimed_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
-        """Return the eligible nodes that are not reserved for a request that waited too long."""
+        """Return the nodes that may serve `request` and are not reserved for another request that waited too long."""
         nodes = self._usable(request.demand) if request.snapshot is None else self._eligible_nodes(request)
         claims = list(takewhile(lambda claim: claim is not request, self.queue.claims))
         return [node for node in nodes if not self._is_claimed(node, claims)] if claims else nodes
@@ -237,12 +239,12 @@ class Scheduler:
         return usable(self.nodes.values(), demand, now=clock.now())
 
     def _is_claimed(self, node: Node, others: Iterable[LeaseRequest[Instance]]) -> bool:
-        """Return whether one of the waiting requests `others` could use this node if it were empty."""
+        """Return whether `node`, if it were empty, could serve one of the waiting requests `others`."""
         eligible = (other for other in others if other.snapshot is None or other.snapshot[0] == node.name)
         return any(node.could_hold(other.demand) for other in eligible)
 
     def _why_never(self, request: LeaseRequest[Instance]) -> SandboxError | None:
-        """Return the error for a request that no current node could serve even when empty, else None."""
+        """Return an error if no current node could serve `request`, even if the node were empty; otherwise None."""
         if request.snapshot is not None and request.snapshot[0] not in self.nodes:
             return SandboxRefusedError(request.name or "", f"there is no snapshot {'/'.join(request.snapshot)!r}")
         why = why_impossible(self._eligible_nodes(request), request.demand)
@@ -257,7 +259,7 @@ class Scheduler:
         if warm.key == before.key:
             return warm.enter(SandboxState.LEASED, "leased")
         warm.enter(SandboxState.LEASED, f"leased; was warm as {before.id}")
-        # Record the end of the old id last, so that the ledger always contains the sandbox under a live id.
+        # Record the end of the old id last, so that in the ledger one of the sandbox's ids is always live.
         return self._history.renamed(before, warm.id)
 
     def _assign(self, instance: Instance, request: LeaseRequest[Instance]) -> None:
@@ -299,7 +301,7 @@ class Scheduler:
             self._leave(instance)
 
     def _move(self, instance: Instance, others: Collection[Node]) -> bool:
-        """Move a sandbox that did not start to one of the nodes `others`; return False if none has unreserved room."""
+        """Move a sandbox that did not start to one of the nodes `others`; return False if all are full or reserved."""
         self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
         free = (node for node in self._usable(instance.demand) if not self._is_claimed(node, self.queue.claims))
         target = place((node for node in free if node in others), instance.demand)
@@ -312,7 +314,7 @@ class Scheduler:
         return True
 
     def _entered(self, instance: Instance) -> None:
-        """Handle a sandbox's change of state."""
+        """Handle the change of `instance` to a new state."""
         self._history.entered(instance)
         if instance.state is SandboxState.READY:
             self.serve()
@@ -320,7 +322,7 @@ class Scheduler:
             self._replace_warm(instance)
 
     def _replace_warm(self, warm: Instance) -> None:
-        """Remove an ended warm sandbox from its stock; if it failed or was lost, use the budget for a replacement."""
+        """Remove an ended warm sandbox from its stock; if it failed, replace it when the restart budget allows it."""
         stock = next((stock for stock in self.stocks if warm in stock.instances), None)
         if stock is None:
             return
@@ -344,7 +346,7 @@ class Scheduler:
         self.serve()
 
     def _leave(self, instance: Instance) -> None:
-        """Release the resources of a removed sandbox."""
+        """Free what a removed sandbox used of its node's capacity and of its tenant's limits, then serve requests."""
         instance.node.give_back(instance.demand)
         del self.instances[instance.key]
         if clock.now() < instance.node.resumes_at:
@@ -362,7 +364,7 @@ class Scheduler:
         return self._why_bound(request, self._held.get(request.tenant)) is not None
 
     def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
-        """Return which limit a tenant that uses `held` would exceed with this request; None if it exceeds none."""
+        """Return, as text, the limit that a tenant who uses `held` would exceed by `request`; None without one."""
         if held is None or request.is_own:
             return None
         if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:
@@ -373,7 +375,7 @@ class Scheduler:
         return None if why is None else f"share of the fleet: with this sandbox, {why}"
 
     def _makes_room(self, request: LeaseRequest[Instance]) -> bool:
-        """Evict warm sandboxes if that makes room; return whether `request` will be served before any lease ends."""
+        """Evict warm sandboxes if that makes room. Return whether `request` can be served before another lease ends."""
         stock = self._stock_for(request.spec) if request.snapshot is None else None
         if stock is not None and stock.has_starting():
             return True

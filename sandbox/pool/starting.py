@@ -1,4 +1,4 @@
-"""Start a sandbox on its node within its timeout, or, if that fails, on another node; then wait until it has booted."""
+"""Start a sandbox on its node or, if that fails, on another node; then wait until the sandbox has booted."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .node import Node
 _log = logging.getLogger(__name__)
 
 _ORPHAN_TTL_S = 600.0
-"""Seconds for which sandboxes of a killed server continue to run until the next server re-attaches."""
+"""Seconds for which the sandboxes of a killed server continue to run if no later server re-attaches to them."""
 _SLACK_S = 60.0
 """Seconds added to the start timeout, e.g. because a backend may limit concurrent starts and queue the others."""
 _LEAST_S = 10.0
-"""When a start times out, a start timeout below this many seconds counts as too short, so the request is at fault. With
-a longer one, the node is at fault, because a start takes under 1 s unless the node is very busy."""
+"""If a start exceeds the start timeout of its spec, the node is at fault, because a start takes under 1 s unless the
+node is very busy. But a start timeout below this many seconds counts as too short, and then the spec is at fault."""
 _ROUNDING_S = 1e-6
 _UNTRIED = "other nodes were not tried, because they have no room now"
 
 
 @runtime_checkable
 class _KnowsMemoryLimit(Protocol):
-    """A backend whose out-of-memory causes may distinguish the sandbox's memory limit from the host's memory."""
+    """A backend that may know whether a sandbox reached its own memory limit or the host ran out of memory."""
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether `Cause.by_agent` is set exactly when the sandbox reached its own memory limit."""
+        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
         ...
 
 
@@ -53,13 +53,14 @@ async def start(
 
     Args:
         instance: The pool's record of the sandbox.
-        boot: Returns once the sandbox may be used; see `envkit.sandbox.pool.warm_stock.WarmSpec`.
-        ledger: Id of the ledger that lets the sandbox outlive this process; None means no ledger.
+        boot: Called with the started sandbox; see `envkit.sandbox.pool.warm_stock.WarmSpec`.
+        ledger: Id of the ledger that records the sandbox, so that it can outlive this process; None means no ledger.
         nodes: All nodes by name; the pool may change the mapping during the start.
-        move: Called after a failed start; moves the sandbox to one of the given nodes, or returns False.
+        move: Called with `instance` and other nodes after a failed start. Moves the sandbox to one of them and returns
+            True, or returns False if none has room.
     """
     spec = instance.spec
-    # A sandbox with an allowlist cannot be detached, because its proxy runs in this process.
+    # A sandbox with a network allowlist cannot outlive this process, because its network proxy runs here.
     if ledger is not None and isinstance(spec.network, str):
         orphan_ttl_s = _ORPHAN_TTL_S if spec.orphan_ttl_s is None else spec.orphan_ttl_s
         spec = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
@@ -88,8 +89,8 @@ async def _started_somewhere(
 ) -> Sandbox:
     """Start a sandbox on its node or on another node.
 
-    If a node fails to start it, one other node is tried. If a node refuses the spec, all other nodes are tried.
-    A start that fails because of its spec is not retried, because it would fail on all nodes.
+    If a start fails, one other node is tried. If a node does not support the spec, all other nodes are tried. If the
+    spec itself is at fault, e.g. its command exits at once, no other node is tried, because every start would fail.
     """
     tried: list[Node] = []
     failure: Exception | None = None
@@ -110,11 +111,11 @@ async def _started_somewhere(
             if may_move and move(instance, left):
                 before = tried[-1].name
                 _log.warning(
-                    "sandbox %s did not start on %s: %s; now on %s", instance.id, before, error, instance.node.name
+                    "sandbox %s did not start on %s: %s; trying %s", instance.id, before, error, instance.node.name
                 )
             elif failure is not None:
-                # Raise the last error that is not a refusal of the spec. The node that raised it accepts the spec, so
-                # a later attempt there may succeed.
+                # Raise the last error that is not a refusal of the spec: the node that raised it supports the spec, so
+                # a later start on this node may succeed.
                 raise failure from None
             elif isinstance(error, SandboxRefusedError) and left:
                 raise SandboxStartError(instance.id, error.cause.followed_by(_UNTRIED)) from None

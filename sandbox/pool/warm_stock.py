@@ -20,8 +20,8 @@ class WarmSpec:
     Attributes:
         spec: Spec of the sandboxes. It must not set ``ttl_s``, because the time to live would begin before the lease.
         count: Number of warm sandboxes to keep ready.
-        boot: Returns once a started sandbox may be leased, e.g. when its server answers; None means immediately. An
-            error, or taking longer than the start timeout, counts as a failed start.
+        boot: Called with each started sandbox; returns when the sandbox may be leased, e.g. when its server answers.
+            The start fails if `boot` raises or takes longer than the spec's start timeout. None means no wait.
 
     Raises:
         ValueError: The spec sets ``ttl_s``.
@@ -33,11 +33,11 @@ class WarmSpec:
 
     def __post_init__(self) -> None:
         if self.spec.ttl_s is not None:
-            raise ValueError(f"ttl_s={self.spec.ttl_s:g} is refused: it would count before the lease")
+            raise ValueError(f"ttl_s={self.spec.ttl_s:g} is refused: it would run before the lease; do not set ttl_s")
 
     @property
     def name(self) -> str:
-        """Name of the stock for messages."""
+        """Name of the stock in messages: its image or its command."""
         return self.spec.image or " ".join(self.spec.command)[:60] or "bare sandboxes"
 
 
@@ -47,7 +47,7 @@ class WarmStock:
     Attributes:
         warm_spec: Configuration of the stock.
         instances: Sandboxes that are ready or starting, oldest first.
-        resumes_at: Loop time before which no replacement is started.
+        resumes_at: Event-loop time before which the stock starts no sandbox.
     """
 
     def __init__(self, warm_spec: WarmSpec) -> None:
@@ -70,11 +70,11 @@ class WarmStock:
         return any(warm.state is SandboxState.STARTING for warm in self.instances)
 
     def fail(self, budget: RestartBudget, *, now: float) -> bool:
-        """Record that a warm sandbox did not start or was lost, and back off before its replacement.
+        """Record that a start failed or a warm sandbox was lost, and set `resumes_at` to the time of its replacement.
 
         Returns:
-            Whether the restart budget allows a replacement. If not, the stock waits until the oldest failure leaves the
-            budget's window; with a budget of zero, it waits forever.
+            Whether `budget` allows a replacement after its usual delay. If not, the replacement waits until the oldest
+            failure is older than the budget's window. With a budget of zero, there is no replacement.
         """
         replacement = self._failures.add(budget, now=now)
         self.resumes_at = max(self.resumes_at, replacement.at)

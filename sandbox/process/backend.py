@@ -1,7 +1,7 @@
 """The backend `process`: sandboxes that are plain child processes without isolation, for hosts without bubblewrap.
 
-A sandbox inherits no environment variables and has its sockets in a private folder. Its processes and files are removed
-when it is stopped or this process exits. Its programs can read and change everything that our user can.
+A sandbox inherits no environment variables and has its sockets in a private folder. When a sandbox is stopped or this
+process exits, the sandbox's processes and files are removed. Its programs have all rights of the user of this process.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ..host.instances import LiveSandboxes, refuse
 _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
-"""How long the agent may take to end its programs after its channel was closed."""
+"""Seconds that the agent may take to end its programs after the host has closed the channel."""
 _CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
 class ProcessBackend:
     """Starts sandboxes as plain child processes; implements `envkit.protocols.SandboxBackend`.
 
-    Use it as ``async with ProcessBackend() as backend``; leaving the block stops all sandboxes. A sandbox has the
-    variables ``ENVKIT_SOCKETS``, ``HOME``, ``TMPDIR``, ``PATH`` and ``LANG``, and the variables of its spec.
+    Use it as ``async with ProcessBackend() as backend``; leaving the block stops all sandboxes. Programs get the
+    environment variables ``ENVKIT_SOCKETS``, ``HOME``, ``TMPDIR``, ``PATH``, ``LANG`` and those of the spec.
     """
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class ProcessBackend:
         return dict.fromkeys(_CAPABILITIES, False)
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
-        """Return for each disk that sandboxes need the free MiB and the MiB that must stay free."""
+        """Return for each disk that sandboxes use how many MiB are free, and how many MiB must stay free."""
         return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox; see `envkit.protocols.SandboxBackend.start`.
 
-        Refuses limits and untrusted programs, because this backend cannot enforce them.
+        Refuses a spec that has limits or is for untrusted programs, because this backend enforces and isolates nothing.
         """
         sandbox_id = self._sandboxes.new_id()
         refuse(sandbox_id, spec, self.capabilities())
@@ -69,7 +69,7 @@ class ProcessBackend:
         }
         for field, value in asked.items():
             if value is not None:
-                raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: plain processes do not support it")
+                raise SandboxRefusedError(sandbox_id, f"the backend `process` does not support {field}={value}")
         folder = self._sandboxes.new_folder(sandbox_id)
         home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
         for part in (home, sockets, grader_home):
@@ -88,7 +88,7 @@ class ProcessBackend:
             sandbox_id, AgentChannel(stream), resources, work=str(home), forget=self._sandboxes.forget
         )
         self._sandboxes.add(sandbox)
-        with suppress(ConnectionError):  # The agent has already ended. The call of `started` below raises the reason.
+        with suppress(ConnectionError):  # The agent has already ended. `started` will raise the reason.
             await stream.send(self._opening)
         env = {"ENVKIT_SOCKETS": str(sockets), "HOME": str(home), "TMPDIR": str(home), **_ENV, **spec.env}
         paths = {"work": str(home), "grader_home": str(grader_home)}
@@ -98,7 +98,7 @@ class ProcessBackend:
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Raise `SandboxRefusedError`, because plain processes have no snapshots."""
-        raise SandboxRefusedError(self._sandboxes.new_id(), f"snapshot {snapshot!r}: plain processes have no snapshots")
+        raise SandboxRefusedError(self._sandboxes.new_id(), f"snapshot {snapshot!r}: this backend has no snapshots")
 
     async def snapshot_bytes(self, snapshot: str) -> int:
         """Return 0, because plain processes have no snapshots."""

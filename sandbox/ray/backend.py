@@ -1,10 +1,10 @@
 """The backend for one node of a Ray cluster.
 
-An actor on the node (`envkit.sandbox.ray.node_agent`) starts and stops the sandboxes there. Calls to a sandbox do not
-use Ray, but a TCP connection between this process and the node. When the connection breaks, the calls fail immediately,
+A Ray actor on the node (`envkit.sandbox.ray.node_agent`) starts and stops the node's sandboxes. Calls to a sandbox do
+not use Ray, but a TCP connection from this process to the node. If the connection breaks, the calls fail immediately,
 even if Ray has not noticed yet that the node is lost.
 
-The node needs envkit, root, and bubblewrap or a Docker daemon; this process must run on a machine of the cluster.
+The node needs envkit, root rights, and bubblewrap or a Docker daemon. This process must run on a cluster machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .cluster import Actor, Cluster, ClusterNode, UnreachedError
 from .node_agent import Answer, NodeKind, greeting, tune
 
 _OPEN_S = 60.0
-"""Timeout for the start of a Ray worker, which takes seconds, or longer on a busy machine."""
+"""Timeout for the start of the process in which Ray runs the actor. It takes seconds, or longer on a busy machine."""
 _CLOSE_S = 20.0
 _CAUSE_S = 2.0
 _DIAGNOSE_S = 2.0
@@ -39,24 +39,25 @@ _DIAL_TIMEOUT_S = 10.0
 _ATTACH_S = 10.0
 _STOP_S = 12.0
 _SLACK_S = 5.0
-"""Seconds added to the sandbox's start timeout, for the messages between this process and the node."""
+"""Seconds added to a sandbox's start timeout for the messages between this process and the node."""
 _PING_EVERY_S = 1.0
 _SILENT_S = 3.0
-"""Seconds without an answer after which an actor is declared lost."""
+"""Seconds without an answer after which a node's actor, and with it the node, counts as lost."""
 _RETRY_S = 0.2
 
 
 class RayNodeBackend:
     """Starts sandboxes on one node of a Ray cluster; implements `envkit.protocols.SandboxBackend`.
 
-    Use it with ``async with`` while the cluster is connected. Leaving the block stops all sandboxes except detached
-    ones, and ends the actor. `attach` reconnects to a detached sandbox, in this or a later process, until the sandbox
-    has had no client for its ``orphan_ttl_s``. Specs with a network allow-list are refused.
+    Use it with ``async with``, inside the block of `connection`. The end of the block ends the node's actor and stops
+    all sandboxes except detached ones. A detached sandbox runs on until it has had no client for ``orphan_ttl_s``
+    seconds. Until then, `attach` can reconnect to it, in this or a later process. Specs with a network allowlist are
+    refused.
 
     Args:
         connection: Connection to the cluster.
-        node: The node.
-        kind: Kind of backend on the node.
+        node: The node of the cluster.
+        kind: Kind of backend that starts the sandboxes on the node.
         orphan_ttl_s: Seconds without a client after which a sandbox ends, unless its spec sets another value.
     """
 
@@ -77,36 +78,36 @@ class RayNodeBackend:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the node has no sandboxes and is not starting a sandbox."""
+        """Whether this backend has no sandboxes on the node and is not starting one."""
         return not self._channels
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Return which limits are enforced on the node."""
+        """Return whether the node enforces each limit; see `envkit.protocols.SandboxBackend.capabilities`."""
         if not self._opened:
             raise SandboxError("the backend is not open; use 'async with'")
         return {str(name): bool(is_enforced) for name, is_enforced in self._opened["capabilities"].items()}
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox from `spec`; see `envkit.protocols.SandboxBackend.start`."""
+        """Start a sandbox on the node; see `envkit.protocols.SandboxBackend.start`."""
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox from `spec` with the files of `snapshot`; this backend must have taken the snapshot."""
+        """Start a sandbox with the files of `snapshot`, which a sandbox of this backend object must have returned."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size in bytes of a snapshot on the node's disk."""
+        """Return the size of a snapshot on the node's disk in bytes; 0 if it does not exist."""
         return int((await self._actor.ask("snapshot_bytes", snapshot))["bytes"])
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot from the node; repeated calls have no effect."""
+        """Remove a snapshot from the node; idempotent."""
         await self._actor.ask("remove_snapshot", snapshot)
 
     async def attach(self, sandbox_id: str) -> AgentSandbox:
-        """Return a detached sandbox on this node that an earlier backend started.
+        """Reconnect to a detached sandbox on this node that an earlier `RayNodeBackend` started, and return it.
 
         Raises:
-            SandboxError: There is no such sandbox, or the node does not answer.
+            SandboxError: The node has no such sandbox, or does not answer.
         """
         request_id = self._new_request_id()
         with anyio.move_on_after(_ATTACH_S):
@@ -115,22 +116,22 @@ class RayNodeBackend:
         raise SandboxError(f"node {self.node.name} did not attach to {sandbox_id!r} within {_ATTACH_S:g} s")
 
     async def list_detached(self, ledger: str) -> list[str]:
-        """Return the ids of the detached sandboxes on this node's machine that are recorded in `ledger`."""
+        """Return the ids of the detached sandboxes on the node's machine whose spec names the ledger id `ledger`."""
         return [str(sandbox_id) for sandbox_id in (await self._actor.ask("list_detached", ledger))["ids"]]
 
     async def remove(self, sandbox_id: str) -> None:
-        """Kill a detached sandbox; raises the same errors as `attach`."""
+        """Kill a detached sandbox on this node. Raises the same errors as `attach`."""
         await self._actor.ask("remove", sandbox_id)
 
     def lose(self, cause: Cause) -> None:
-        """Record that the node and all its sandboxes are lost because of `cause`; later calls have no effect."""
+        """Record that the node and all its sandboxes are lost because of `cause`. A second call has no effect."""
         self._lost = self._lost or cause
         for channel in list(self._channels.values()):
             if channel is not None:
                 channel.fail(self._lost)
 
     async def wait(self) -> Cause:
-        """Wait until the node is lost, and return why: its actor has exited, or has not answered for 3 s."""
+        """Wait until the node is lost: its actor has exited, or has not answered for 3 s. Return the cause."""
         answered_at = clock.now()
         while not self._lost:
             if await self._actor.is_reached(max(answered_at + _SILENT_S - clock.now(), _PING_EVERY_S)):
@@ -178,7 +179,7 @@ class RayNodeBackend:
         return Cause(CauseKind.NODE_LOST, f"node {self.node.name} of the Ray cluster is lost{away}")
 
     def _new_request_id(self) -> int:
-        """Return a new request id, which identifies a sandbox in messages to the actor.
+        """Return a new id with which messages to the actor refer to a sandbox, before the sandbox has an id, too.
 
         Raises:
             SandboxError: The backend is not open, or the node is lost.
@@ -203,14 +204,14 @@ class RayNodeBackend:
         raise SandboxStartError(f"{self.node.name}/{request_id}", f"not ready after {spec.start_timeout_s:g} s")
 
     async def _admitted(self, request_id: int, answer: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
-        """Wait for the actor's answer, connect to the new sandbox and return it; stop the sandbox if a step fails."""
+        """Await `answer`, connect to the sandbox that the actor has started, and return it. If this fails, stop it."""
         self._channels[request_id] = None
         try:
             made = await answer
             connected = await self._open_channel(request_id)
         except BaseException:
             with anyio.move_on_after(_STOP_S, shield=True), suppress(EnvkitError):
-                # If this call fails, the sandbox's orphan timeout ends the sandbox.
+                # If this call fails, the sandbox ends itself after its orphan timeout.
                 await self._actor.ask("stop", request_id)
             del self._channels[request_id]
             raise
@@ -230,13 +231,13 @@ class RayNodeBackend:
         try:
             await sandbox.started({}, spec.start_timeout_s)
         except SandboxStartError as error:
-            if exits:  # the sandbox itself has ended: report its cause, not a broken connection
+            if exits:  # the sandbox has ended: report why, instead of the broken connection
                 raise not_ready(error.sandbox_id, error.cause) from None
             raise
         return sandbox
 
     async def _open_channel(self, request_id: int) -> socket.socket:
-        """Return a connection to a sandbox, which the node's actor relays.
+        """Return a connection to the sandbox of `request_id`. The node's actor relays it to the sandbox.
 
         Raises:
             SandboxError: The node is not reachable.
@@ -249,7 +250,7 @@ class RayNodeBackend:
             raise SandboxError(f"node {self.node.name} is not reachable at {address}: {why}") from None
 
     async def _is_refused(self) -> bool:
-        """Return whether the actor's port refuses connections, which means that its process has exited."""
+        """Return whether the actor's TCP port refuses connections, which means that the actor has exited."""
         try:
             (await self._connected(b"")).close()
         except OSError as error:
@@ -257,7 +258,7 @@ class RayNodeBackend:
         return False
 
     async def _connected(self, first: bytes) -> socket.socket:
-        """Connect to the actor within 10 s and send `first`; raise `OSError` on failure."""
+        """Connect to the actor's TCP port within 10 s and send `first`; raise `OSError` if this fails."""
         host, port = str(self._opened["host"]), int(self._opened["port"])
         connected = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -273,7 +274,7 @@ class RayNodeBackend:
         return connected
 
     async def _cause(self, request_id: int, exits: list[Cause], survived: Survived) -> Cause:
-        """Return why the connection to a sandbox ended; add the cause to `exits` if the sandbox itself has ended."""
+        """Return why the connection to a sandbox ended. If the sandbox itself has ended, add the cause to `exits`."""
         with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError):
             if (plain := (await self._actor.ask("cause", request_id))["cause"]) is None:
                 return Cause(CauseKind.NODE_LOST, f"the connection to node {self.node.name} broke")
@@ -286,7 +287,7 @@ class RayNodeBackend:
             if self._lost or (is_detached and self._is_leaving):
                 return
             with anyio.move_on_after(_STOP_S) as limit, suppress(UnreachedError):
-                # If this call fails, the sandbox's orphan timeout ends the sandbox.
+                # If this call fails, the sandbox ends itself after its orphan timeout.
                 await self._actor.ask("stop", request_id)
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name} did not stop the sandbox within {_STOP_S:g} s")

@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster, which lists the cluster's nodes and manages one envkit actor on each node.
+"""A connection to a Ray cluster: lists the cluster's nodes, and starts and calls one actor of envkit on each node.
 
 Ray runs only in a child process (`envkit.sandbox.ray.driver_process`), because Ray may end the process that it runs in.
 """
@@ -26,7 +26,7 @@ from .driver_process import HELLO, LENGTH, TRIED, Outcome, packed
 from .node_agent import Answer, NodeKind
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
-"""Future with the outcome of a call, and the call's value or the reason for its failure."""
+"""Future of a pair: the outcome of a call, and the value that it returned or the reason why it failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,26 +37,27 @@ _LEAVE_S = 5.0
 _LAST_WORDS_S = 0.5
 _STDERR_BYTES = 32 << 10
 _SECOND_CHANCE_S = 0.5
-"""Seconds added after a timeout: a delayed event loop may notice the timeout before an answer that has arrived."""
+"""Seconds added to a timeout. A delayed event loop may process the timeout before an answer that came in time."""
 _ERROR = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*?)(?:\. .*)?$", re.MULTILINE)
-"""Format of errors in Ray's native log; the first sentence is captured."""
+"""An error line in the log of Ray's C++ code. The group is the first sentence of the message."""
 _ANOTHER_HEAD = b"WrongClusterID"
 _LINE_CHARACTERS = 300
 
 
 class UnreachedError(SandboxError):
-    """An actor or the cluster has exited, or is not reachable."""
+    """An actor has exited or is not reachable, or the connection to the cluster has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node in Ray's records.
+    """A node of a Ray cluster.
 
     Attributes:
         id: Ray's id of the node.
-        name: Name of the node in pools and messages: Ray's name (by default the address), and the start of the id.
-        address: Address of the node's machine.
-        resources: Total resources by Ray's names: ``CPU``, ``memory`` in bytes, and custom resources.
+        name: Name of the node in pools and messages: Ray's name of the node (by default its address), a hyphen, and the
+            first 8 characters of `id`.
+        address: IP address of the node.
+        resources: Total resources of the node, by Ray's names: ``CPU``, ``memory`` in bytes, and custom resources.
     """
 
     id: str
@@ -66,16 +67,17 @@ class ClusterNode:
 
 
 class Cluster:
-    """A connection to a Ray cluster. Entering the ``async with`` block connects; leaving ends the actors.
+    """A connection to a Ray cluster. Use it with ``async with``: the end of the block disconnects and ends the actors.
 
     Args:
-        address: Address of the head, such as ``"10.0.0.1:6379"``; ``"auto"`` means ``$RAY_ADDRESS`` or a local head.
+        address: Address of the cluster's head, such as ``"10.0.0.1:6379"``; ``"auto"`` means ``$RAY_ADDRESS`` or, if it
+            is not set, a head on this machine.
 
     Attributes:
         is_silent: Whether the head did not answer the last query.
 
     Raises:
-        UsageError: Entering the block raises it if Ray is not installed, or there is no cluster.
+        UsageError: On entering the block: Ray is not installed, or there is no cluster at `address`.
     """
 
     def __init__(self, address: str) -> None:
@@ -93,7 +95,7 @@ class Cluster:
         try:
             await self._connected()
         except BaseException:
-            if not self._link.hello.done():  # the child process may hang in Ray's connect call, so kill it
+            if not self._link.hello.done():  # the child may hang in Ray's connect call, and not exit by itself
                 self._transport.kill()
             await self._leave()
             raise
@@ -105,10 +107,10 @@ class Cluster:
     async def alive(self) -> list[ClusterNode] | None:
         """Return the nodes that Ray considers alive; None if the cluster's head did not answer within 4 s.
 
-        Ray notices the loss of a node only after many seconds.
+        Lost nodes may be among them, because Ray notices the loss of a node only after many seconds.
 
         Raises:
-            UnreachedError: The connection has ended.
+            UnreachedError: The connection to the cluster has ended.
         """
         with anyio.move_on_after(_SILENT_S):
             found = await self.call("nodes")
@@ -121,7 +123,7 @@ class Cluster:
         return None
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request nodes from Ray's autoscaler with room for all `bundles` of resources; replaces the last request.
+        """Ask Ray's autoscaler for nodes with room for all `bundles` of resources. This replaces the previous request.
 
         Raises:
             SandboxError: The autoscaler does not answer, or the connection has ended.
@@ -132,14 +134,14 @@ class Cluster:
         raise SandboxError(f"the cluster's head did not answer within {_SILENT_S:g} s")
 
     def actor(self, node: ClusterNode) -> Actor:
-        """Return the handle of a new actor for a node; `Actor.begin` starts the actor."""
+        """Return a handle for a new actor on `node`. The actor does not run before `Actor.begin`."""
         return Actor(self, node, next(self._numbers))
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """Make a call in the child process and return its value. If cancelled, the child still completes the call.
+        """Make a call in the child process and return its value. The child completes it even if this is cancelled.
 
         Raises:
-            UnreachedError: The connection has ended, or the actor is not reachable.
+            UnreachedError: The connection to the cluster has ended, or the actor is not reachable.
             SandboxError: The call failed.
         """
         outcome, value = await self.sent(what, *arguments)
@@ -148,11 +150,11 @@ class Cluster:
         raise (UnreachedError if outcome == "unreached" else SandboxError)(str(value))
 
     def sent(self, what: str, *arguments: object) -> Reply:
-        """Send a call to the child process and return a future of its outcome; the future never raises."""
+        """Send the call `what` to the child process and return the future of its reply, which never raises an error."""
         return self._link.send(next(self._numbers), what, arguments)
 
     async def _connected(self) -> None:
-        """Wait until the child is connected to the cluster; log a warning after 5 s.
+        """Wait until the child process is connected to the cluster. If this takes more than 5 s, log a warning.
 
         Raises:
             UsageError: There is no such cluster, it refuses the connection, or it does not answer within 60 s.
@@ -168,13 +170,13 @@ class Cluster:
             )
         outcome, value = hello.result()
         if outcome == "unreached":
-            raise UsageError(f"connecting to the Ray cluster at {self._location}: {value}")
+            raise UsageError(f"cannot connect to the Ray cluster at {self._location}: {value}")
         if outcome != "done":
             raise UsageError(str(value))
 
     @property
     def _location(self) -> str:
-        """The cluster's address for use in messages, with the place where the address is configured, if known."""
+        """The cluster's address for use in messages and, if known, where that address is configured."""
         tried = self._link.tried
         return str(tried.result()[1]) if tried.done() and tried.result()[0] == "done" else repr(self._address)
 
@@ -190,7 +192,7 @@ class Cluster:
 
 
 class Actor:
-    """A handle to an `envkit.sandbox.ray.node_agent.NodeActor` on a node."""
+    """A handle with which to start, call and end an `envkit.sandbox.ray.node_agent.NodeActor` on a node."""
 
     def __init__(self, cluster: Cluster, node: ClusterNode, number: int) -> None:
         self._cluster = cluster
@@ -198,15 +200,15 @@ class Actor:
         self._number = number
 
     async def begin(self, kind: NodeKind) -> None:
-        """Request the start of the actor, and do not wait until it runs. If the start fails, calls of `ask` fail."""
+        """Ask Ray to start the actor, and return before it runs. If the start fails later, calls of `ask` fail."""
         await self._cluster.call("make", self._number, self._node.id, kind, self._node.address)
 
     async def ask(self, method: str, *args: object) -> Answer:
-        """Call a method of the actor and return its answer. If cancelled, the actor still completes the call.
+        """Call a method of the actor and return its answer. The actor completes it even if this is cancelled.
 
         Raises:
             UnreachedError: The actor has exited or is not reachable.
-            EnvkitError: The actor's answer is this error.
+            EnvkitError: The method raised this error in the actor.
         """
         try:
             answer: Answer = await self._cluster.call("ask", self._number, method, args)
@@ -228,18 +230,18 @@ class Actor:
             reply.cancel()
 
     async def end(self) -> None:
-        """End the actor, even if it is starting or has failed; repeated calls have no effect."""
+        """End the actor, even if it is starting or has failed; idempotent."""
         with anyio.move_on_after(_LEAVE_S), suppress(SandboxError):
             await self._cluster.call("end", self._number)
 
 
 class _DriverPipe(asyncio.SubprocessProtocol):
-    """The pipes to the child process. `send` does not wait, so a cancelled caller can still send a call.
+    """The pipes to the child process. `send` is not a coroutine, so that tasks can call it while they are cancelled.
 
     Attributes:
-        hello: Future with the outcome of the child's connection to the cluster.
-        tried: Future with the address where the child searches for the cluster.
-        ended: Set once the child has exited.
+        hello: Future that says whether the child is connected to the cluster.
+        tried: Future of the address at which the child searches for the cluster.
+        ended: Set when the child has exited.
     """
 
     def __init__(self) -> None:
@@ -251,7 +253,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         self.hello, self.tried = self._expected(HELLO), self._expected(TRIED)
 
     def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
-        """Send a call to the child and return a future of its reply; an exited child replies ``"unreached"``."""
+        """Send a call to the child; return the future of its reply: ``"unreached"`` if the child has exited."""
         reply = self._expected(number)
         if self._cause:
             reply.set_result(("unreached", self._cause))

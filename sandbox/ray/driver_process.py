@@ -1,13 +1,13 @@
 """The Ray driver: a child process in which Ray runs, started by `envkit.sandbox.ray.cluster`.
 
-Ray needs a separate process because it may end its process: when the cluster's head does not answer for a minute, when
-another head replaces it, or when connecting fails. Ray also installs signal handlers, uses much CPU time while the head
-is away, and has calls that never return.
+Ray may end the process in which it runs: if the cluster's head does not answer for a minute, if another head replaces
+it, or if it cannot connect. Ray also installs signal handlers, uses much CPU time while the head does not answer, and
+has calls that never return. A separate process protects the parent process from all this.
 
-The argument of the process is the cluster's address. A message is a length and a pickled tuple. Calls ``(number, what,
-arguments)`` arrive on standard input. Replies ``(number, outcome, value)`` are written to standard output in any order.
-Two messages precede them: the address where the driver searches for the cluster (`TRIED`), and whether it is connected
-(`HELLO`). The process exits at the end of its input.
+The argument of the process is the cluster's address. A message is a length and a pickled tuple. The parent writes calls
+``(number, what, arguments)`` to standard input. The driver writes replies ``(number, outcome, value)`` to standard
+output, in any order. Two messages precede them: the address at which the driver searches for the cluster (`TRIED`), and
+whether it is connected (`HELLO`). The process exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .node_agent import Answer, NodeActor, NodeKind
 LENGTH = struct.Struct(">Q")
 HELLO = 0
 TRIED = -1
-"""Numbers of the two messages that do not reply to a call: `TRIED` comes first, then `HELLO`."""
+"""Numbers of the two messages that are not replies to a call. `TRIED` comes first, then `HELLO`."""
 
 Outcome: TypeAlias = Literal["done", "failed", "unreached", "refused"]
-"""Outcome of a call. If it is not ``"done"``, the value is a reason in one line. Only `HELLO` may be ``"refused"``."""
+"""Outcome in a reply. Unless it is ``"done"``, the value is a one-line reason. Only `HELLO` can be ``"refused"``."""
 
 _CALLS_AT_ONCE = 10_000
 _THREADS = 64
 _LINE_CHARACTERS = 300
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
-"""Setting of the actors' processes; by default Ray would kill detached sandboxes when their actor ends."""
+"""Environment variable of the actors. By default, Ray would kill detached sandboxes when their actor ends."""
 
 
 def packed(message: tuple[object, ...]) -> bytes:
@@ -55,7 +55,7 @@ def packed(message: tuple[object, ...]) -> bytes:
 def main(address: str) -> None:
     """Connect to the cluster at `address`, and serve calls until standard input ends."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # send Ray's prints to standard error, because standard output must contain only messages
+    os.dup2(2, 1)  # Ray's prints go to standard error, so that standard output contains only messages
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         ray = _connected(address, lambda location: _write(answers, packed((TRIED, "done", location))))
@@ -66,7 +66,7 @@ def main(address: str) -> None:
 
 
 class _Driver:
-    """Executes the calls of the parent process."""
+    """Executes the calls that the parent process sends."""
 
     def __init__(self, ray: Any, answers: int) -> None:
         self._ray = ray
@@ -82,7 +82,7 @@ class _Driver:
         }
 
     async def run(self) -> None:
-        """Serve calls from standard input; exit the process at the end of the input."""
+        """Execute calls from standard input, and end this process at the end of the input."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS))
         reader = asyncio.StreamReader()
@@ -114,7 +114,7 @@ class _Driver:
     async def _nodes(self) -> list[tuple[str, str, str, dict[str, float]]]:
         """Return the id, name, address and resources of each node that Ray considers alive.
 
-        Ray's call does not return while the head is away. Concurrent calls share one call of Ray.
+        This waits while the head does not answer. Concurrent calls share one query to Ray.
         """
         if self._query is None or self._query.done():
             self._query = asyncio.ensure_future(asyncio.to_thread(self._ray.nodes))
@@ -125,12 +125,12 @@ class _Driver:
         ]
 
     async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Ask Ray's autoscaler for nodes with room for `bundles`. The request replaces the previous request."""
+        """Ask Ray's autoscaler for nodes with room for all `bundles` of resources, instead of the previous request."""
         sdk = load("ray.autoscaler.sdk")
         await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
 
     async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
-        """Request the start of an actor on a node, and do not wait until it runs. If the start fails, `_ask` fails."""
+        """Ask Ray to start an actor on a node, and return before it runs. If the start fails later, `_ask` fails."""
         self._actors[number] = making = asyncio.ensure_future(asyncio.to_thread(self._made, node_id, kind, address))
         await making
 
@@ -156,16 +156,16 @@ class _Driver:
         return answer
 
     async def _end(self, number: int) -> None:
-        """End an actor, even if it is starting or has failed; repeated calls have no effect."""
+        """End an actor, even if it is starting or has failed; idempotent."""
         if (making := self._actors.pop(number, None)) is not None:
             await asyncio.to_thread(self._ray.kill, await making)
 
 
 def _connected(address: str, report: Callable[[str], None]) -> Any:
-    """Connect to the cluster at `address`, call `report` with the resolved address, and return the module `ray`.
+    """Find the address of the head, pass it to `report`, connect to the cluster, and return the module `ray`.
 
     Raises:
-        UsageError: Ray is not installed, or there is no such cluster.
+        UsageError: Ray is not installed, or there is no cluster at `address`.
     """
     if (why := why_missing("ray")) is not None:
         raise UsageError(why)
@@ -174,7 +174,7 @@ def _connected(address: str, report: Callable[[str], None]) -> Any:
         found = head_address.find(address)
         location, advice = str(found), f"; {head_address.WHAT_TO_DO}"
         report(location)
-        # Check first that the head answers: without this check, Ray would fail only after minutes.
+        # Check that the head answers, because otherwise `ray.init` would fail only after minutes.
         head_address.require(found)
         ray: Any = load("ray")
         ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)

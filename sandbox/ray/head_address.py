@@ -1,4 +1,4 @@
-"""Find the head of a Ray cluster, and check within seconds that it listens. Ray's own check takes a minute."""
+"""Find the head of a Ray cluster, and check within seconds that it accepts connections. Ray itself takes a minute."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WHAT_TO_DO = "start one (ray start --head), or name another one (ray.address, or
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The configured address of a cluster's head.
+    """The address of a Ray cluster's head.
 
     Attributes:
         address: Host and port.
-        source: Text for messages that says where the address comes from.
+        source: Where the address comes from, as text for messages.
     """
 
     address: str
@@ -31,10 +31,10 @@ class Head:
 
 
 def find(address: str) -> Head:
-    """Return the head at `address`; ``"auto"`` searches in the same places as Ray.
+    """Return the head at `address`. With ``"auto"``, search for a head in the same places as Ray.
 
     Raises:
-        ConnectionError: No cluster runs on this machine, and no file names another cluster.
+        ConnectionError: The address is ``"auto"``, and no head was found.
         ImportError: Ray cannot be imported.
     """
     if address != "auto":
@@ -50,16 +50,16 @@ def find(address: str) -> Head:
 
 
 def require(head: Head) -> None:
-    """Raise unless a server listens at `head`; takes at most 3 s.
+    """Raise an error unless a server accepts a connection at `head` within 3 s.
 
     Raises:
-        UsageError: No server listens there; the message says what to do.
+        UsageError: No server accepts it, or the address is not valid. The message says what to do.
     """
     if head.address.startswith("ray://"):
         raise UsageError(f"{head}: Ray Client is not supported; run this on a machine of the cluster, with 'auto'")
     host, _, port = head.address.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise UsageError(f"{head} is not the address of a Ray cluster, such as '10.0.0.1:6379'")
+        raise UsageError(f"{head} is not the address of a Ray cluster; use a host and port, such as '10.0.0.1:6379'")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:

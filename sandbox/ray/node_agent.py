@@ -1,11 +1,11 @@
-"""The Ray actor that starts sandboxes on its node and relays clients' connections to them.
+"""The Ray actor that starts sandboxes on its node, and relays clients' connections to them.
 
-A client connects by TCP, and sends one line with the actor's secret and a sandbox's request id. The actor then relays
-the connection to the sandbox's agent in both directions, with backpressure. It uses the protocol of
-`envkit.sandbox.agent_client.channel`.
+A client connects by TCP, and sends one line with the actor's secret and the request id of a sandbox. The actor then
+relays all bytes between the client and process 1 of that sandbox, in both directions, with backpressure. The bytes
+follow the protocol of `envkit.sandbox.agent_client.channel`.
 
-A sandbox that has had no client for ``orphan_ttl_s`` seconds ends: the actor stops it or, if the actor has ended, the
-sandbox's agent exits.
+If a sandbox has had no client for ``orphan_ttl_s`` seconds, the actor stops it. If the actor has ended by then, process
+1 of the sandbox exits by itself.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ..bubblewrap.backend import LocalBackend
 from ..docker.backend import DockerBackend
 
 NodeKind: TypeAlias = Literal["local", "docker"]
-"""Kind of backend on a node. The process backend is not supported, because its sandboxes have no control socket."""
+"""Kind of backend on a node. Not ``process``, whose sandboxes have no control socket for new connections."""
 Answer: TypeAlias = dict[str, Any]
-"""Results by name, or an error under ``problem``; see `envkit.errors.to_problem`."""
+"""Results by name, or an error under the name ``problem``; see `envkit.errors.to_problem`."""
 
 P = ParamSpec("P")
 _BACKENDS = {"local": LocalBackend, "docker": DockerBackend}
@@ -54,12 +54,12 @@ _FULL_S = 0.1
 
 
 def greeting(secret: str, request_id: int) -> bytes:
-    """Return the first line that a client sends on a connection to a sandbox."""
+    """Return the first line that a client sends on a new connection, to reach the sandbox of `request_id`."""
     return f"{secret} {request_id}\n".encode()
 
 
 def tune(connected: socket.socket) -> None:
-    """Configure a TCP socket to send small frames immediately, and to detect the loss of the other machine in 20 s."""
+    """Configure a TCP socket to send small messages immediately, and to notice the loss of its peer in 20 s."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
@@ -68,7 +68,7 @@ def tune(connected: socket.socket) -> None:
 
 
 def _answers(method: Callable[P, Awaitable[Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
-    """Make a method of the actor return its errors as an answer."""
+    """Decorate a method of the actor so that it returns errors as an `Answer` instead of raising them."""
 
     @wraps(method)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -82,7 +82,7 @@ def _answers(method: Callable[P, Awaitable[Answer]]) -> Callable[P, Coroutine[An
 
 @dataclass(slots=True)
 class _Hosted:
-    """A sandbox of the actor, its number of clients, and the clock time at which the last client disconnected."""
+    """A sandbox of the actor, its number of connected clients, and when the last client disconnected."""
 
     sandbox: AgentSandbox
     orphan_ttl_s: float
@@ -94,12 +94,12 @@ class _Hosted:
 class NodeActor:
     """The actor of one node. `serve` runs until the actor is closed, concurrently with the other methods.
 
-    Clients choose a request id for each sandbox, and use it in all calls, so that they can cancel a start before the
-    sandbox has an id. Methods do not raise errors; they return them as answers.
+    Clients choose a request id for each sandbox, and pass it to all methods, so that they can cancel a start before the
+    sandbox has an id. Methods do not raise errors, but return them as an `Answer`.
 
     Args:
-        kind: Kind of backend.
-        address: Address at which clients reach the node.
+        kind: Kind of backend that starts the sandboxes.
+        address: IP address of the node, on which the actor listens for clients.
     """
 
     def __init__(self, kind: NodeKind, address: str) -> None:
@@ -107,7 +107,7 @@ class NodeActor:
         self._address = address
         self._port = 0
         self._secret = secrets.token_hex(32)
-        # Suffix of snapshot names: each actor numbers its snapshots from 1, so numbers alone are not unique.
+        # Suffix of snapshot names, which tells the snapshots of this actor from those of earlier actors.
         self._run = secrets.token_hex(4)
         self._hosted: dict[int, _Hosted] = {}
         self._starting: dict[int, anyio.CancelScope] = {}
@@ -117,7 +117,7 @@ class NodeActor:
         self._closed = anyio.Event()
 
     async def serve(self) -> None:
-        """Open the backend and serve until `close` is called. If opening fails, `opened` returns the error."""
+        """Open the backend, and serve clients until `close` is called. If the opening fails, `opened` returns why."""
         try:
             with _listener(self._address) as listener:
                 async with self._backend, anyio.create_task_group() as tasks:
@@ -151,15 +151,15 @@ class NodeActor:
         return {}
 
     async def close(self) -> Answer:
-        """Stop all sandboxes except detached ones, and wait until `serve` has ended."""
+        """Stop all sandboxes except detached ones, end `serve`, and wait until it has ended."""
         self._closing.set()
         await self._closed.wait()
         return self._failure
 
     @_answers
     async def start(self, request_id: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
-        """Start a sandbox, optionally from `snapshot`; return the sandbox's ``id``, ``work`` and ``unenforced``."""
-        # The default is a ledger that belongs to no pool, so that no pool removes the sandbox.
+        """Start a sandbox, with the files of `snapshot` if given; return its ``id``, ``work`` and ``unenforced``."""
+        # A spec without a ledger gets the id of a ledger that no pool has, so that no pool removes the sandbox.
         ledger = spec.ledger or f"ray-{self._run}"
         # Start every sandbox as detached, because only detached sandboxes have a control socket for clients.
         detached = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
@@ -180,18 +180,18 @@ class NodeActor:
 
     @_answers
     async def attach(self, request_id: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
-        """Attach to a detached sandbox of an earlier actor of this node; return the same results as `start`."""
+        """Reconnect to a detached sandbox that an earlier actor on this node started; return the same as `start`."""
         sandbox = await self._backend.attach(sandbox_id)
         return self._admit(request_id, _Hosted(sandbox, orphan_ttl_s, is_detached=True, left_at=clock.now()))
 
     @_answers
     async def list_detached(self, ledger: str) -> Answer:
-        """Return as ``ids`` the ids of the detached sandboxes on this machine that are recorded in `ledger`."""
+        """Return as ``ids`` the ids of the detached sandboxes on this machine whose spec has the ledger id `ledger`."""
         return {"ids": await self._backend.list_detached(ledger)}
 
     @_answers
     async def remove(self, sandbox_id: str) -> Answer:
-        """Kill a detached sandbox of an earlier actor."""
+        """Kill a detached sandbox that an earlier actor of this node started."""
         await self._backend.remove(sandbox_id)
         return {}
 
@@ -201,7 +201,7 @@ class NodeActor:
 
     @_answers
     async def stop(self, request_id: int) -> Answer:
-        """Stop a sandbox, or cancel its start, and wait until it is fully removed. Repeated calls have no effect."""
+        """Stop a sandbox, or cancel its start, and wait until it is fully removed; idempotent."""
         if (scope := self._starting.get(request_id)) is not None:
             scope.cancel()
         if (hosted := self._hosted.get(request_id)) is not None:
@@ -211,7 +211,7 @@ class NodeActor:
 
     @_answers
     async def cause(self, request_id: int) -> Answer:
-        """Wait up to 1.5 s for the end of a sandbox; return its ``cause``, or None if the sandbox has not ended."""
+        """Wait up to 1.5 s for the end of a sandbox; return as ``cause`` why it ended, or None if it has not ended."""
         with anyio.move_on_after(_CAUSE_S):
             return {"cause": (await self._find(request_id).sandbox.wait()).plain()}
         return {"cause": None}
@@ -223,18 +223,18 @@ class NodeActor:
 
     @_answers
     async def snapshot(self, request_id: int) -> Answer:
-        """Take a snapshot of a sandbox; return its ``name``."""
+        """Take a snapshot of a sandbox; return as ``name`` the name of the snapshot."""
         return {"name": f"{await self._find(request_id).sandbox.snapshot()}@{self._run}"}
 
     @_answers
     async def snapshot_bytes(self, snapshot: str) -> Answer:
-        """Return the size of a snapshot on disk as ``bytes``."""
+        """Return as ``bytes`` the size of a snapshot on disk; 0 if it does not exist."""
         name, _, run = snapshot.rpartition("@")
         return {"bytes": await self._backend.snapshot_bytes(name) if run == self._run else 0}
 
     @_answers
     async def remove_snapshot(self, snapshot: str) -> Answer:
-        """Remove a snapshot; ignore a snapshot of an earlier actor, because it no longer exists."""
+        """Remove a snapshot. Snapshots of earlier actors are ignored, because they no longer exist."""
         name, _, run = snapshot.rpartition("@")
         if run == self._run:
             await self._backend.remove_snapshot(name)
@@ -254,12 +254,12 @@ class NodeActor:
                     tasks.start_soon(self.stop, request_id)
 
     async def _sweep(self, tasks: TaskGroup) -> None:
-        """Check all sandboxes at intervals, and stop each sandbox that had no client for its orphan timeout."""
+        """Check all sandboxes at intervals, and stop those that have had no client for ``orphan_ttl_s`` seconds."""
         while True:
             await anyio.sleep(_TICK_S)
             for request_id, hosted in self._hosted.items():
                 if not hosted.clients and clock.now() - hosted.left_at >= hosted.orphan_ttl_s:
-                    hosted.left_at = math.inf  # do not repeat a failed stop: the agent inside has the same timeout
+                    hosted.left_at = math.inf  # do not repeat a stop that fails: process 1 has the same timeout
                     tasks.start_soon(self.stop, request_id)
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
@@ -289,7 +289,7 @@ class NodeActor:
             if (hosted := self._hosted.get(int(request_id))) is not None:
                 await self._relay(stream, hosted, rest)
         except (EnvkitError, OSError):
-            pass  # the sandbox or the client has ended; closing the stream notifies the client
+            pass  # the sandbox or the client has ended; the client notices the closed stream
         finally:
             stream.close()
 
@@ -308,7 +308,7 @@ class NodeActor:
 
 
 async def _carry(source: SocketStream, target: SocketStream, both: TaskGroup) -> None:
-    """Relay bytes until `source` ends; wait until `target` has received the bytes, then cancel both directions."""
+    """Relay bytes from `source` to `target` until `source` ends and `target` has them; then cancel both directions."""
     with suppress(OSError):
         while data := await source.receive():
             await target.send(data)
@@ -329,9 +329,9 @@ def _listener(address: str) -> socket.socket:
 
 
 def _reset_inherited_limits() -> None:
-    """Reset settings that sandboxes would inherit from a Ray worker: CPU priority, OOM score and open-file limit."""
+    """Undo settings by Ray that sandboxes would inherit from this process: priority, OOM score, open-file limit."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # set this thread's priority, which sandboxes inherit
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the priority of this thread, which starts the sandboxes
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Monitor the nodes of a Ray cluster: add new nodes to a sandbox pool, and remove lost nodes from it."""
+"""Monitors the nodes of a Ray cluster: adds new nodes to a sandbox pool, and removes lost nodes from the pool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .cluster import Cluster, ClusterNode
 from .node_agent import NodeKind
 
 SANDBOXES = "envkit_sandboxes"
-"""Ray resource that sets how many sandboxes a node may run. Without it, the node's CPUs and memory are the limit."""
+"""Custom Ray resource of a node: how many sandboxes it may run. Without it, the node's CPUs and memory limit them."""
 
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _AGAIN_S = 15.0
-"""Seconds until a node is retried after it was lost or its actor did not start. Ray needs as long to notice a loss."""
+"""Seconds until a node that was lost, or whose actor did not start, is tried again. Ray notices a loss in this time."""
 _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
 _FORGET_S = 5.0
@@ -34,29 +34,29 @@ _SILENT = "the head of the Ray cluster does not answer"
 _LEFT = Cause(CauseKind.STOPPED, "the fleet has left its cluster")
 _NOT_NEEDED = Cause(CauseKind.STOPPED, "its node is not needed")
 _PER_SANDBOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
-"""Resources to request per sandbox if no node has the resource `SANDBOXES`; most sandboxes need no more."""
+"""Resources to request for each sandbox if no node has the resource `SANDBOXES`. Most sandboxes need no more."""
 
 
 class RayNodes:
     """Adds all nodes of a Ray cluster that can run sandboxes to a pool, and removes them when they are lost.
 
-    Use it with ``async with``. Entering returns once the actors of all nodes have started or failed. Enter it before
-    the pool if the pool should re-attach to detached sandboxes. Leaving stops all sandboxes except detached ones, and
-    ends the actors.
+    Use it with ``async with``. The block begins when the actor of each node has started or failed. If the pool must
+    re-attach to detached sandboxes, enter this block before that of the pool. The end of the block ends the actors, and
+    stops all sandboxes except detached ones.
 
-    While the cluster's head does not answer, nodes that answer stay in use. Ray ends the connection after a minute
-    without a head, or when another head replaces it. Then all nodes are lost, and the watcher reconnects.
+    While the cluster's head does not answer, nodes that answer remain in use. Ray ends the connection after a minute
+    without a head, or when another head replaces it. All nodes are then lost, and `RayNodes` connects again.
 
     Args:
-        add: Called with each new node, e.g. `envkit.sandbox.pool.Pool.add_node`.
-        remove: Called with the name of each lost node and the cause, e.g. `Pool.remove_node`.
+        add: Called with each new node; usually `envkit.sandbox.pool.Pool.add_node`.
+        remove: Called with the name of each lost node and the cause of the loss; usually `Pool.remove_node`.
         address: Address of the cluster; see `envkit.sandbox.ray.cluster.Cluster`.
-        kind: Kind of backend on the nodes.
+        kind: Kind of backend that starts the sandboxes on the nodes.
         orphan_ttl_s: Seconds without a client after which a sandbox ends, unless its spec sets another value.
 
     Raises:
-        UsageError: Entering the block raises it if Ray is not installed, or there is no cluster.
-        SandboxError: Entering the block raises it if the cluster does not answer.
+        UsageError: On entering the block: Ray is not installed, or there is no cluster at `address`.
+        SandboxError: On entering the block: the cluster does not answer.
     """
 
     def __init__(
@@ -81,12 +81,13 @@ class RayNodes:
         self._again_at: dict[str, float] = {}
 
     async def request(self, more: int) -> None:
-        """Request room for `more` sandboxes, in addition to the current nodes, from Ray's autoscaler.
+        """Ask Ray's autoscaler for room for `more` sandboxes, in addition to the current nodes.
 
-        The request is valid until the next one, or until this block is left. Per sandbox it asks for one
-        ``envkit_sandboxes`` resource if any node has this resource, otherwise for one CPU and 1 GiB of memory. If
-        `more` is negative, empty nodes with up to that much room leave the pool, and the autoscaler may stop them. A
-        later positive request uses these nodes again if they still run. Does nothing while the head does not answer.
+        The request is valid until the next call, or the end of the ``async with`` block. For each sandbox it asks for
+        one ``envkit_sandboxes`` resource if any node has this resource, otherwise for one CPU and 1 GiB of memory. If
+        `more` is negative, nodes without sandboxes that have room for at most ``-more`` sandboxes in total leave the
+        pool, and the autoscaler may stop them. The next call with positive `more` uses those that still run again.
+        While the head does not answer, the call does nothing.
         """
         if self._cluster is None or self._cluster.is_silent:
             return
@@ -122,7 +123,7 @@ class RayNodes:
         await clock.end_tasks(self._tasks, error)
 
     async def _withdraw_request(self, cluster: Cluster) -> None:
-        """Withdraw the last request to Ray's autoscaler; otherwise the autoscaler would reserve the nodes forever."""
+        """Withdraw the last request to Ray's autoscaler, which would otherwise reserve the nodes forever."""
         if not self._has_asked or cluster.is_silent:
             return
         with anyio.move_on_after(_FORGET_S, shield=True):
@@ -153,11 +154,11 @@ class RayNodes:
             finally:
                 self._cluster = None
             wait_s = min(2 * wait_s + _RECONNECT_S, _RECONNECT_MOST_S)
-            _log.warning("trying again in %g s: %s", wait_s, why)
+            _log.warning("no connection to the Ray cluster; trying again in %g s: %s", wait_s, why)
             await anyio.sleep(wait_s)
 
     async def _follow(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Use the nodes of the Ray cluster until the connection to it ends, and return why the connection ended."""
+        """Keep the cluster's nodes in the pool until the connection to the cluster ends; return why it ended."""
         self._alive, self._again_at = {}, {}
         async with anyio.create_task_group() as self._node_tasks:
             try:
@@ -169,10 +170,10 @@ class RayNodes:
         return why
 
     async def _watch(self, cluster: Cluster, status: TaskStatus[None]) -> str:
-        """Poll the list of nodes. Returns when the head does not answer and no node is left, with this reason as text.
+        """Poll the list of nodes until the head does not answer and no node is in use; return this reason as text.
 
         Raises:
-            SandboxError: The connection has ended.
+            SandboxError: The connection to the cluster has ended.
         """
         was_silent = False
         while True:
@@ -194,7 +195,7 @@ class RayNodes:
             await anyio.sleep(_LOOK_EVERY_S)
 
     def _update(self, found: Sequence[ClusterNode]) -> None:
-        """Start actors on new nodes, and treat nodes that Ray no longer lists as lost."""
+        """Start actors on the new nodes in `found`, and treat nodes that are not in `found` any more as lost."""
         self._alive = {node.id: node for node in found}
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
         for node_id, hosted in self._hosted.items():
@@ -207,12 +208,12 @@ class RayNodes:
                 self._node_tasks.start_soon(self._use, hosted)
 
     def _lose(self, hosted: _HostedNode, cause: Cause) -> None:
-        # Remove the node from the pool first; otherwise the pool would start replacement sandboxes on the lost node.
+        # Remove the node from the pool first. Otherwise the pool would replace its sandboxes with new ones on it.
         self._remove(hosted.node.name, cause)
         hosted.backend.lose(cause)
 
     async def _use(self, hosted: _HostedNode) -> None:
-        """Run the actor of a node, and keep the node in the pool until the node is lost or given up."""
+        """Run the actor of a node, and keep the node in the pool until it is lost or `hosted.scope` is cancelled."""
         node, backend = hosted.node, hosted.backend
         cause = _LEFT
         try:
@@ -235,11 +236,11 @@ class RayNodes:
 
 
 class _HostedNode:
-    """A node with an envkit actor.
+    """A node of the cluster on which an actor of envkit runs or is being started.
 
     Attributes:
-        scope: Scope that is cancelled to give up the node.
-        settled: Set once the actor has started or failed.
+        scope: Cancelled to end the actor and remove the node from the pool.
+        settled: Set when the actor has started or failed.
     """
 
     def __init__(self, cluster: Cluster, node: ClusterNode, kind: NodeKind, orphan_ttl_s: float) -> None:
@@ -250,7 +251,7 @@ class _HostedNode:
 
 
 def _fitting(node: ClusterNode) -> int:
-    """Return how many sandboxes fit on an empty node, given the resources that `request` asks for per sandbox."""
+    """Return how many sandboxes fit on an empty node, if each needs the resources that `RayNodes.request` asks for."""
     if SANDBOXES in node.resources:
         return int(node.resources[SANDBOXES])
     return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_SANDBOX.items()))

@@ -1,9 +1,9 @@
-"""Take and restore snapshots: each is a folder on the host, with a tar archive of each writable folder of a sandbox.
+"""Take and restore snapshots. A snapshot is a folder of the host with a tar archive of each writable sandbox folder.
 
-A snapshot contains names, modes, times and contents of files, as far as the agent's user may read them, but no
-processes. Sparse files take their full size, and hard links become copies. The agent packs and unpacks the archives
-(`envkit.sandbox.agent.files.tar`). The size of a snapshot is limited, because an untrusted sandbox could otherwise fill
-the host's disk.
+A snapshot contains the names, modes, times and contents of the files that the agent user may read, but no processes.
+Sparse files take their full size, and hard links become copies. The agent packs and unpacks the archives inside the
+sandbox (`envkit.sandbox.agent.files.tar`). The size of a snapshot is limited, because an untrusted sandbox could
+otherwise fill the host's disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..transfer import tar_stream
 ROOTS = ("/workspace", "/tmp")
 _PIECE_BYTES = 1 << 20
 _HEADERS_MIB = 32
-"""MiB by which an archive may exceed the disk limit, because it contains a header of at most 1.5 KiB for each file."""
+"""MiB by which an archive may exceed the disk limit, because the archive has a header of up to 1.5 KiB per file."""
 _GO_AHEAD = "/run/envkit/.go-ahead"
 _WAIT = ("sh", "-c", 'mkfifo "$0" && read -r go < "$0" && rm "$0" && exec "$@"', _GO_AHEAD)
 _GO = ("sh", "-c", 'until [ -p "$0" ]; do sleep 0.01; done; echo go > "$0"', _GO_AHEAD)
@@ -37,10 +37,10 @@ _NAME = re.compile(r"[a-z0-9-]{1,80}")
 
 
 class SnapshotStore:
-    """The snapshots of one backend, in its run directory.
+    """The snapshots of one backend, in the backend's run directory.
 
     Args:
-        sandboxes: The sandboxes of the backend, which have the run directory.
+        sandboxes: The sandboxes of the backend; ``sandboxes.folder`` is the run directory.
     """
 
     def __init__(self, sandboxes: LiveSandboxes) -> None:
@@ -63,15 +63,14 @@ class SnapshotStore:
             await clock.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def take(self, sandbox: AgentSandbox, disk_mib: int) -> str:
-        """Save a sandbox's writable folders, and return the name of the snapshot. If an archive fails, nothing is kept.
+        """Save a sandbox's writable folders, and return the name of the snapshot. After an error, no files are left.
 
         Args:
             sandbox: The sandbox.
-            disk_mib: Disk limit of each writable folder in MiB. A folder with more content is refused.
+            disk_mib: Disk limit of each writable folder in MiB. If a folder contains more, the snapshot fails.
 
         Raises:
-            SandboxError: A writable folder has too many bytes, a file cannot be read, or the host's disk is nearly
-                full.
+            SandboxError: A writable folder exceeds `disk_mib`, reading a file fails, or the host's disk is nearly full.
             SandboxLostError: The sandbox has ended.
         """
         self._taken += 1
@@ -98,17 +97,17 @@ class SnapshotStore:
 
 
 def waiting(command: Sequence[str]) -> tuple[str, ...]:
-    """Return an argv that waits until `restore` has restored the files, then runs `command`; () without a command."""
+    """Return an argv that runs `command` once `restore` has written the files. An empty `command` stays empty."""
     return (*_WAIT, *command) if command else ()
 
 
 async def restore(sandbox: AgentSandbox, folder: Path, spec: SandboxSpec) -> None:
-    """Restore a snapshot into a sandbox that was started from `spec`, but with the command `waiting(spec.command)`.
+    """Restore the snapshot in `folder` into a new sandbox, which must run the command `waiting(spec.command)`.
 
     The files count towards the sandbox's limits. If the restore fails, the sandbox is stopped.
 
     Raises:
-        SandboxEndedError: The files cannot be written, or the sandbox has ended by itself.
+        SandboxEndedError: The files cannot be written, or the sandbox ended by itself before it was ready.
         SandboxStartError: The sandbox was lost for another reason.
     """
     try:

@@ -1,1 +1,1 @@
-"""Copy files and folders between the host and sandboxes as tar streams, which are extracted safely."""
+"""Copy files and folders between the host and sandboxes as tar streams. Streams from sandboxes are not trusted."""

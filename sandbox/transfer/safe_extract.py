@@ -1,7 +1,7 @@
 """Unpacks a tar stream from a sandbox, which may be malicious, into a folder of the host.
 
 Each name is opened relative to its parent folder's file descriptor, without following symbolic links. Only folders,
-regular files, symbolic links that stay inside the folder, and hard links to files of the same stream are accepted.
+regular files, symbolic links to targets inside the folder, and hard links to files of the same stream are accepted.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from envkit.errors import RefusedFileError, TooLargeError, UsageError
 _BLOCK = tarfile.BLOCKSIZE
 _PIECE_BYTES = 1 << 20
 _MAX_NAME_BYTES = 64 << 10
-"""Maximum size of a long name or an extended header."""
+"""Maximum size of the tar entries that contain a long name or an extended header."""
 _MAX_DEPTH = 256
 """Maximum nesting of folders; many programs fail with deeper trees, e.g. when they remove them."""
 _MAX_TIME_S = 1 << 33
 
 _Reader: TypeAlias = Generator[int, bytes, None]
-"""Generator that yields the number of bytes it needs next, at most `_PIECE_BYTES`, and is sent those bytes."""
+"""Generator that yields how many bytes it needs next (at most `_PIECE_BYTES`), and receives them through `send`."""
 
 
 class Unpacker:
-    """Unpacks a tar stream piece by piece to the entry ``tree`` of the folder `place`.
+    """Unpacks a tar stream piece by piece into the folder `place`, as ``tree``; `finish` moves ``tree`` to the target.
 
     Args:
         place: New folder that no other process writes to.
-        max_bytes: Maximum total size of the files in bytes.
-        allows_any_link: Whether symbolic links may lead out of the folder.
+        max_bytes: Maximum total size of the unpacked files in bytes.
+        allows_any_link: Whether symbolic links may lead out of the unpacked tree.
     """
 
     def __init__(self, place: Path, max_bytes: int, *, allows_any_link: bool = False) -> None:
@@ -50,7 +50,7 @@ class Unpacker:
         self._needed = next(self._reader)
 
     def feed(self, data: bytes) -> None:
-        """Unpack the next piece of the stream; raises the errors of `tar_stream.unpacked`."""
+        """Unpack `data`, the next bytes of the stream; raises the same errors as `tar_stream.unpacked`."""
         waiting = self._waiting
         waiting += data
         at = 0
@@ -66,7 +66,7 @@ class Unpacker:
             waiting.clear()
 
     def finish(self, target: Path) -> None:
-        """Move the unpacked tree to `target`; raises the errors of `tar_stream.unpacked`."""
+        """Move the unpacked tree to `target`; raises the same errors as `tar_stream.unpacked`."""
         if not self._is_over or not self._is_root_made:
             raise RefusedFileError("the tar stream from the sandbox ends early")
         for parts, mode in reversed(self._modes):
@@ -109,7 +109,7 @@ class Unpacker:
     def _take(self, member: tarfile.TarInfo) -> _Reader:
         parts = _parts(member.name)
         if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
-            parts = ()  # the archive's first member is the root of the tree, whose name is ignored
+            parts = ()  # The archive's first member is the root of the tree. Ignore its name.
         elif not self._is_root_made or not parts:
             raise RefusedFileError(f"{_shown(member.name)}: the first entry, and only it, must be the root of the tree")
         place = ("tree", *parts)
@@ -134,7 +134,7 @@ class Unpacker:
 
     def _take_file(self, member: tarfile.TarInfo, folder: int, name: str) -> _Reader:
         if member.size > self._left:
-            raise TooLargeError(f"{_shown(member.name)}: contents have more than {self._max_bytes} bytes")
+            raise TooLargeError(f"{_shown(member.name)}: the files have more than {self._max_bytes} bytes in total")
         self._left -= member.size
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(name, flags, 0o600, dir_fd=folder)
@@ -159,7 +159,7 @@ class Unpacker:
         other_folder = _entered(self._handle, steps)
         try:
             about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            # Reject a hard link to a symbolic link: a relative target may lead out when seen from another folder.
+            # Reject a hard link to a symbolic link, whose relative target could lead out of the tree from this folder.
             if not stat.S_ISREG(about.st_mode):
                 raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
             os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -167,7 +167,7 @@ class Unpacker:
             os.close(other_folder)
 
     def _folder(self, steps: tuple[str, ...]) -> int:
-        """Return a file descriptor of the folder at path `steps`. It is valid until the next call of this method."""
+        """Return a descriptor of the folder with the path `steps`. It is valid until the next call of this method."""
         current, handle = self._current
         if steps != current:
             is_next = steps[:-1] == current
@@ -178,7 +178,7 @@ class Unpacker:
 
 
 def _entered(folder: int, steps: Sequence[str]) -> int:
-    """Open the folder at path `steps` below `folder`, one step at a time, without following symbolic links."""
+    """Open the folder with the path `steps` below `folder`, one step at a time, without following symbolic links."""
     handle = os.dup(folder)
     try:
         for step in steps:
@@ -202,7 +202,7 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 
 def _long(member: tarfile.TarInfo) -> Generator[int, bytes, bytes]:
-    """Read the content of a tar member that contains a long name or an extended header."""
+    """Read the content of `member`, which is a long name or an extended header."""
     if member.size > _MAX_NAME_BYTES:
         raise RefusedFileError(f"name or extended header too large ({member.size} bytes, limit {_MAX_NAME_BYTES})")
     size = member.size + -member.size % _BLOCK
@@ -213,7 +213,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
     """Decode POSIX extended header records, each ``LENGTH NAME=VALUE`` and a newline.
 
     Raises:
-        RefusedFileError: A record is malformed, or sets a size or sparse file data.
+        RefusedFileError: A record is malformed, or sets the size of an entry or the layout of a sparse file.
     """
     found: dict[bytes, bytes] = {}
     while content:
@@ -228,10 +228,10 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Split a tar member's name into its parts; reject a name that leads out of the target folder."""
+    """Split a tar member's name into its parts; raise `RefusedFileError` if it leads out of the target folder."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or "\0" in name or not name:
-        raise RefusedFileError(f"{_shown(name)} leads out of the folder")
+        raise RefusedFileError(f"{_shown(name)} leads out of the target folder")
     if len(parts) > _MAX_DEPTH:
         raise RefusedFileError(f"{_shown(name)} is more than {_MAX_DEPTH} folders deep")
     return parts
@@ -240,18 +240,18 @@ def _parts(name: str) -> tuple[str, ...]:
 def _check_link(member: tarfile.TarInfo, depth: int) -> None:
     """Refuse a symbolic link that could lead out of the unpacked tree.
 
-    In the link's target, ``..`` is allowed only at the start, and only up to the root of the tree. The folder of the
-    link is a real folder of the tree, so the target then stays inside, even if its path contains other accepted links.
+    In the link's target, ``..`` is allowed only at the start, and only up to the root of the tree. The link's folder is
+    not itself a link, so such a target is inside the tree, even if its path contains other accepted links.
 
     Args:
         member: The symbolic link.
-        depth: Number of folders between the root and the link.
+        depth: Number of folders between the root of the tree and the link.
     """
     steps = [step for step in member.linkname.split("/") if step not in ("", ".")]
     ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))
     leads_out = member.linkname.startswith("/") or ups > depth or ".." in steps[ups:]
     if leads_out or not member.linkname or "\0" in member.linkname:
-        raise RefusedFileError(f"{_shown(member.name)} is a link to {_shown(member.linkname)} outside the folder")
+        raise RefusedFileError(f"{_shown(member.name)} is a link to {_shown(member.linkname)} outside the tree")
 
 
 def _shown(name: str) -> str:

@@ -1,10 +1,10 @@
 """Pack files and folders into tar streams for sandboxes, and unpack tar streams from sandboxes.
 
-The stream of a folder begins with the folder itself, named ``.``; the names of its entries are relative to it. The
+The stream of a folder begins with the folder itself, named ``.``; all other names are relative to that folder. The
 stream of a file has only one entry.
 
 A stream from a sandbox may be malicious. An `envkit.sandbox.transfer.safe_extract.Unpacker` unpacks it in a new folder
-next to its target, then moves the result to the target. So the target appears completely or not at all.
+next to the target, then moves the result to the target. So the target appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_folder(source: Path) -> bool:
 
 @asynccontextmanager
 async def staging_folder() -> AsyncIterator[Path]:
-    """Yield a new private folder for a transfer. If this process is killed, a later run removes the folder.
+    """Yield a new private folder for a transfer, and remove it afterwards (in a later run if this process is killed).
 
     Raises:
         RefusedFileError: The disk is nearly full.
@@ -79,9 +79,9 @@ async def unpacked(
     Args:
         pieces: The stream.
         target: Path to create. It must not exist, but its parent folder must.
-        max_bytes: Maximum total size of the files in bytes.
-        allows_any_link: Whether symbolic links may lead out of the folder. Set it only for files that will be copied
-            into a sandbox, because those links are never followed on the host.
+        max_bytes: Maximum total size of the unpacked files in bytes.
+        allows_any_link: Whether symbolic links may lead out of the unpacked tree. Set it only if the files are then
+            copied into a sandbox and the host never follows their links.
 
     Raises:
         UsageError: `target` exists, or its parent folder does not exist.
@@ -103,7 +103,7 @@ async def unpacked(
 
 
 async def joined(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join `pieces` into pieces of at least 1 MiB, because each piece costs a call in another thread."""
+    """Join `pieces` to at least 1 MiB each (except the last), because each piece costs a call in another thread."""
     waiting = bytearray()
     async for piece in pieces:
         waiting += piece
@@ -123,7 +123,7 @@ def _temporary_folder(target: Path) -> Path:
 
 
 def _packed(source: Path, alone: str) -> Iterator[bytes]:
-    """Yield `source` as a tar stream in pieces of any size. A `source` that is a file or link gets the name `alone`."""
+    """Yield `source` as a tar stream in pieces of any size. If `source` is a file or link, its name is `alone`."""
     waiting = [(source, "")]
     while waiting:
         path, name = waiting.pop()
@@ -145,7 +145,7 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
 
 
 def _packed_file(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a file as a tar entry of its current size. If the file shrinks during the read, add zeros."""
+    """Yield a file as a tar entry. If the file shrinks meanwhile, append zeros up to the size in the header."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(handle)
@@ -170,7 +170,7 @@ def _head(about: os.stat_result, name: str, kind: bytes, *, size: int = 0, link:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Join `pieces` into pieces of at least 1 MiB, because each piece costs a call in another thread."""
+    """Join `pieces` to at least 1 MiB each (except the last), because each piece costs a call in another thread."""
     waiting: list[bytes] = []
     count = 0
     for piece in pieces:

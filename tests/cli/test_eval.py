@@ -154,7 +154,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
             ["--attempts", "2", "--greedy"],
             "greedy play (--greedy, or --temperature 0) makes all attempts at a task identical; sample, or use ",
         ),
-        (["--force"], "--force needs --output, the folder whose evaluation it replaces"),
+        (["--force"], "--force replaces the evaluation in the folder --output; add --output, or leave out --force"),
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
         (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),

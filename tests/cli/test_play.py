@@ -82,7 +82,7 @@ def test_an_environment_that_raises_is_one_line(frail: Path) -> None:
     [
         (["FrozenLak-v0"], 2, "no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?"),
         (["FrozenLake-v0", "--option", "slop=1"], 2, "slop: no such option; did you mean 'slip'?"),
-        (["FrozenLake-v0", "--option", "slip"], 2, "--option slip: must read key=value, such as size=6"),
+        (["FrozenLake-v0", "--option", "slip"], 2, "--option slip: must have the form key=value, such as size=6"),
         (["FrozenLake-v0", "--split", "evil"], 2, "--split: there is no 'evil'; did you mean 'eval'?"),
         (["FrozenLake-v0", "--option", "url=http://127.0.0.1:1"], 2, "url: no such option"),
         (["FrozenLake-v0", "--option", "render_mode=text"], 2, "render_mode: no such option"),

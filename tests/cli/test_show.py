@@ -249,10 +249,10 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
     [
         (["nowhere"], "nowhere: no such folder or file; name a run, such as runs/quickstart, or one of its files"),
         (["."], ".: has no episodes; name the folder of envkit train or of envkit eval --output"),
-        (["begun"], "begun: this run has not recorded episodes yet; it records the first train step, unless "),
+        (["begun"], "begun: this run has not recorded episodes yet; wait for its first train step, or set "),
         (["run", "--step", "2"], "run: train step 2 is not recorded; recorded are 1, 5, 10, 15, 20, 25, ..., 40, 45, "),
-        (["evaluation", "--step", "1"], "evaluation/episodes.jsonl: has no train steps, so --step 1 does not apply; "),
-        (["run", "--episode", "2"], "--episode 2: the last episode of run/trajectories/step-65.jsonl is 1"),
+        (["evaluation", "--step", "1"], "evaluation/episodes.jsonl: its episodes belong to no train step; leave out "),
+        (["run", "--episode", "2"], "--episode 2: the last episode of run/trajectories/step-65.jsonl has number 1"),
         (["run", "--task", "7"], "--task 7: run/trajectories/step-65.jsonl has no episode of this task; its tasks are"),
         (["evaluation", "--prompts"], "--prompts: evaluation/episodes.jsonl has no prompts, since no model"),
         (["empty.jsonl"], "empty.jsonl: is empty; it must have one JSON object per episode"),

@@ -273,7 +273,7 @@ def test_a_lease_times_out_when_no_worker_answers() -> None:
         async with starter.fleet(workers=1, slots_per_sandbox=1, restarts=RestartBudget(restarts=100)) as host:
             starter.workers[0].die("killed")
             await anyio.sleep(1)
-            with pytest.raises(SandboxStartError, match=r"for 30 s; last: sandbox .* did not .* within 10 s"):
+            with pytest.raises(SandboxStartError, match=r"for 30 s; last failure: sandbox .* did not .* within 10 s"):
                 async with host.lease(TASK):
                     pytest.fail("no worker is healthy")
             assert clock.now() == pytest.approx(0.5 + 30)

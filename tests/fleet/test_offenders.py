@@ -27,7 +27,7 @@ def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_wind
             assert offenders.is_isolated("ann", "Nasty-v0") is (count >= FREE_LOSSES)
             offenders.record("ann", "Nasty-v0", cause(KILLED))
             await anyio.sleep(1)
-        message = "Nasty-v0 is rejected: its episodes killed 5 sandboxes within 100 s .last: killed by signal 11.; "
+        message = "Nasty-v0 is rejected: its episodes killed 5 sandboxes within 100 s .the last: killed by signal 11.; "
         with pytest.raises(EnvRejectedError, match=f"{message}fix the environment, or wait 95 s"):
             offenders.is_isolated("ann", "Nasty-v0")
         assert not offenders.is_isolated("bob", "Nasty-v0")

@@ -33,9 +33,9 @@ def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_lea
             assert (starter.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
             spent = "restart budget spent (2 in 100 s); next restart in 80 s"
             (alert,) = (event.text for event in await past_events(host.pool) if event.kind == "restarts")
-            assert alert.startswith(f"environment workers: {spent}; last: sandbox :envs-shared-")
+            assert alert.startswith(f"environment workers: {spent}; last failure: sandbox :envs-shared-")
             assert alert.endswith(" lost: killed by signal 9")
-            with pytest.raises(SandboxStartError, match=r"no healthy worker for 30 s; last: .* killed by signal 9"):
+            with pytest.raises(SandboxStartError, match=r"for 30 s; last failure: .* killed by signal 9"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
             assert clock.now() == 50
@@ -66,7 +66,7 @@ def test_waiting_for_capacity_does_not_count_as_a_restart() -> None:
         async with starter.fleet(1, 1, RestartBudget(restarts=1)) as host:
             host.pool.remove_node("here", cause("the node was lost"))
             await anyio.sleep(40)
-            with pytest.raises(SandboxStartError, match=r"last: .* the pool has no nodes"):
+            with pytest.raises(SandboxStartError, match=r"last failure: .* the pool has no nodes"):
                 async with host.lease(TASK):
                     pytest.fail("there is no worker")
             await anyio.sleep(60)

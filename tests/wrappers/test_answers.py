@@ -87,5 +87,5 @@ def test_it_may_end_the_episode() -> None:
 
 
 def test_a_negative_penalty_is_refused() -> None:
-    with pytest.raises(UsageError, match="penalty: must be a number from 0, got -1"):
+    with pytest.raises(UsageError, match="penalty: must be a finite number of at least 0, got -1"):
         FormatPenalty(Echo(), -1)

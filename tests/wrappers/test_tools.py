@@ -119,7 +119,7 @@ def test_a_tool_that_returns_something_else_is_a_mistake_of_its_maker(result: An
 
 
 @pytest.mark.parametrize(
-    ("tool", "message"), [(Adder, r"Adder'>; make one: Adder\(\)"), ("adder", "'adder'"), (len, "len")]
+    ("tool", "message"), [(Adder, r"Adder'>; pass an instance: Adder\(\)"), ("adder", "'adder'"), (len, "len")]
 )
 def test_an_invalid_tool_is_refused(tool: Any, message: str) -> None:
     with pytest.raises(UsageError, match=f"tools: a tool needs name, instructions and run, got .*{message}"):
@@ -127,7 +127,7 @@ def test_an_invalid_tool_is_refused(tool: Any, message: str) -> None:
 
 
 def test_senseless_tools_and_budgets_are_refused() -> None:
-    with pytest.raises(UsageError, match="tools: must be at least one"):
+    with pytest.raises(UsageError, match="tools: needs at least one"):
         ToolUse(Echo(), [])
     with pytest.raises(UsageError, match="with unique names"):
         ToolUse(Echo(), [Adder(), Adder()])

@@ -81,7 +81,7 @@ class TransformersEngine:
     It implements `envkit.protocols.PolicyEngine`.
 
     Args:
-        model: Model in evaluation mode, on its device. The engine owns it.
+        model: Model in evaluation mode, on its device; `load` overwrites its weights.
         pad_id: Id of the padding token; padding is always masked.
         batch_tokens: Maximum number of prompt tokens in one forward pass, including padding.
         threads: Number of torch threads; 0 means the current number.
@@ -189,7 +189,7 @@ class TransformersEngine:
         """Load new weights and drop all caches. Without `pause`, wait for the completions that are being generated.
 
         Raises:
-            RuntimeError: The weights belong to another model; nothing has changed.
+            RuntimeError: The weights belong to another model; the engine's weights are unchanged.
             ValueError: The weights have no location, and the engine has no `source`.
         """
         is_paused = self._pause is not None

@@ -278,7 +278,7 @@ class TorchTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
         if len(learned) < len(indices):
             for weight in self._model.parameters():
-                # Without a gradient, AdamW would skip the weight, and its averages for the weight would not decay.
+                # Without a gradient, AdamW would skip the weight: its moving averages of the gradient would not decay.
                 if weight.requires_grad and weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
         if self._critic is not None and self._critic_optimizer is not None:

@@ -1,4 +1,4 @@
-"""``envkit check-env``: check that an environment obeys the contract on which training and serving rely."""
+"""``envkit check-env``: check that an environment behaves as training and serving expect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envkit.cli.tables import print_table
 def check_env(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
     option: EnvOptions = None,
-    episodes: Annotated[int, typer.Option(min=2, metavar="COUNT", help="Number of seeds for most checks.")] = 5,
+    episodes: Annotated[int, typer.Option(min=2, metavar="COUNT", help="Number of seeds that most checks play.")] = 5,
 ) -> None:
     """Check your own environment for mistakes.
 

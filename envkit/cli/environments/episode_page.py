@@ -1,4 +1,4 @@
-"""Recorded episodes as text: a heading per episode, then its turns. Small boards are printed side by side."""
+"""Prints recorded episodes: a heading per episode, then its turns. Turns with narrow text are printed side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
-"""Maximum width, in columns, of turns that are printed side by side."""
+"""Maximum width in columns of a turn that is printed beside other turns."""
 _GAP = "   "
 _INDENT = "  "
 _ANSWER = re.compile("<answer>([^<>]*)</answer>")
@@ -23,7 +23,7 @@ _STYLES = {"succeeded": "bold green", "failed": "bold red", "lost": "bold yellow
 
 
 _Block = Sequence[Text]
-"""Lines of the start of an episode or of one turn."""
+"""The lines to print for one turn, or for the start of an episode."""
 
 
 class EpisodePage:
@@ -31,7 +31,7 @@ class EpisodePage:
 
     Args:
         stream: The output.
-        prompts: Whether turns show the model's prompt and completion instead of action and observation.
+        prompts: Whether to show the model's prompt and completion in each turn, instead of action and observation.
     """
 
     def __init__(self, stream: TextIO, *, prompts: bool) -> None:
@@ -39,18 +39,18 @@ class EpisodePage:
         self._prompts = prompts
 
     def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
-        """Write the title and the environments of `episodes`."""
+        """Write the title, and below it each environment of `episodes` with its options."""
         self._write(Text(title, style="bold"))
         for env in sorted({_env(one) for one in episodes}):
             self._write(Text(env, style="dim"))
 
     def note(self, text: str) -> None:
-        """Write a line after the episodes."""
+        """Write a line below the episodes, such as how many of them are shown."""
         self._console.print()
         self._write(Text(text, style="dim"))
 
     def episode(self, episode: EpisodeRecord, number: int) -> None:
-        """Write one episode; `number` is its line in the file, from 1."""
+        """Write one episode; `number` is the number of its line in the file, counted from 1."""
         verdict = _verdict(episode)
         task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
         self._console.print()
@@ -140,13 +140,13 @@ def _facts(episode: EpisodeRecord) -> Iterator[str]:
 
 
 def _action(turn: TurnRecord) -> str:
-    """Return the action; a valid answer is shown without its tags."""
+    """Return the action to show: a valid answer without its tags, any other action unchanged."""
     answer = _ANSWER.fullmatch(turn.action)
     return turn.action if answer is None or turn.info.get("action_is_valid") is not True else answer[1]
 
 
 def _notes(turn: TurnRecord) -> Iterator[str]:
-    """Yield notes on everything that is unusual about a turn."""
+    """Yield a note on each thing to notice in a turn, such as a reward other than 0 or an invalid action."""
     if turn.observation is None:
         yield "no answer"
     elif turn.reward != 0:

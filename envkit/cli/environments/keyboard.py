@@ -1,4 +1,4 @@
-"""Reads single keys from a terminal. `keyboard` restores the terminal's mode at the end, even after an error."""
+"""Reads single keys from a terminal. At the end of the block of `keyboard`, the terminal gets its old mode back."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class Keyboard:
         return _ARROWS.get(found[1], UNKNOWN)
 
     def take(self) -> None:
-        """Set the terminal's mode: keys arrive immediately and without echo."""
+        """Set the terminal's mode so that each key arrives immediately and is not printed."""
         tty.setcbreak(self._terminal, termios.TCSADRAIN)
 
     def give_back(self) -> None:
-        """Restore the terminal's mode and drop unread keys."""
+        """Restore the mode that the terminal had before `take`, and drop unread keys."""
         termios.tcsetattr(self._terminal, termios.TCSAFLUSH, self._before)
 
     def suspend(self) -> None:
@@ -124,4 +124,4 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing; the byte that the signal writes into the wakeup pipe is enough."""
+    """Do nothing, because `Keyboard.next` already reads the signal from the wakeup pipe."""

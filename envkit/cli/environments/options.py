@@ -19,7 +19,7 @@ EnvOptions: TypeAlias = Annotated[
 
 
 def read_options(words: Sequence[str]) -> dict[str, JSON]:
-    """Read ``key=value`` words, each value as YAML.
+    """Return the options in ``key=value`` words. Each value is read as YAML.
 
     Raises:
         UsageError: A word is not ``key=value``, or its value is not YAML.
@@ -30,7 +30,7 @@ def read_options(words: Sequence[str]) -> dict[str, JSON]:
     for word in words:
         key, equals, value = word.partition("=")
         if not key or not equals:
-            raise UsageError(f"--option {word}: must read key=value, such as size=6")
+            raise UsageError(f"--option {word}: must have the form key=value, such as size=6")
         try:
             options[key] = yaml.safe_load(value)
         except yaml.YAMLError:

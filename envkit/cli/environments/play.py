@@ -48,7 +48,7 @@ def play(
 
 
 def _is_screen() -> bool:
-    """Whether the terminal can redraw a board and read single keys, which needs Unix."""
+    """Whether input and output are a terminal that can redraw a board and read single keys (only on Unix)."""
     is_dumb = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown")
     return _is_terminal() and not is_dumb and find_spec("termios") is not None
 
@@ -73,7 +73,7 @@ def _play_lines(game: Game, seed: int) -> None:
 
 
 def _lines() -> Iterable[str]:
-    """Yield the lines of the input. On a terminal, print a prompt before each line."""
+    """Yield the lines of standard input. On a terminal, print a prompt before each line is read."""
     prompt = "> " if _is_terminal() else ""
     typer.echo(prompt, nl=False)
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""A game on a terminal: redraws the board in place, and the player uses keys."""
+"""Plays a game on a terminal: reads single keys, and redraws the board in place."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOVES = {
 }
 _ARROWS = set(_MOVES.values())
 _HOW_TO_ANSWER = re.compile(r" ?[^.\n]*<answer>.*?</answer>\.?")
-"""Matches the sentence in the rules that explains the answer format for models."""
+"""Matches the sentence of an environment's rules that explains the answer format, which only models need."""
 _STYLES = {SOLVED: "bold green", LOST: "bold red", OUT_OF_MOVES: "bold yellow"}
 
 
 def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> None:
-    """Play until the user quits.
+    """Play levels until the user quits.
 
     Args:
-        game: What to play.
+        game: The game to play.
         seed: Seed of the first level.
         console: The terminal to draw on.
         keys: The keyboard of the terminal.
@@ -99,7 +99,7 @@ class _Screen:
             self._message = "unknown key; the last line lists the keys"
 
     def _edited(self, line: str, key: str) -> str | None:
-        """Return the typed line after the key press `key`; None if this key sent or cancelled the line."""
+        """Return the typed text `line` as it is after pressing `key`; None if the key sent or cancelled it."""
         if key == keyboard.ENTER:
             if line.strip():
                 self._act(line)
@@ -125,7 +125,7 @@ class _Screen:
         return f"hint: {' or '.join(moves)}" if moves else "the expert finds no solution from here"
 
     def drawn(self) -> Group:
-        """Return the picture, cut to the terminal's height. The top is cut first, the lines below the board last."""
+        """Return the lines on screen, cut to the terminal's height. Lines at the top of the board are cut first."""
         width, height = self._console.size
         scene = self._game.scene
         head = [Text(f"{self._game.env_id}  seed {scene.seed}", style="bold")]

@@ -28,7 +28,7 @@ def show(
     failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not succeed.")] = False,
     task: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only attempts at this task.")] = None,
     episode: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only this episode: the line of the file, from 1.")
+        int | None, typer.Option(min=1, metavar="N", help="Only the episode in this line of the file, from 1.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Show at most this many episodes.")] = 3,
     prompts: Annotated[
@@ -60,11 +60,11 @@ def show(
 def _check(
     path: Path, episodes: Sequence[EpisodeRecord], *, task: int | None, episode: int | None, prompts: bool
 ) -> None:
-    """Raise `UsageError` for a choice that the file does not contain."""
+    """Raise `UsageError` if the file does not contain the episode, task or prompts that an option selects."""
     from envkit.wiring.evaluation.recordings import listed
 
     if episode is not None and episode > len(episodes):
-        raise UsageError(f"--episode {episode}: the last episode of {path} is {len(episodes)}")
+        raise UsageError(f"--episode {episode}: the last episode of {path} has number {len(episodes)}")
     tasks = sorted({one.index for one in episodes})
     if task is not None and task not in tasks:
         raise UsageError(f"--task {task}: {path} has no episode of this task; its tasks are {listed(tasks)}")

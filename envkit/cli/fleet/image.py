@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Build Docker images for sandboxes.
 @app.command("build")
 def build(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe, such as games; see envkit image ls.")],
-    base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Base image.")] = None,
+    base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Base image, instead of the default one.")] = None,
     offline: Annotated[
         bool,
         typer.Option(
@@ -27,9 +27,9 @@ def build(
             "--with", metavar="PACKAGE", help="Python package to add, such as your own environments; repeatable."
         ),
     ] = None,
-    tag: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the new image.")] = None,
+    tag: Annotated[str | None, typer.Option(metavar="NAME", help="Tag of the image; by default envkit/NAME:1.")] = None,
 ) -> None:
-    """Build an image and print its name."""
+    """Build a Docker image for sandboxes and print its name."""
     from envkit import clock
     from envkit.wiring.sandboxes import images
 

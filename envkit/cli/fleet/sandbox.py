@@ -53,7 +53,7 @@ app.add_typer(snapshot_app, name="snapshot")
 def run(
     program: Program = None,
     backend: Annotated[Backend, typer.Option(help="Kind of sandbox. The kind `process` does not isolate.")] = "auto",
-    image: Annotated[str | None, typer.Option(metavar="NAME", help="Image with the sandbox's files.")] = None,
+    image: Annotated[str | None, typer.Option(metavar="NAME", help="Docker image with the sandbox's files.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0.01, metavar="COUNT", help="Limit on processor cores.")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on memory.")] = None,
     pids: Annotated[int | None, typer.Option(min=1, metavar="COUNT", help="Limit on processes and threads.")] = None,
@@ -64,7 +64,7 @@ def run(
         str, typer.Option(metavar="none|open|HOST,...", help="Network access; hosts are reached through a proxy.")
     ] = "none",
     profile: Annotated[
-        Literal["strict", "system"], typer.Option(help="system: root and a writable root file system.")
+        Literal["strict", "system"], typer.Option(help="system: programs are root and can write to every folder.")
     ] = "strict",
     runtime: Annotated[str | None, typer.Option(metavar="NAME", help="Docker runtime, such as runsc.")] = None,
     untrusted: Annotated[
@@ -82,7 +82,7 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the sandbox running and print its id.")] = False,
     ttl_s: Annotated[
         float | None,
-        typer.Option(min=1, metavar="SECONDS", help="Stop the sandbox after this time; 1 hour if detached."),
+        typer.Option(min=1, metavar="SECONDS", help="Stop the sandbox after this time; with --detach by default 3600."),
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -184,8 +184,8 @@ def list_sandboxes(
     """List detached sandboxes, or all sandboxes of a server (--url).
 
     With --all, sandboxes of servers on this machine are listed too, with the process id, address and ledger (lease
-    database) of their server. A server stops its sandboxes when it ends; if it is killed, they stop by themselves.
-    With --json, times are in seconds.
+    database) of their server. A server stops its sandboxes when it ends. If it is killed, the sandboxes stop by
+    themselves. With --json, times are in seconds.
     """
     _check_url(url, token_file, ca)
     from envkit import clock
@@ -212,7 +212,7 @@ def list_sandboxes(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove and list what ended envkit processes left behind. Detached sandboxes stay; see envkit sandbox rm."""
+    """Remove what envkit processes that have ended left behind, and list it. Keeps detached sandboxes."""
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
 
@@ -311,7 +311,7 @@ def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> N
 
 
 def _figures(stats: Mapping[str, JSON]) -> tuple[str, str, str]:
-    """Return age, processes and memory; empty if unknown."""
+    """Return the age, the number of processes and the memory as text; each is empty if unknown."""
     seconds, processes, memory = (stats.get(name) for name in ("uptime_s", "processes", "memory_bytes"))
     return (
         duration(seconds) if isinstance(seconds, (int, float)) else "",

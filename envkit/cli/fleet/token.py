@@ -25,7 +25,7 @@ State = Annotated[
 
 @app.command("create")
 def create(
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Owner of the sandboxes and sessions of this token.")],
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant that owns what the token's users create.")],
     scopes: Annotated[
         str, typer.Option(metavar="SCOPE,...", help="What the token allows: play, sandbox, metrics, admin.")
     ] = "play,sandbox",
@@ -36,7 +36,7 @@ def create(
     ] = None,
     state: State = None,
 ) -> None:
-    """Create a token and print it. The server keeps only its hash, so it cannot be printed again."""
+    """Create a token and print it. Only a hash is saved, so the token cannot be printed again."""
     from envkit.wiring.gateway.token_store import open_tokens
 
     ttl_s = None if ttl is None else _seconds(ttl)

@@ -21,8 +21,8 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a training file without running it.
 
-    Prints "ok", or one line per problem, starting with its key. It uses no network, so it cannot check whether a model
-    that is not on this machine exists on the hub.
+    Prints "ok", or one line per problem, starting with its key. Uses no network, so if the model is not on this
+    machine, the check cannot find out whether it exists on the Hugging Face hub.
     """
     from envkit import clock, config
     from envkit.wiring.training import checks

@@ -1,4 +1,4 @@
-"""``envkit check-template``: check that training can render a model's chat template turn by turn."""
+"""``envkit check-template``: check that a model's chat template can be rendered turn by turn, as in training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def check_template(
 ) -> None:
     """Check a model's chat template for training.
 
-    Renders dialogues turn by turn, as training does, and compares the tokens with the template's rendering of the
-    whole chat. Verdicts: "same"; "new sample": the template rewrites earlier turns; "answers kept": only sampled
-    answers differ; "refused": the template accepts no system prompt; "differs": training would use wrong tokens. Exits
-    with 1 if a dialogue differs.
+    Renders dialogues turn by turn, as training does, and compares the tokens with the template's for the whole chat.
+    "same", "new sample" (the template rewrites earlier turns, so training splits the episode) and "answers kept"
+    (training keeps the sampled answers, which the template would change) are fine. "refused": the template accepts no
+    system prompt. "differs": training would use wrong tokens; the command exits with 1.
     """
     from envkit.wiring.training.template_check import check_template
 

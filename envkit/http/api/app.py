@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SLOW_RESET_S = 5.0
-"""Seconds after which a request is answered with status 202 if its reset or start of a sandbox is still running."""
+"""Default of the argument `slow_reset_s` of `create_app`."""
 
 _CANCEL_S = 2.0
-"""Seconds that shutdown waits for cancelled calls to end."""
+"""Maximum seconds that the shutdown waits until the calls that it cancelled have ended."""
 
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _SESSION, _AFTER_ID = STEP.path.split("{session_id}")
@@ -74,25 +74,25 @@ def create_app(
     The application neither opens nor closes `host` and `pool`; the caller does.
 
     Args:
-        host: Plays the episodes.
-        envs: Returns the environments that ``GET /v1/envs`` lists; called for each such request.
+        host: Plays the episodes of the sessions.
+        envs: Returns the environments that ``GET /v1/envs`` lists. The server calls it for each such request.
         ttl_s: Seconds without a call after which a session expires.
-        step_timeout_s: Seconds after which a step is cancelled and its session breaks.
+        step_timeout_s: Timeout of a step, in seconds. A step that exceeds it is cancelled, and its session breaks.
         tenant_share: Maximum fraction of the episode slots that one tenant may use.
-        slow_reset_s: Seconds after which the server answers an HTTP request with 202 if its reset, or its start of a
-            sandbox, is still running.
+        slow_reset_s: Seconds after which an HTTP request that creates a session or a sandbox gets an answer with
+            status 202, if the reset or the start is still running.
         max_request_bytes: Maximum size of a request body or WebSocket frame, in bytes. File transfers to sandboxes have
             their own limits.
-        lazy: Whether to build the OpenAPI routes on first use instead of at startup.
-        pool: Lends sandboxes to callers; None: the server lends no sandboxes.
-        folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
+        lazy: Whether to build the routes of FastAPI on first use instead of at startup.
+        pool: Pool of the sandboxes that callers can lease. If it is None, the server lends no sandboxes.
+        folder_transport: Packs and unpacks folders, for example `envkit.sandbox.transfer.tar_stream`. If it is None,
+            callers can neither upload nor download folders.
         max_timeout_s: Maximum timeout of a command in a sandbox, in seconds.
-        sandbox_ttl_s: Seconds without use after which a sandbox is stopped. Its caller can request a shorter time.
+        sandbox_ttl_s: Maximum seconds without use after which the server stops a sandbox; None for no maximum.
         metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
-        policy: Which sandboxes callers may request.
-        snapshots: Limits on the number and size of snapshots.
-        sends_traces: Whether errors of environments contain the traceback. Only the server inside an environment's
-            sandbox sets this.
+        policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
+        snapshots: Limits on the number and size of snapshots; None for the defaults of `SnapshotBounds`.
+        sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
     operations = Operations(
@@ -114,7 +114,7 @@ def create_app(
 
 
 class App:
-    """The ASGI application that `create_app` returns. It serves sessions for the duration of the ASGI lifespan."""
+    """The ASGI application that `create_app` returns. When its ASGI lifespan ends, all its sessions end."""
 
     def __init__(
         self, calls: Calls, sandboxes: SandboxOperations | None, *, max_request_bytes: int, lazy: bool
@@ -128,7 +128,7 @@ class App:
         self._api: FastAPI | None = None
         self._sockets: Sockets | None = None
         self._requests: set[asyncio.Task[object]] = set()
-        """Running requests, except event streams, which end by themselves."""
+        """Running HTTP requests, except event streams, which end by themselves when the server shuts down."""
         self._is_cancelling = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +156,7 @@ class App:
 
     @property
     def errors(self) -> Counter[str]:
-        """Number of answers with each error code, including errors that `AuthMiddleware` answered."""
+        """Number of error answers for each error code, including those that `AuthMiddleware` sent."""
         return self._operations.sessions.counters.errors
 
     def document(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class App:
         return self.api().openapi()
 
     def api(self) -> FastAPI:
-        """Return the routes of all operations, which are made on first use."""
+        """Return the FastAPI application with the routes of all operations. The first call builds it."""
         if self._api is None:
             from envkit.http.api.openapi import describe
 
@@ -174,8 +174,8 @@ class App:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new calls, and wait up to `timeout_s` seconds until all running calls have ended.
 
-        Then cancel the calls that still run. Their callers get an error, or an incomplete reply if the reply had
-        already begun.
+        HTTP calls that run longer are cancelled: the caller gets an error, or an incomplete reply if a part of the
+        reply was already sent.
         """
         self._operations.sessions.is_closing = True
         if self._sandboxes is not None:
@@ -198,7 +198,7 @@ class App:
             await respond_outcome(send, self._operations.failure(error))
 
     async def _respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Find the most frequent operations here, and the others in the routes of FastAPI."""
+        """Answer an HTTP request: the most frequent operations directly, and the others through FastAPI."""
         if scope["method"] == "POST":
             if path.startswith(_SESSION) and path.endswith(_AFTER_ID) and not scope.get("query_string"):
                 await self._step(path[len(_SESSION) : -len(_AFTER_ID)], scope, receive, send)

@@ -1,7 +1,7 @@
 """Runs the calls of all operations, and answers their HTTP requests.
 
-Every call, over HTTP or over the WebSocket, runs in `Calls.outcome`: the handler of its operation makes the reply, an
-error becomes a problem object, and a call with an idempotency key runs only once.
+The handler of an operation makes the reply to a call, over HTTP and over the WebSocket. If the handler raises an error,
+the caller gets a problem object. Of the calls with the same idempotency key, only the first runs.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Calls:
 
     Args:
         operations: The operations on sessions.
-        slow_s: Seconds after which an HTTP request is answered with 202 if its reset, or its start of a sandbox, is
-            still running.
-        max_request_bytes: Maximum size of the body of an HTTP request, in bytes, except for programs and files.
+        slow_s: Seconds after which an HTTP request that creates a session or a sandbox gets an answer with status
+            202, if the reset or the start is still running.
+        max_request_bytes: Maximum size of a JSON body in bytes. Requests that run programs have a separate limit.
 
     Attributes:
-        keyed: Runs and stores the calls with an idempotency key.
+        keyed: Runs the calls that have an idempotency key, and stores their answers.
     """
 
     def __init__(self, operations: Operations, *, slow_s: float, max_request_bytes: int) -> None:
@@ -60,7 +60,7 @@ class Calls:
         self.bind(operations)
 
     def bind(self, owner: object) -> None:
-        """Use the methods of `owner` that `handles` decorates as the handlers of their operations."""
+        """Register each method of `owner` that is decorated with `handles` or `handles_http` as a handler."""
         self._handlers |= {operation.name: handler for operation, handler in handlers_of(owner)}
 
     def handler(self, operation: Operation[Any, Any]) -> Handler | None:
@@ -68,13 +68,13 @@ class Calls:
         return self._handlers.get(operation.name)
 
     async def outcome(self, operation: Operation[Any, Any], body: Any, caller: Caller) -> CallOutcome:
-        """Make a call and return its outcome. If it has an idempotency key, the call runs only once per key."""
+        """Run a call, and return its reply or error. If it repeats a call with its key, return the stored outcome."""
         if not operation.has_key or body.key is None:
             return await self._run(operation, body, caller)
         work = partial(self._run, operation, body, caller)
         try:
             if self.operations.sandboxes is not None:
-                # If the sandbox cannot be used, fail before `keyed.run`, which would store the error for the key.
+                # Fail here if the sandbox cannot be used: `keyed.run` would store that error as the key's answer.
                 self.operations.sandboxes.find(body.sandbox_id, caller)
             return await self.keyed.run(caller.key(body.sandbox_id), body.key, content_hash(body), work)
         except EnvkitError as error:
@@ -92,7 +92,7 @@ class Calls:
     async def respond(
         self, operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer an HTTP request for an operation; `values` are the parameters of its path."""
+        """Answer the HTTP request for an operation. `values` contains the parameters in the path of the request."""
         call = HttpCall(caller_of(scope), scope, receive, send)
         try:
             outcome = await self._answer(operation, values, call)
@@ -150,7 +150,7 @@ class Calls:
 
 
 def content_hash(body: msgspec.Struct) -> bytes:
-    """Return a hash of the content of a request, to detect a repeated key with other content."""
+    """Return a hash of a request's content, to detect that a key is used again with different content."""
     digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
     for name in body.__struct_fields__:
         value = getattr(body, name)

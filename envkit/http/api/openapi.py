@@ -38,7 +38,7 @@ from envkit.http.protocol.operations import (
 _REF = "#/components/schemas/{name}"
 _TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Token (ek_...), if the server needs one."}}
 _MONITORED = (HEALTH, READY, METRICS_TEXT, INDEX)
-"""Operations that also answer HEAD requests, which monitoring tools send. The document lists only the GET requests."""
+"""Operations that also answer HEAD requests, which monitoring tools send. The document lists them only with GET."""
 
 _KEY = {
     "in": "header",
@@ -49,14 +49,14 @@ _KEY = {
 
 
 def describe(calls: Calls) -> FastAPI:
-    """Return the FastAPI application that answers the HTTP requests of all operations that have a handler."""
+    """Return a FastAPI application with all HTTP routes. Its document lists only operations that have a handler."""
     api = FastAPI(
         title="envkit",
         version=__version__,
         # Swagger UI and ReDoc are off: they load third-party scripts, which could then call this server.
         docs_url=None,
         redoc_url=None,
-        # A client that follows a redirect could send its token to another server.
+        # Never redirect: a client that follows a redirect could send its token to another server.
         redirect_slashes=False,
         exception_handlers={HTTPException: _unrouted},
     )
@@ -82,7 +82,7 @@ def describe(calls: Calls) -> FastAPI:
 
 
 def _add(api: FastAPI, calls: Calls, operation: Operation[Any, Any], schema_of: dict[str, Any]) -> None:
-    """Add the route of an operation."""
+    """Add the HTTP route of an operation to `api`. `schema_of` contains the JSON schema of each message type."""
     handler = calls.handler(operation)
     is_described = handler is not None and operation is not PAGE
 
@@ -120,7 +120,7 @@ def _add(api: FastAPI, calls: Calls, operation: Operation[Any, Any], schema_of: 
 
 
 def _request(operation: Operation[Any, Any], schema_of: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters and the body of an operation's request, for the document."""
+    """Return the OpenAPI description of an operation's request: its parameters and its body."""
     parameters = [
         {
             "in": "query" if field.name in operation.queries else "path",
@@ -140,18 +140,18 @@ def _request(operation: Operation[Any, Any], schema_of: dict[str, Any]) -> dict[
 
 
 async def _unused() -> None:
-    """FastAPI needs a function for each route. The route's ASGI application answers instead."""
+    """FastAPI needs a function for each route. It is never called, because `_add` replaces the route's application."""
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    """Answer a request whose path (404) or method (405) matches no route."""
+    """Answer a request whose path matches no route (status 404), or whose path does not allow its method (405)."""
     assert isinstance(error, HTTPException)
     kind = UnknownPathError if error.status_code == HTTPStatus.NOT_FOUND else RequestError
     reason = to_problem(kind(f"{request.method} {request.url.path}: {error.detail}"))
     problem = msgspec.convert({**reason, "status": error.status_code}, messages.Problem)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # List the methods of all routes of this path. Starlette's error lists those of one route only.
+        # List the methods of all routes of this path. The header of Starlette's error lists those of only one route.
         routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
         headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
     return Response(messages.write(problem), error.status_code, headers, "application/problem+json")
@@ -166,4 +166,4 @@ def _binary(content_type: str) -> dict[str, Any]:
 
 
 def _first_line(kind: Any) -> str:
-    return (kind.__doc__ or "").partition("\n")[0] if hasattr(kind, "__struct_fields__") else "One for each step."
+    return (kind.__doc__ or "").partition("\n")[0] if hasattr(kind, "__struct_fields__") else "One for each call."

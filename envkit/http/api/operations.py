@@ -60,13 +60,13 @@ class Operations:
 
     Args:
         sessions: All sessions of the server.
-        envs: Returns the available environments.
-        metrics: Returns metrics that are shown in addition to those of sessions.
-        max_request_bytes: Maximum size of a list of steps, in bytes.
-        sends_traces: Whether errors of environments contain the traceback and full file names.
+        envs: Returns the environments that callers can play.
+        metrics: Returns metrics that ``GET /metrics`` shows in addition to those of sessions.
+        max_request_bytes: Maximum size of a request body that contains a list of steps, in bytes.
+        sends_traces: Whether callers get the traceback and the full file names of an environment's error.
 
     Attributes:
-        sandboxes: Finds the sandboxes that the server lends; None if it lends none.
+        sandboxes: Finds the sandboxes that callers have leased; None if the server lends no sandboxes.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Operations:
 
     @handles(table.SESSIONS)
     async def list_sessions(self, body: NoBody, caller: Caller) -> SessionsReply:
-        """List all sessions."""
+        """List the sessions that the caller may see, oldest first."""
         return SessionsReply([_session_reply(view, caller) for view in self._views(caller)])
 
     @handles(table.ENVS)
@@ -177,12 +177,12 @@ class Operations:
 
     @handles_http(table.STEPS)
     async def steps(self, body: NoBody, call: HttpCall) -> CallOutcome:
-        """Play steps of many sessions. Return a list with the result or error of each step, in the same order."""
-        # Sessions are played in parallel, the steps of one session in order.
+        """Play a list of steps of any sessions. Return a list with the result or error of each, in the same order."""
+        # Steps of different sessions run concurrently; the steps of one session run one after the other.
         caller = call.caller
         bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
         step_metrics_of(call.scope).steps += len(bodies)
-        # Each step counts as one call. Subtract 1, because the request was already counted as one call.
+        # Each step counts as one call of the rate limit. Subtract 1, because `AuthMiddleware` has counted the request.
         caller.take(max(0, len(bodies) - 1))
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
@@ -219,10 +219,10 @@ class Operations:
     def answers_now(
         self, frames: Iterable[StepFrame], caller: Caller, used: set[TenantKey]
     ) -> tuple[list[bytes], list[StepFrame]]:
-        """Answer the steps that can be answered without waiting. Add the sessions of all frames to `used`.
+        """Play the steps that can be played without waiting. Add the session keys of all frames to `used`.
 
         Returns:
-            The answers, and the frames that were not answered.
+            The encoded answers to these steps, and the frames of the other steps.
         """
         answers: list[bytes] = []
         others: list[StepFrame] = []
@@ -246,10 +246,10 @@ class Operations:
         return answers, others
 
     def start_step(self, frame: StepFrame, caller: Caller, send: Callable[[bytes], None]) -> bool:
-        """Start a step that `answers_now` could not answer. `send` is called with the answer when it arrives.
+        """Start a step that `answers_now` could not play. When the step ends, call `send` with the encoded answer.
 
         Returns:
-            False if the step was not started. Then the caller must play it with `step`, in a task of its own.
+            False if the step was not started. In this case, the caller must await `step` in a separate task.
         """
         body = frame.params
 
@@ -273,8 +273,8 @@ class Operations:
 
         Args:
             error: The error that a call raised.
-            caller: The caller of the call.
-            session_id: The caller's id of the session in the call; None for a call without a session.
+            caller: The sender of the call.
+            session_id: Id of the session that the call is about, as the caller wrote it; None if there is no session.
         """
         if not isinstance(error, EnvkitError):
             _log.error("unhandled exception in request", exc_info=error)
@@ -288,7 +288,7 @@ class Operations:
         return CallOutcome.failed(msgspec.convert(problem, Problem))
 
     def encode(self, reply: object, caller: Caller, session_id: str) -> bytes:
-        """Encode the answer to a call about a session.
+        """Encode the answer to a call about the session with this id.
 
         Raises:
             EnvError: The environment returned a value that JSON cannot encode.
@@ -301,7 +301,7 @@ class Operations:
 
     def _refuse_when_closing(self) -> None:
         if self.sessions.is_closing:
-            raise UnreachableError("the server is shutting down")
+            raise UnreachableError("the server is shutting down; retry later")
 
     def _views(self, caller: Caller) -> list[SessionView]:
         """Return the state of the sessions that the caller may see."""
@@ -316,5 +316,5 @@ def _session_reply(view: SessionView, caller: Caller) -> SessionReply:
 
 
 def _as_utf8(value: object) -> object:
-    """Escape bytes of a file name that are not UTF-8, because JSON cannot encode them."""
+    """Return `value`; if it is a string, escape its surrogates (file name bytes that are not UTF-8) for JSON."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

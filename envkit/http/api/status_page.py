@@ -18,7 +18,7 @@ REFRESH_S = 5
 """Seconds after which a browser reloads the page."""
 
 MAX_LOST = 20
-"""Maximum number of lost sandboxes on the page, newest first."""
+"""Maximum number of lost sandboxes that the page lists; if there are more, it lists the most recently lost."""
 
 HEADERS = (
     (
@@ -65,7 +65,7 @@ class Overview:
         sessions: The sessions that the caller may see; None if the caller lacks the scope ``play``.
         sandboxes: The sandboxes that the caller may see; None if the caller lacks the scope ``sandbox``, or the server
             lends no sandboxes.
-        name: Converts the key of a sandbox to what the caller calls it.
+        name: Returns the name that the caller uses for the sandbox with the given key.
     """
 
     ready: messages.ReadyReply
@@ -78,7 +78,7 @@ class Overview:
 def page(overview: Overview | None) -> bytes:
     """Return the status page as HTML.
 
-    If `overview` is None, because the request lacks a token, the page contains only the version and links.
+    `overview` is None for a caller without the necessary token, whose page contains only the version and links.
     """
     parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>Server for environments and sandboxes.</p>"]
     if overview is None:
@@ -117,7 +117,7 @@ def _sections(overview: Overview) -> Iterable[str]:
 
 
 def _sandboxes(views: Sequence[SandboxView]) -> str:
-    own = Counter(_state(view) for view in views if view.key.is_own)  # these play environments
+    own = Counter(_state(view) for view in views if view.key.is_own)  # environments run in them
     others = Counter(_state(view) for view in views if not view.key.is_own)
     rows = []
     for state, meaning in _STATES.items():
@@ -127,7 +127,7 @@ def _sandboxes(views: Sequence[SandboxView]) -> str:
 
 
 def _state(view: SandboxView) -> str:
-    """Return the state of a sandbox: "finished" instead of "lost" if the command that its caller started has exited."""
+    """Return the name of a sandbox's state. "lost" becomes "finished" if the cause is that its command exited."""
     may_exit = view.spec.command and not view.key.is_own
     cause = view.phases[-1].cause
     if may_exit and view.state is SandboxState.LOST and cause is not None and cause.kind is CauseKind.EXITED:
@@ -144,7 +144,7 @@ def _link(path: str) -> str:
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return an HTML table. The cells of `rows` are HTML already."""
+    """Return an HTML table. Headings and cells are inserted as HTML, without escaping."""
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

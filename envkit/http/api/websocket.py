@@ -1,11 +1,10 @@
 """The server's WebSocket endpoint: receives calls as frames and sends answers, for many sessions on one socket.
 
-A call continues after its socket closes, so that the caller can reconnect and repeat the call. Only commands in
-sandboxes without an idempotency key are cancelled. While a socket is open, the sessions and sandboxes that were used
-over it do not expire. Answers that are ready in the same iteration of the event loop are sent in one message.
+A call continues after its socket closes, so that the caller can reconnect and repeat the call. The exception is a call
+about a sandbox: it is cancelled if it has no idempotency key. While a socket is open, the sessions and sandboxes that
+were used over it do not expire. Answers that are ready in the same iteration of the event loop are sent in one message.
 
-The number and size of unanswered frames and unread answers are limited: see
-`envkit.http.limits.websocket_queues`.
+`envkit.http.limits.websocket_queues` limits unanswered frames and unread answers, in number and size.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SMALL_STEP_BYTES = 1024
 """Size of a step in bytes up to which its memory is not counted: counting would slow down ordinary steps."""
 
 _BATCH_STEPS = 100
-"""Number of steps to answer between two checks of the memory of unread answers."""
+"""Number of steps to answer between two checks whether unread answers use too much memory."""
 
 _RENEW_S = 1.0
 """Seconds between renewals of sandbox leases."""
@@ -65,10 +64,10 @@ class Sockets:
     """All open WebSockets of a server.
 
     Args:
-        calls: Makes the calls of the frames.
-        tasks: Task group in which calls run, so that they continue after their socket closes.
+        calls: Runs the calls that the frames contain.
+        tasks: Task group for the calls that continue after their socket closes.
         max_frame_bytes: Maximum size of a frame's parameters, in bytes.
-        sandboxes: Renews the leases of the sandboxes that are used; None if the server lends none.
+        sandboxes: Renews the leases of sandboxes that are used over the sockets; None if the server lends no sandboxes.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Sockets:
         self._open: set[Outbox] = set()
 
     async def serve(self, caller: Caller, receive: Receive, send: Send, metrics: StepMetrics | None = None) -> None:
-        """Serve one socket until it closes. Stop reading from it while its caller sends too much.
+        """Serve one socket until it closes. Pause reading from the socket while its caller exceeds a limit.
 
         Args:
             caller: The caller that opened the socket.
@@ -113,12 +112,12 @@ class Sockets:
             self._open.discard(outbox)
 
     async def answered(self) -> None:
-        """Wait until all frames of open sockets are answered."""
+        """Wait until all frames that were received over open sockets are answered."""
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_until_answered()
 
     async def _dispatch(self, socket: _Socket, data: bytes) -> int:
-        """Start the call of each frame in a message, and return the number of frames."""
+        """Start the calls of the frames in the message `data`, and return the number of frames."""
         steps, others = self._read(socket.caller, data)
         outbox = socket.outbox
         count = len(steps) + len(others)
@@ -158,11 +157,11 @@ class Sockets:
         outbox.put(*answers)
 
     def _read(self, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
-        """Split a message into steps and other frames. In place of an invalid frame, return the answer that rejects
-        it.
+        """Decode a message. Return its steps, and its other frames. For an invalid frame, the second list contains the
+        encoded answer that rejects the frame.
         """
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            # Decode all frames as steps, which is fastest. This fails if a frame is another call or is invalid.
+            # Try to decode all frames as steps, which is fastest. This fails if any frame is invalid or not a step.
             with suppress(*UNREADABLE):
                 found = _STEPS.decode(data)
                 if not isinstance(found, list):
@@ -187,12 +186,12 @@ class Sockets:
         return steps, others
 
     def _check(self, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
-        """Return the frame if it is valid and the caller may make its call; otherwise the answer that rejects it."""
+        """Return the frame if it is valid and the caller may make its call; otherwise the encoded error to send."""
         if isinstance(frame, RequestError):
             return self._operations.failure(frame).answer(None)
         try:
             if len(memoryview(frame.params)) > self._max_frame_bytes:
-                raise TooLargeError(f"the parameters of the frame are too large (limit {self._max_frame_bytes} bytes)")
+                raise TooLargeError(f"the frame's parameters are too large (limit {self._max_frame_bytes} bytes)")
             operation = METHODS.get(frame.method)
             if operation is None:
                 raise RequestError(f"unknown method {frame.method[:100]!r}{did_you_mean(frame.method, METHODS)}")
@@ -216,7 +215,7 @@ class Sockets:
             outbox.forget(size)
 
     async def _call(self, socket: _Socket, frame: Frame) -> CallOutcome:
-        """Make the call of a frame, and record the session or sandbox that the call uses."""
+        """Run the call of a frame. Record the session or sandbox that it uses in `socket`, so that none expires."""
         operation, caller = METHODS[frame.method], socket.caller
         try:
             body: Any = read(frame.params, operation.request_decoder)

@@ -1,7 +1,7 @@
 """The caller of a request: its tenant, its scopes, and how it names sessions and sandboxes.
 
-Each tenant has its own ids. An administrator names the session `x` of another tenant ``tenant:x``. On a server without
-tokens there are no tenants. If tokens are created later, an administrator names a session without a tenant ``:x``.
+Ids are separate for each tenant. An administrator writes ``tenant:x`` for the session ``x`` of another tenant. Sessions
+that were created while the server had no tokens have no tenant. For such a session, an administrator writes ``:x``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Caller:
         """
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes))
-            raise ForbiddenError(f"this needs a token with the scope {scope}; this one has {has}")
+            raise ForbiddenError(f"this call needs a token with the scope {scope}; the token sent has {has}")
 
     def take(self, n: int = 1) -> None:
         """Count `n` new calls against the tenant's rate limit.
@@ -83,24 +83,24 @@ class Caller:
         return None if self.is_admin else self.tenant
 
     def key(self, name: str) -> TenantKey:
-        """Return the key of the session or sandbox that the caller calls `name`."""
+        """Return the key of the session or sandbox that the caller names `name`."""
         if ":" in name and self.is_admin:
             tenant, _, id = name.partition(":")
             if tenant or self.tenant:
                 return TenantKey(tenant, id)
-        # Without tokens, the ids of the server's own sandboxes, such as ":envs-1", need no prefix.
+        # Without tokens, every name is an id, such as ":envs-1", the id of one of the server's own sandboxes.
         return TenantKey(self.tenant, name)
 
     def name(self, key: TenantKey) -> str:
-        """Return what the caller calls the session or sandbox with this key; the inverse of `Caller.key`."""
+        """Return the name that the caller uses for the session or sandbox with this key; the inverse of `key`."""
         return key.id if key.tenant == self.tenant else f"{key.tenant}:{key.id}"
 
 
 EVERYBODY = Caller()
-"""The caller on a server without tokens; may do everything."""
+"""The caller of each request to a server without tokens. It may do everything."""
 
 NOBODY = Caller(scopes=frozenset())
-"""A caller without a token on a server with tokens; may use the public paths."""
+"""The caller of a request without a token to a server with tokens. It may only use paths that need no token."""
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:

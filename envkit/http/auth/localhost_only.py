@@ -24,12 +24,12 @@ def require_local(server: tuple[str, int | None] | None, host: bytes, origin: by
         origin: The header ``Origin``; None if missing.
 
     Raises:
-        ForbiddenError: The request comes from a page of another site, or its ``Host`` is not this machine.
+        ForbiddenError: The request comes from a page of another site, or its ``Host`` does not name this machine.
     """
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
         raise _refusal(f"web pages of {_text(origin)} may not call it")
     if server is not None and server[1] is not None and host and not _is_local(host, server[0]):
-        raise _refusal(f"its host must be localhost, not {_text(host)}")
+        raise _refusal(f"requests must have the host localhost, not {_text(host)}")
 
 
 def _is_local(host: bytes, address: str) -> bool:

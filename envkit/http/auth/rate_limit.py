@@ -18,26 +18,26 @@ class Rate(NamedTuple):
 class Bucket:
     """A token bucket that limits the rate of calls. The bucket is full at the start.
 
-    A batch of more than `burst` calls is allowed if the bucket is full, because it would never be allowed otherwise.
-    The level of the bucket is then negative, and later calls wait until it has filled up again. The average rate
-    therefore stays within the limit.
+    If the bucket is full, even a batch of more than `burst` calls is allowed; otherwise it could never run. Such a
+    batch makes the level of the bucket negative, and later calls wait until the bucket has filled up enough for them.
+    The average rate therefore stays within the limit.
 
     Args:
         rate: Rate at which the bucket fills, and its size.
-        now: Current time of a monotonic clock, in seconds. Later calls must use the same clock.
+        now: Current time of a monotonic clock, in seconds. Pass the time of the same clock to the methods.
     """
 
     __slots__ = ("_at", "_level", "_rate")
 
     def __init__(self, rate: Rate, now: float) -> None:
         if rate.per_s <= 0 or rate.burst <= 0:
-            raise ValueError(f"a rate must be above 0, got {rate}")
+            raise ValueError(f"per_s and burst must be above 0, got {rate}")
         self._rate = rate
         self._level = rate.burst
         self._at = now
 
     def take(self, now: float, n: int = 1) -> float:
-        """Allow `n` calls and return 0.0, or allow none of them and return the seconds to wait."""
+        """Allow `n` calls and return 0.0; or allow none of them and return the seconds to wait before a retry."""
         level = self._filled(now)
         least = min(n, self._rate.burst)
         if level < least - _NOTHING:

@@ -1,6 +1,6 @@
 """Sandbox policy: which sandboxes callers without the scope ``admin`` may request.
 
-On a server without tokens, all callers have the scope ``admin``. No caller may mount files of the server.
+On a server without tokens, all callers have the scope ``admin``. No caller at all may mount files of the server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SandboxPolicy:
             return
         if not self.isolates:
             raise ForbiddenError("sandboxes are not isolated on this server; use a token with the scope admin")
-        # The open network must be allowed by name: host patterns, even *, do not allow it.
+        # Access to any host is allowed only by the entry "open", not by a host pattern, even if the pattern is *.
         if spec.network == OPEN and OPEN not in self.networks:
             raise _refused("network", OPEN, self.networks)
         if not isinstance(spec.network, str) and OPEN not in self.networks:

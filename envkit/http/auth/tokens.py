@@ -27,7 +27,7 @@ from envkit.http.auth.caller import SCOPES, Caller
 _log = logging.getLogger(__name__)
 
 FRESH_S = 0.5
-"""Seconds for which a valid token is cached. After a token is revoked, it is accepted for at most this time."""
+"""Seconds for which a valid token is cached. A revoked token is still accepted for at most this time."""
 
 _TOUCH_S = 60.0
 """Minimum seconds between two updates of a token's time of last use."""
@@ -44,7 +44,7 @@ CREATE TABLE tokens (
 CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
 """
 _NOT_A_TOKEN_FILE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
-"""SQLite's error codes for a path that is a folder, or a file that is no database, is damaged or has other tables."""
+"""SQLite's error codes if the path is a folder, or if the file is damaged, not a database, or lacks the table."""
 _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
@@ -71,7 +71,7 @@ class TokenStore:
     """The tokens in one file. Many processes may use the file at the same time. Only one thread may use this object.
 
     Args:
-        path: The file. If the file or its folder is missing, it is created and only its owner gets access.
+        path: Path of the file. If the file or its folder is missing, it is created, and only its owner gets access.
         fresh_s: Seconds for which `check` caches a valid token.
 
     Raises:
@@ -102,7 +102,7 @@ class TokenStore:
         given = frozenset(scopes)
         for what, word in (("tenant", tenant), ("name", name)):
             if word is not None and not _WORD.fullmatch(word):
-                raise UsageError(f"{what}: must be 1 to 32 of A-Z a-z 0-9 . _ -, got {word!r}")
+                raise UsageError(f"{what}: must be 1 to 32 characters from A-Z a-z 0-9 . _ -, got {word!r}")
         for scope in sorted(given - set(SCOPES)):
             raise UsageError(f"scopes: unknown scope {scope!r}{did_you_mean(scope, SCOPES)}")
         if not given:
@@ -120,7 +120,7 @@ class TokenStore:
                     row,
                 )
         except sqlite3.IntegrityError:
-            raise UsageError(f"a token {name!r} exists already; choose another name, or revoke that one") from None
+            raise UsageError(f"a token named {name!r} exists already; choose another name, or revoke it") from None
         return f"ek_{id}_{secret}"
 
     def revoke(self, id_or_name: str) -> str:
@@ -154,7 +154,7 @@ class TokenStore:
         return [_view(row) for row in rows]
 
     def is_needed(self) -> bool:
-        """Return whether requests need a token: they do as soon as any token was created.
+        """Return whether requests need a token. They do if the file contains any token, even a revoked one.
 
         The result may be up to `fresh_s` seconds old.
 
@@ -212,8 +212,8 @@ class TokenStore:
         return Caller(view.tenant, view.scopes, view.id)
 
     def _touch(self, id: str, now: float) -> None:
-        """Record the time at which a token was used. Skip this if another process is writing, so that no request
-        waits.
+        """Record that a token is used now. Skip this while another process writes to the file, so that no request
+        has to wait.
         """
         database = self._database()
         database.execute("PRAGMA busy_timeout = 0")
@@ -222,9 +222,9 @@ class TokenStore:
         database.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
 
     def _database(self) -> sqlite3.Connection:
-        """Return the connection to the file. If the file was removed or replaced, open the new one.
+        """Return the connection to the file. If the file was removed or replaced, open or create the file at the path.
 
-        The tokens of the old file are then no longer valid.
+        Tokens that only the old file contained are then no longer valid.
         """
         try:
             is_same = _identity(self._path) == self._file
@@ -252,7 +252,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
         folder = path.parent.stat()
         if folder.st_mode & 0o022 or folder.st_uid not in (os.geteuid(), 0):
             raise UsageError(
-                f"tokens are not safe in {path.parent}: others may write there; run chmod go-w {path.parent}, or "
+                f"tokens are not safe in {path.parent}: other users may write there; run chmod go-w {path.parent}, or "
                 "choose another folder (--state)"
             )
         if not path.exists():

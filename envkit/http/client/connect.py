@@ -1,4 +1,4 @@
-"""Connectors: functions with which a client opens its WebSocket, to a URL or over a given stream socket."""
+"""Connectors: functions that open a client's WebSocket, to a URL or over a connected stream socket."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Connector: TypeAlias = Callable[[], Awaitable[ClientConnection]]
 OpenSocket: TypeAlias = Callable[[], Awaitable[socket.socket]]
 
 CONNECT_TIMEOUT_S = 10.0
-"""Maximum timeout of connecting, in seconds; a shorter timeout of calls also applies to connecting."""
+"""Timeout of connecting, in seconds. If the timeout of calls is shorter, it also applies to connecting."""
 
 _MAX_ANSWER_BYTES = 64 << 20
 _PING_S = 20.0
 _PONG_S = 120.0
-"""Seconds to wait for a pong. Environments that compute in the server's event loop delay the pongs."""
+"""Seconds to wait for a pong. This is long, because environments may compute in the server's event loop."""
 _PLACEHOLDER_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
@@ -32,13 +32,13 @@ _SCHEMES = {"http": "ws", "https": "wss"}
 def url_connector(
     url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None, path: str = SOCKET_PATH
 ) -> Connector:
-    """Return a connector to `url`.
+    """Return a connector that opens a WebSocket to the server at `url`.
 
     Args:
-        url: Address of a server.
-        timeout_s: Timeout of a call and of connecting, seconds.
-        token: Token for the server.
-        ca: PEM file of the certificates to trust instead of the system's.
+        url: Address of a server, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``.
+        timeout_s: Timeout of a call, in seconds; see `CONNECT_TIMEOUT_S`.
+        token: Token for the server; None sends no token.
+        ca: PEM file with the certificates to trust; None: those of the system.
         path: Path of the WebSocket on the server.
 
     Raises:
@@ -64,7 +64,7 @@ def url_connector(
 
 
 def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
-    """Return a function that opens a WebSocket over a connected stream socket, which it gets from `open_socket`."""
+    """Return a connector that calls `open_socket`, and opens a WebSocket over the stream socket that it returns."""
     settings = _settings(timeout_s)
 
     async def connect_socket() -> ClientConnection:
@@ -84,7 +84,7 @@ async def _wait_open(connecting: connect) -> ClientConnection:
 
 
 def authorization_headers(token: str | None) -> dict[str, str]:
-    """Return the HTTP headers that send `token` to a server; no headers if it is None.
+    """Return the HTTP headers that send `token` to a server; no headers if `token` is None.
 
     Raises:
         UsageError: `token` is empty or contains characters that a header must not contain.
@@ -110,7 +110,7 @@ def trusted_context(ca: Path | str) -> ssl.SSLContext:
 
 
 def certificate_advice(error: ssl.SSLError) -> str:
-    """Return text to append to `error`: why the certificate is not trusted, and what to do. Empty for other errors."""
+    """Return text to append to a certificate error: the reason, and what to do. Empty for other TLS errors."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return ""
     return f" ({error.verify_message}); pass ca, a PEM file of certificates to trust"

@@ -1,8 +1,8 @@
-"""The WebSocket of a client, which many concurrent calls share and which reconnects.
+"""A client's WebSocket, which many concurrent calls share. If it breaks, the client opens a new one.
 
 All calls that begin in the same iteration of the event loop are sent in one message. When the socket breaks, the
-unanswered calls are sent once more over a new socket; all calls are safe to repeat. A call fails if the new socket
-breaks too, or if the server stays unreachable. A single task checks the deadlines of all calls.
+unanswered calls are sent once more over a new socket; this is safe, because every call can be repeated. A call fails if
+the new socket breaks too, or if the server stays unreachable. A single task checks the deadlines of all calls.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SharedWebSocket:
         return self.decode(operation, await self.start_call(operation, request, timeout_s))
 
     def decode(self, operation: Operation[Any, R], answer: bytes | msgspec.Raw) -> R:
-        """Decode the answer to a call.
+        """Decode the answer to a call of `operation`.
 
         Raises:
             RequestError: The answer is not a valid reply.
@@ -106,7 +106,7 @@ class SharedWebSocket:
             raise RequestError(f"{self._address} sent an invalid answer to {operation.name!r}: {error}") from None
 
     def start_call(self, operation: Operation[Q, R], request: Q, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
-        """Start a call and return a future of its answer; see `call`. The caller may cancel the future.
+        """Start a call. Return a future of its encoded answer, which may fail as `call` does, and may be cancelled.
 
         Raises:
             UnreachableError: The connection is closed.
@@ -126,7 +126,7 @@ class SharedWebSocket:
     def _remove(self, number: int, outcome: asyncio.Future[msgspec.Raw]) -> None:
         del self._calls[number]
         if not outcome.cancelled():
-            # Read the exception, so that asyncio does not log it as never retrieved if no caller waits any more.
+            # Read the exception; otherwise asyncio logs that it was never retrieved, if no caller waits any more.
             outcome.exception()
 
     async def open(self) -> ClientConnection:
@@ -139,8 +139,8 @@ class SharedWebSocket:
         return await connect_once(self._connect, self._address)
 
     async def run(self, socket: ClientConnection) -> None:
-        """Send calls over `socket` until cancelled. When the socket breaks, reconnect and continue with a new
-        socket.
+        """Send calls and receive their answers, first over `socket`. When the socket breaks, continue with a new one.
+        Return only when cancelled.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -164,7 +164,7 @@ class SharedWebSocket:
         finally:
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await socket.close()
-            # Without this, the close handshake would wait forever for a server that does not respond.
+            # If the server has not completed the close handshake by now, end the connection without it.
             socket.transport.abort()
 
     async def _send(self, socket: ClientConnection) -> None:
@@ -181,7 +181,7 @@ class SharedWebSocket:
                 for message in batches([call.frame for call in calls], _BATCH_BYTES):
                     await socket.send(message)
             except ConnectionClosed:
-                # `recv` raises the same error in `_run_socket`, which then reconnects.
+                # `recv` raises the same error in `_run_socket`, which then ends, so that `run` reconnects.
                 return
 
     def _receive(self, message: bytes) -> None:
@@ -193,14 +193,14 @@ class SharedWebSocket:
         for answer in answers:
             call = self._calls.get(answer.id) if isinstance(answer.id, int) else None
             if call is None or call.outcome.done():
-                continue  # The call was cancelled or has failed, so nobody waits for this answer.
+                continue  # The call was cancelled or has failed, so no task waits for this answer.
             if answer.error is not None:
                 call.fail(from_problem(answer.error))
             else:
                 call.outcome.set_result(answer.result)
 
     async def _reopen(self) -> ClientConnection:
-        """Open a new socket, and queue all unanswered calls so that they are sent again."""
+        """Open a new socket, and queue the unanswered calls to be sent again. Calls that were sent twice fail."""
         while True:
             for call in list(self._calls.values()):
                 if call.sends >= _MAX_SENDS:
@@ -246,7 +246,7 @@ class SharedWebSocket:
 
 
 async def connect_once(connect: Connector, address: str) -> ClientConnection:
-    """Connect to the server `address`.
+    """Open a WebSocket with `connect`, without retries. `address` is the server's name in errors.
 
     Raises:
         UnreachableError: No server answers, or the answer is invalid.
@@ -264,7 +264,7 @@ async def connect_once(connect: Connector, address: str) -> ClientConnection:
 
 
 def _refusal(response: Response, address: str) -> EnvkitError:
-    """Return the error for a server that refuses to open a WebSocket."""
+    """Return the error for the HTTP response with which a server has refused to open a WebSocket."""
     status = f"{address} answered with status {response.status_code}"
     try:
         error = from_problem(_PROBLEM.decode(response.body or b""))

@@ -43,7 +43,7 @@ TOKEN_VARIABLE = "ENVKIT_TOKEN"
 
 _DELETE_TIMEOUT_S = 5.0
 _POLL_DELAYS_S = (0.01, 1.0)
-"""Seconds between checks whether a full server has a free slot: initial and maximum."""
+"""Initial and maximum seconds between two checks whether a full server has a free slot again."""
 
 
 class EnvClient:
@@ -54,7 +54,7 @@ class EnvClient:
 
     Args:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
-        connect: Alternative to `url`: returns a connected stream socket; called for each connection.
+        connect: Function to pass instead of `url`. Each call returns a new stream socket, connected to the server.
         name: The server's name in error messages, if `url` is not given.
         timeout_s: Timeout of a call, in seconds.
         token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
@@ -108,17 +108,17 @@ class EnvClient:
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         """Start an episode; wait while the server has no free slot. See `envkit.protocols.EnvHost.lease`.
 
-        Entering already resets the environment on the server. An unknown environment therefore raises an error here,
-        while `Episode.reset` raises all other errors of the environment.
+        Entering the block already resets the environment on the server. If this reset fails, `Episode.reset` raises
+        its error. Only the error for an unknown environment is raised on entering.
 
         Args:
             task: The task to play.
-            id: Id of the session on the server. If the server has a session with this id and task, that session is
-                resumed. None: a new random id.
+            id: Id of the session on the server; None for a new random id. If the server already has a session with
+                this id and task, the episode continues that session.
 
         Raises:
             UnknownEnvError: No environment has the task's id.
-            DeadlineError: The server did not answer in time.
+            DeadlineError: The server did not answer within the client's timeout.
             UnreachableError: The server is unreachable.
         """
         id = uuid.uuid4().hex if id is None else id
@@ -135,7 +135,7 @@ class EnvClient:
             released.set()
 
     async def health(self) -> messages.HealthReply:
-        """Check that the server answers."""
+        """Check that the server answers, and return its version."""
         return await self._call(table.HEALTH, messages.NoBody())
 
     async def ready(self) -> messages.ReadyReply:
@@ -220,7 +220,7 @@ class EnvClient:
 
 
 class _RemoteEpisode:
-    """An episode on a server."""
+    """An episode on a server. `start` is the result of its reset, or the error that its reset raised."""
 
     def __init__(
         self, id: str, start: Reset | EnvkitError, turn: int, connection: SharedWebSocket, timeout_s: float

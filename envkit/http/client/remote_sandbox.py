@@ -45,20 +45,20 @@ CALL_S = 60.0
 """Timeout of a call that runs no program, in seconds."""
 
 SLACK_S = 60.0
-"""Seconds that a client waits beyond a command's own timeout. The server waits less, so its error arrives first."""
+"""Seconds that a client waits beyond a command's own timeout. The server gives up earlier, and sends an error."""
 
 _SHELL_S = 3600.0 + SLACK_S
-"""Timeout of a shell command, in seconds; long, because the command waits for earlier commands of the shell."""
+"""Minimum seconds to wait for a shell command. It is long, because the shell may first run earlier commands."""
 
 _RETRY_S = 60.0
-"""Seconds for which a call is retried while the server has no memory for it."""
+"""Seconds for which a call is retried while the server lacks capacity for it, or a rate limit rejects it."""
 
 _FILE_S = 180.0
 _TREE_S = 3600.0
 _STOP_S = 75.0
 _CANCEL_S = 40.0
 _FRAME_BYTES = 512 << 10
-"""Maximum bytes of a call over the WebSocket; larger calls use HTTP. The server rejects frames of twice this size."""
+"""Maximum bytes of a call over the WebSocket; larger calls use HTTP. Servers accept frames up to twice this size."""
 
 _FRAME_OUTPUT_BYTES = 4 << 20
 """Maximum bytes of an answer over the WebSocket; calls whose answer may be larger use HTTP."""
@@ -99,7 +99,7 @@ class SandboxTransport:
             UnsupportedError: The client was created without `folder_transport`.
         """
         if self._folder_transport is None:
-            raise UnsupportedError("this client cannot copy folders: it was created without a folder transport")
+            raise UnsupportedError("cannot copy folders: this client was created without a folder transport; pass one")
         return self._folder_transport
 
     async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
@@ -112,10 +112,10 @@ class SandboxTransport:
         """Make a call over HTTP, and return the body of the answer.
 
         Args:
-            operation: The operation.
-            request: Its request.
+            operation: The operation to call.
+            request: The request of the operation.
             timeout_s: Timeout of the call, in seconds.
-            content: The body of the HTTP request; None: the fields of `request` that belong in the body, as
+            content: The body of the HTTP request. None sends those fields of `request` that belong in the body, as
                 JSON.
         """
         key = getattr(request, "key", None)
@@ -134,7 +134,7 @@ class SandboxTransport:
         return await connect_once(connector, self.address)
 
     async def with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call for up to `_RETRY_S` seconds while the server rejects it for lack of capacity.
+        """Make a call. Repeat it for up to `_RETRY_S` seconds while it exceeds the server's capacity or rate limit.
 
         A rejected call has not started, so repeating it is safe.
         """
@@ -149,7 +149,7 @@ class SandboxTransport:
                 await anyio.sleep(max(wait_s, self._rng.uniform(0.5, 1.0)))  # jitter
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox and wait until it is removed, 75 s at most. The call is safe to repeat.
+        """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
 
         A cancellation of the calling task does not interrupt the call.
         """
@@ -233,7 +233,7 @@ class RemoteSandbox:
             UnsupportedError: The client was created without `folder_transport`.
         """
         if not target.rstrip("/"):
-            raise UsageError(f"{target!r} is not a path of a file or folder")
+            raise UsageError(f"target must be the path of a file or folder below the root, got {target!r}")
         with self._unknown_is_lost():
             async with aclosing(self._transport.folder_transport.packed(source, "tree")) as pieces:
                 url = table.UPLOAD_TREE.target(files.UploadTree(self._id, target, user))
@@ -255,7 +255,7 @@ class RemoteSandbox:
     async def connect(self, address: str | int) -> socket.socket:
         """Connect to a socket or a port in the sandbox; see `envkit.protocols.Sandbox.connect`.
 
-        If the connection in the sandbox fails, reading from the returned socket finds the end of the stream.
+        If nothing listens at `address`, no error is raised: reading from the returned socket yields the end of stream.
         """
         connection = await self._transport.open_stream(table.CONNECT, wire.ConnectQuery(self._id, str(address)))
         ours, theirs = socket.socketpair()
@@ -292,7 +292,7 @@ class RemoteSandbox:
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
-        """Take a snapshot of the sandbox's files, and return its name, which `SandboxClient.create` accepts.
+        """Take a snapshot of the sandbox's files, and return the snapshot's name, for `SandboxClient.create`.
 
         Raises:
             UnsupportedError: The server's sandbox backend does not support snapshots.
@@ -317,7 +317,7 @@ class RemoteSandbox:
         return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:
-        """Wait until the sandbox has ended; return the cause."""
+        """Wait until the sandbox has ended, and return the cause of its end."""
         while True:
             try:
                 cause = (await self.call(table.WAIT, wire.SandboxFrame(self._id))).cause
@@ -331,12 +331,12 @@ class RemoteSandbox:
         await self._transport.stop(self._id)
 
     async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
-        """Make a call. Raises the error that the server answers, or `SandboxLostError` if the sandbox is unknown."""
+        """Make a call. Raises the server's error, or `SandboxLostError` if the server does not know the sandbox."""
         with self._unknown_is_lost():
             return await self._transport.call(operation, request, timeout_s)
 
     async def run(self, operation: Operation[P, wire.ExecReply], request: P, size: int, timeout_s: float) -> ExecResult:
-        """Run a program or command. If the request or the result may be large, use HTTP instead of the WebSocket."""
+        """Run a program or command. Use HTTP if the request (about `size` bytes) or its result may be large."""
         if size <= _FRAME_BYTES and request.max_output_bytes <= _FRAME_OUTPUT_BYTES:
             return (await self._keyed(operation, request, timeout_s)).result()
         assert request.key is not None
@@ -348,7 +348,7 @@ class RemoteSandbox:
         return await self._with_key(request.key, partial(self._transport.call, operation, request, timeout_s))
 
     async def _with_key(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call with an idempotency key, with retries. If it is cancelled here, cancel it on the server too."""
+        """Make a call with an idempotency key, with retries. If this task is cancelled, cancel it on the server too."""
         with self._unknown_is_lost():
             async with self._cancelled_with_us(key):
                 return await self._transport.with_retries(call)
@@ -365,7 +365,7 @@ class RemoteSandbox:
 
     @contextmanager
     def _unknown_is_lost(self) -> Iterator[None]:
-        """Raise `SandboxLostError` if the server no longer knows the sandbox."""
+        """Convert a `SandboxNotFoundError` of the block to a `SandboxLostError`: the server has lost the sandbox."""
         try:
             yield
         except SandboxNotFoundError as error:

@@ -2,7 +2,7 @@
 
 All calls share one WebSocket; large transfers use HTTP. If the WebSocket breaks, the client reconnects and sends the
 unanswered calls again. A call with effects carries an idempotency key, so that the server runs the call only once. If
-the task of a call is cancelled, the client first cancels the call on the server.
+the task that makes such a call is cancelled, the client cancels the call on the server before the task ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from envkit.types import SandboxSpec, SandboxView
 
 _RETRY_DELAYS_S = (0.02, 1.0)
 _LEASE_S = 60.0
-"""Seconds after which the server stops a leased sandbox of a disconnected client."""
+"""Seconds after a client has disconnected until the server stops the sandboxes that the client leased."""
 
 
 class SandboxClient:
@@ -45,7 +45,7 @@ class SandboxClient:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
         token: Token for the server; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
-        folder_transport: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: no folder transfers.
+        folder_transport: Packs folders, for example `envkit.sandbox.transfer.tar_stream`; None: folders are not copied.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SandboxClient:
         return self.get(id)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Lease a sandbox that contains the files of `snapshot`; otherwise like `start`."""
+        """Lease a sandbox as `start` does. At its start, the sandbox contains the files of `snapshot`."""
         return await self.start(spec, snapshot=snapshot)
 
     async def create(
@@ -157,7 +157,7 @@ class SandboxClient:
         await self._transport.call(table.REMOVE_SNAPSHOT, wire.KeptFrame(snapshot))
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox and wait until it is removed, 75 s at most. The call is safe to repeat.
+        """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
 
         A cancellation of the calling task does not interrupt the call.
         """

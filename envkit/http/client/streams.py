@@ -26,8 +26,8 @@ class RemoteProgram:
     """A running program in a sandbox of a server; implements `envkit.protocols.Program`.
 
     Args:
-        connection: Its WebSocket.
-        address: The server's name in errors.
+        connection: WebSocket over which the program's input and output are sent.
+        address: Address of the server, for errors.
     """
 
     def __init__(self, connection: ClientConnection, address: str) -> None:
@@ -72,7 +72,7 @@ class RemoteProgram:
 
 
 def end_of(message: str) -> wire.StreamEnd:
-    """Decode the end of a stream. Raises the error that the server sent."""
+    """Decode the last message of a stream. If the message contains an error, raise that error."""
     end = _END.decode(message)
     if end.error is not None:
         error: EnvkitError = from_problem(msgspec.to_builtins(end.error))
@@ -81,7 +81,7 @@ def end_of(message: str) -> wire.StreamEnd:
 
 
 async def relay(connection: ClientConnection, stream: socket.socket) -> None:
-    """Copy bytes between a byte stream and `stream` until both have ended; then close both."""
+    """Copy bytes in both directions between `connection` and `stream` until `connection` ends. Then close both."""
     loop = asyncio.get_running_loop()
     stream.setblocking(False)
 

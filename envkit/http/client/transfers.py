@@ -1,7 +1,7 @@
 """Large transfers of the client: HTTP requests, each over its own connection.
 
-The HTTP client of the standard library makes each request in a thread. Cancelling a request shuts its connection down,
-because the thread itself cannot be interrupted.
+Each request runs in a thread, because the HTTP client of the standard library blocks. A cancellation shuts the
+connection of the request down, because the thread itself cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class HttpTransfers:
             return await exchange.answer()
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the server; the caller opens it."""
+        """Return a new connection to the server. The connection is not open yet."""
         parts = self._parts
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout_s)
@@ -155,7 +155,7 @@ class _HttpExchange:
         return await self.run(response.read)
 
     async def refusal(self) -> EnvkitError | None:
-        """Return the error that the server answered; None if it sent no answer."""
+        """Return the error that the server answered; None if the server sent no error."""
         try:
             await self.response()
         except UnreachableError:

@@ -1,9 +1,9 @@
 """Memory budget: limits the bytes of large request bodies and replies that a server has in memory at once.
 
-A request whose body or expected answer is larger than `UNCOUNTED_BYTES` reserves memory before its call begins,
-because the call may not be safe to repeat. If there is not enough memory, the request waits up to `WAIT_S` seconds and
-then fails with an error, so the caller can repeat it. After the call, the actual size of the answer is counted. Smaller
-requests are not counted; the limit on concurrent requests limits them.
+A request whose body or expected answer is larger than `UNCOUNTED_BYTES` reserves memory before its call begins. If not
+enough memory is free, the request waits up to `WAIT_S` seconds and is then rejected. The caller can repeat it, because
+its call has had no effect. When the call has ended, the actual size of its answer replaces the expected size. Smaller
+requests reserve no memory; the limit on concurrent requests bounds the memory that they use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MemoryBudget:
     """The memory budget of one server.
 
     Args:
-        max_bytes: Limit of all requests together. A single request may exceed it when it is alone.
+        max_bytes: Maximum bytes that all requests together may reserve. A request that is alone may reserve more.
     """
 
     def __init__(self, max_bytes: int = sys.maxsize) -> None:
@@ -53,14 +53,14 @@ class Reservation:
         self._budget = budget
 
     async def reserve(self, count: int, *, within_s: float = WAIT_S) -> None:
-        """Increase the reservation to `count` bytes; do nothing up to `UNCOUNTED_BYTES`.
+        """Increase the reservation to `count` bytes; wait until that much memory is free.
 
         Args:
-            count: Bytes of body and reply together.
-            within_s: Timeout, seconds.
+            count: Bytes of body and reply together. Up to `UNCOUNTED_BYTES`, nothing is reserved.
+            within_s: Maximum seconds to wait.
 
         Raises:
-            CapacityError: There was not enough memory within `within_s`.
+            CapacityError: There was not enough free memory within `within_s` seconds.
         """
         if count <= max(UNCOUNTED_BYTES, self.count):
             return
@@ -74,7 +74,7 @@ class Reservation:
         raise CapacityError(f"not enough memory for large bodies and replies (limit {limit}); retry later")
 
     def settle(self, count: int) -> None:
-        """Set the reservation to the actual size `count`, even above the limit; to 0 if it is not counted."""
+        """Set the reservation to `count` bytes, even above the budget; to 0 if `count` is at most `UNCOUNTED_BYTES`."""
         count = count if count > UNCOUNTED_BYTES else 0
         budget, change = self._budget, count - self.count
         budget.held_bytes += change
@@ -89,7 +89,7 @@ class Reservation:
 
 
 def reservation_of(scope: Mapping[str, Any]) -> Reservation:
-    """Return the reservation of a request, which `envkit.http.server.middleware.AuthMiddleware` frees.
+    """Return the memory reservation of a request. `envkit.http.server.middleware.AuthMiddleware` frees it at the end.
 
     Without that middleware, memory is not limited.
     """

@@ -16,19 +16,19 @@ MAX_OWED = 10_000
 """Number of unanswered frames above which the server stops reading from a socket."""
 
 MAX_UNREAD_BYTES = 8 << 20
-"""Bytes of unread replies above which the server stops reading from a socket and starts none of its calls."""
+"""Bytes of unread replies above which the server stops reading from a socket and starts no further calls from it."""
 
 MAX_PENDING_BYTES = 64 << 20
-"""Bytes of frames without a reply above which the server stops reading from a socket."""
+"""Bytes of unanswered frames above which the server stops reading from a socket."""
 
 _AHEAD_BYTES = 1 << 20
-"""Bytes read ahead from a paused socket, to notice when it closes."""
+"""Bytes to read ahead while reading from a socket is paused. Reading ahead shows when the socket closes."""
 
 _MESSAGE_BYTES = 256
 """Bytes of memory that a message uses in addition to its content."""
 
 _BATCH_BYTES = 1 << 19
-"""Bytes up to which answers are sent in one message: half of the default message limit of common clients."""
+"""Bytes up to which answers are joined into one message: half of the default message limit of common clients."""
 
 
 class Inbox:
@@ -48,14 +48,14 @@ class Inbox:
         return message
 
     async def pause_until(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Stop reading messages until `wait` returns. If the socket closes, drop unread messages and return early."""
+        """Run `wait`, and meanwhile only read ahead. If the socket closes, drop unread messages and return early."""
         with anyio.CancelScope() as waiting:
             async with clock.background_tasks() as tasks:
                 tasks.start_soon(self._read_ahead, waiting)
                 await wait()
 
     async def _read_ahead(self, waiting: anyio.CancelScope) -> None:
-        """Read messages into the queue until it is full; cancel `waiting` if the socket closes."""
+        """Read messages into the queue up to `_AHEAD_BYTES`; cancel `waiting` if the socket closes."""
         while self._free_bytes > 0:
             message = await self._receive()
             if message["type"] != "websocket.receive":
@@ -86,7 +86,7 @@ class Outbox:
         self._emptied = asyncio.Event()
 
     def put(self, *answers: bytes) -> None:
-        """Queue replies."""
+        """Queue answers, which `run` sends."""
         if self._is_closed or not answers:
             return
         if not self._answers:
@@ -116,7 +116,7 @@ class Outbox:
 
     @property
     def is_behind(self) -> bool:
-        """Whether pending frames or unread replies exceed a limit in number or bytes."""
+        """Whether the number or size of unanswered frames, or the size of unread replies, exceeds its limit."""
         return self.owed > MAX_OWED or self._pending_bytes > MAX_PENDING_BYTES or self.is_full
 
     async def wait_for_room(self) -> None:

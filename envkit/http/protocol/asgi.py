@@ -27,12 +27,12 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
 RETRY_AFTER_S = 1
-"""Default of the ``Retry-After`` header, seconds."""
+"""Default value of the ``Retry-After`` header, in seconds."""
 
 _WATCH_DELAY_S = 0.05
 
 STALLED_S = 25.0
-"""Seconds without data after which a body is rejected; clients wait longer than that for an answer."""
+"""Seconds without data after which a request body is rejected; clients wait longer than that for an answer."""
 
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
@@ -64,7 +64,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         message = await receive_piece(receive)
-    raise RequestError("the request ended in the middle of its body")
+    raise RequestError("the request ended in the middle of its body; send it again")
 
 
 async def receive_piece(receive: Receive) -> Message:
@@ -119,7 +119,7 @@ async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> No
 
 
 def parameters(operation: Operation[Any, Any], values: Mapping[str, str], scope: Scope) -> dict[str, Any]:
-    """Return the fields of a request that are in the path, the query or a header.
+    """Return the fields of a request that are outside its body: in the path (`values`), the query or the key's header.
 
     Raises:
         RequestError: A parameter is missing, unknown or not valid.
@@ -151,9 +151,9 @@ class CallOutcome(NamedTuple):
 
     Attributes:
         body: The reply or the error.
-        status: HTTP status.
-        retry_after_s: Seconds until the call should be repeated; None if a repetition does not help.
-        is_error: Whether `body` is an error, a `Problem`.
+        status: HTTP status of the response that contains the outcome.
+        retry_after_s: Seconds until the caller should repeat the call; None if a repetition does not help.
+        is_error: Whether `body` is an error, encoded as a `Problem`.
     """
 
     body: bytes
@@ -170,7 +170,7 @@ class CallOutcome(NamedTuple):
 
     @property
     def framed(self) -> bytes:
-        """The outcome as a JSON object with the field `result` or `error`, for lists."""
+        """The outcome as a JSON object with the field `result` or `error`, for a list of outcomes."""
         return (b'{"error":%b}' if self.is_error else b'{"result":%b}') % self.body
 
     def answer(self, frame_id: int | str | None) -> bytes:
@@ -179,7 +179,7 @@ class CallOutcome(NamedTuple):
 
 
 async def respond_outcome(send: Send, outcome: CallOutcome, headers: Iterable[Header] = ()) -> None:
-    """Send an outcome as a complete response; an error in the format ``application/problem+json``."""
+    """Send an outcome as a complete HTTP response. An error has the content type ``application/problem+json``."""
     after_s = outcome.retry_after_s
     if after_s is not None:
         headers = [*headers, (b"retry-after", b"%d" % after_s)]
@@ -201,8 +201,8 @@ async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[CallOu
 class _CancelOnDisconnect:
     """A context manager that cancels its block when the caller disconnects.
 
-    It starts to watch the connection after `_WATCH_DELAY_S` seconds. Most calls have ended by then, and the task that
-    watches the connection costs as much time as a call.
+    It starts to watch the connection only after `_WATCH_DELAY_S` seconds. Most calls have ended by then, so they need
+    no task for this, which would cost as much time as a call.
     """
 
     def __init__(self, receive: Receive) -> None:

@@ -28,7 +28,7 @@ Bytes: TypeAlias = str | Base64
 
 
 def encode_argument(argument: str) -> Bytes:
-    """Encode an argument of a program. In Python, the argument is text with surrogates for bytes that are not UTF-8."""
+    """Encode a program's argument: a string in which surrogates stand for bytes that are not UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -42,7 +42,7 @@ def decode_arguments(arguments: Sequence[Bytes]) -> list[str]:
 
 
 def encode_bytes(content: bytes) -> Bytes:
-    """Encode bytes."""
+    """Encode the output of a program as a string or in base64; see the docstring of this module."""
     if len(content) > _LONG_BYTES:
         controls = len(content) - len(content.translate(None, _CONTROLS))
         if controls > len(content) >> 4:
@@ -54,5 +54,5 @@ def encode_bytes(content: bytes) -> Bytes:
 
 
 def decode_bytes(encoded: Bytes) -> bytes:
-    """Decode bytes."""
+    """Decode bytes that `encode_bytes` has encoded."""
     return encoded.encode() if isinstance(encoded, str) else encoded.base64

@@ -29,7 +29,7 @@ _TYPES = {
 def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
     """Return one line that says why `data` is not a message of type `kind`.
 
-    `error` is the decoding error of msgspec.
+    `error` is the exception that decoding `data` raised.
     """
     if isinstance(error, RecursionError):
         return "the message is nested too deeply"
@@ -74,7 +74,7 @@ def _wanted(kind: object) -> str:
 
 
 def _patterns(kind: inspect.Type) -> Iterator[tuple[str, str]]:
-    """Yield the pattern of each text field of a message type, as `repr` shows it, with the field's description."""
+    """Yield a pair for each string field of a message type: its pattern, escaped as by `repr`, and its description."""
     if isinstance(kind, inspect.StructType):
         for field in kind.fields:
             yield from _patterns(field.type)

@@ -1,7 +1,7 @@
 """Messages about files and folders of sandboxes.
 
-Over HTTP, the content of a file or folder is the raw body of a request or answer. Over the WebSocket, a frame contains
-a small file in base64.
+Over HTTP, the content of a file or folder is the raw body of a request or answer. Over the WebSocket, the content of a
+file is a base64 field of a frame or answer, so only small files are possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_FRAME_FILE_BYTES = 1 << 20
 """Maximum size of a file that is read over the WebSocket, in bytes; HTTP allows larger files."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Limit on a file that is read or written as a whole, bytes."""
+"""Maximum size of a file that one HTTP request reads or writes, in bytes."""
 
 MAX_TREE_BYTES = 1 << 30
 """Maximum total size of the files in a tar stream, in bytes."""
@@ -35,7 +35,7 @@ Owner: TypeAlias = Annotated[FileUser, msgspec.Meta(description="User who reads 
 
 
 class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file to read, and its sandbox."""
+    """A file to read: its sandbox and its path."""
 
     sandbox_id: AnySandboxId
     path: FramePath

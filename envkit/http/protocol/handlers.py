@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class HttpCall:
-    """The HTTP request of an operation whose request or reply is not one JSON object."""
+    """One HTTP request for an operation, with the functions that receive its body and send its response."""
 
     caller: Caller
     scope: Scope
@@ -47,7 +47,7 @@ HandlesHttp: TypeAlias = Callable[[S, Q, HttpCall], Awaitable[CallOutcome | None
 
 
 def handles(operation: Operation[Q, R]) -> Callable[[Handles[S, Q, R]], Handles[S, Q, R]]:
-    """Return a decorator for the method that handles an operation. The method's docstring documents the operation."""
+    """Return a decorator for the method that handles `operation`. The API document contains the method's docstring."""
     return partial(_bind, operation)
 
 
@@ -65,7 +65,7 @@ def _bind(operation: Operation[Any, Any], method: M) -> M:
 
 
 def handlers_of(owner: object) -> Iterator[tuple[Operation[Any, Any], Handler]]:
-    """Yield the operations that the methods of `owner` handle, with their bound methods."""
+    """Yield each operation that a method of `owner` handles, and this method, bound to `owner`."""
     for name, method in vars(type(owner)).items():
         operation = getattr(method, "operation", None)
         if isinstance(operation, Operation):

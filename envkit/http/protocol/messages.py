@@ -95,7 +95,7 @@ class SessionStepBody(StepBody, frozen=True, forbid_unknown_fields=True, kw_only
     """One step of a session."""
 
     session_id: str
-    """Not validated, because validation would take a fifth of the time of a step. No session has an invalid id."""
+    """Not validated: validation would take a fifth of a step's time. A call with an invalid id finds no session."""
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,7 +171,7 @@ class SessionReply(msgspec.Struct, frozen=True):
 
 
 class SessionsReply(msgspec.Struct, frozen=True):
-    """All sessions of the server, oldest first."""
+    """All sessions that the caller may see, oldest first."""
 
     sessions: list[SessionReply]
 
@@ -223,7 +223,7 @@ class DoneReply(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error, as in RFC 9457. `type` is an error code of envkit; `turn` is the turn of the session, if any."""
+    """An error, as in RFC 9457. `type` is envkit's error code. If the call is about a session, `turn` is its turn."""
 
     type: str
     title: str
@@ -235,7 +235,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The outcome of one call in a list: either `result` or `error`; the other field is omitted."""
+    """The outcome of one step in a list. It has the field `result` if the step was played, and otherwise `error`."""
 
     result: StepReply | None = None
     error: Problem | None = None
@@ -266,7 +266,7 @@ class StepAnswer(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to a frame: either `result` or `error`. The id is null if the frame could not be read."""
+    """The answer to a frame, with `result` or `error`. Its `id` is that of the frame; null if the frame is invalid."""
 
     id: int | str | None
     result: msgspec.Raw = msgspec.Raw(b"")
@@ -286,7 +286,7 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
-    """Decode a list of messages. In place of an invalid element, the result contains its error.
+    """Decode a list with `many`. If that fails, decode each message with `one`, and return an error for an invalid one.
 
     Raises:
         RequestError: The data is not a JSON list.

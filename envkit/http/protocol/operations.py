@@ -1,8 +1,8 @@
 """The table of operations: what a client can ask of a server, over HTTP, over the WebSocket, or over both.
 
-The server makes its WebSocket methods, its HTTP routes, the check of token scopes and the OpenAPI document from this
-table, the clients make their calls from it, and ``docs/http-api.md`` lists it. A handler on the server is bound to its
-operation with `envkit.http.protocol.handlers.handles`.
+From this table, the server makes its WebSocket methods, its HTTP routes, its checks of token scopes and the OpenAPI
+document. The clients use the table to make calls, and ``docs/http-api.md`` lists it. A handler on the server is bound
+to its operation with `envkit.http.protocol.handlers.handles`.
 
 Over the WebSocket, a request is sent as JSON, as the parameters of a frame. Over HTTP, its fields are divided:
 
@@ -48,17 +48,17 @@ class Operation(Generic[Q, R]):
     """One operation.
 
     Attributes:
-        name: Name, which is also the method of frames.
+        name: Name of the operation. A WebSocket frame contains this name in its field `method`.
         request: Type of the request.
         reply: Type of the reply.
         scope: Token scope that a caller needs; "" if any token is enough, None if no token is needed.
         route: Verb and path of its HTTP route, with the names of request fields in braces; "" if it has none.
-        replies: Types of replies with other statuses than 200. If 202 is among them, the server answers a slow call
-            with that reply, and the client repeats the call.
+        replies: Types of the replies with another status than 200, by status. If 202 is among them, the server answers
+            a slow HTTP request with that reply, and the client repeats the request.
         runs_program: Whether the operation runs a program, whose input and output may be large. Without a `key`, the
             program is killed if the caller disconnects.
         body: Type of the JSON body, if it is not the base class of the request's class.
-        takes: Content type of the body.
+        takes: Content type of the request's body.
         gives: Content type of the reply.
         title: Name in the OpenAPI document, if it is not the last part of `name`.
     """
@@ -85,12 +85,12 @@ class Operation(Generic[Q, R]):
 
     @cached_property
     def is_raw(self) -> bool:
-        """Whether the body or the reply is not one JSON object. The handler then gets the whole HTTP request."""
+        """Whether the body or the reply is not one JSON object. If so, the handler gets the whole HTTP request."""
         return self.body is not None or (self.takes, self.gives) != (JSON, JSON)
 
     @cached_property
     def json_body(self) -> Any:
-        """Type of the JSON body of an HTTP request; None if it has none."""
+        """Type of the JSON body of an HTTP request; None if the request has no JSON body."""
         base = self.request.__base__
         return self.body or (None if base is msgspec.Struct else base)
 
@@ -125,7 +125,7 @@ class Operation(Generic[Q, R]):
         return msgspec.json.Decoder(self.reply)
 
     def target(self, request: Q) -> str:
-        """Return path and query of the HTTP request. Bytes that are not UTF-8 are percent-encoded."""
+        """Return the path and query of the HTTP request, in which bytes that are not UTF-8 are percent-encoded."""
         values = {name: getattr(request, name) for name in self.parameters.__struct_fields__}
         path = self.path.format(**{name: quote(values[name], safe="") for name in values.keys() - set(self.queries)})
         query = {name: values[name] for name in self.queries if values[name] != ""}
@@ -221,4 +221,4 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = tuple(
 METHODS: Mapping[str, Operation[Any, Any]] = {
     one.name: one for one in OPERATIONS if not one.is_raw and one.verb != "WEBSOCKET" and one is not INDEX
 }
-"""The operations that frames can call, by method."""
+"""The operations that WebSocket frames can call, by the value of the field `method`."""

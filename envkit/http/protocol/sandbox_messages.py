@@ -90,8 +90,8 @@ _SPEC_FIELDS = SpecBody.__struct_fields__
 class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The spec of a new sandbox, and how to start it.
 
-    `lease_s` is the duration of the lease in seconds; null means unlimited. `snapshot` names a snapshot to start from.
-    `wait_s` is the number of seconds to wait in the queue if there is no capacity.
+    `lease_s` is the number of seconds without use after which the server stops the sandbox; null means unlimited.
+    `snapshot` is the name of a snapshot to start from. `wait_s` is the number of seconds to wait for capacity.
     """
 
     lease_s: Positive | None = LEASE_S
@@ -131,7 +131,7 @@ class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A program with streamed input and output. `terminal` is the size of its terminal, or null for pipes."""
+    """A program with streamed input and output. `terminal` is its terminal's rows and columns; null means pipes."""
 
     argv: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1)]
     timeout_s: Positive
@@ -148,14 +148,14 @@ class ProgramQuery(msgspec.Struct, frozen=True):
 
 
 class ConnectQuery(msgspec.Struct, frozen=True):
-    """The sandbox to connect to, and the name of a socket or the number of a port in it."""
+    """The sandbox to connect to. `to` is the number of a port, or the name of a socket in ``$ENVKIT_SOCKETS``."""
 
     sandbox_id: AnySandboxId
     to: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class ProgramInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of a program's input, or a new size of its terminal (0: unchanged)."""
+    """The end of a program's input, or a new size of its terminal. If rows or columns are 0, the size is unchanged."""
 
     eof: bool = False
     rows: OptionalSize = 0
@@ -163,7 +163,7 @@ class ProgramInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamEnd(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The end of a byte stream: the result of a program, without its output, or an error."""
+    """The end of a byte stream: the result of a program (without its output), an error, or neither."""
 
     result: ExecReply | None = None
     error: Problem | None = None
@@ -179,7 +179,7 @@ class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"name": "shell"}):
-    """A command to run in a shell of a sandbox. `name` is the name of the shell."""
+    """A command to run in a shell of a sandbox. `name`, which is `shell` in JSON, is the name of the shell."""
 
     sandbox_id: AnySandboxId
     name: ShellName = "main"
@@ -187,7 +187,7 @@ class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"name": "shell"}):
-    """The shell to close, and its sandbox. `name` is the name of the shell."""
+    """The shell to close, and its sandbox. `name`, which is `shell` in JSON, is the name of the shell."""
 
     sandbox_id: AnySandboxId
     name: ShellName = "main"
@@ -215,7 +215,7 @@ class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CancelFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The idempotency key of a call to cancel."""
+    """The call to cancel: its sandbox and its idempotency key."""
 
     sandbox_id: AnySandboxId
     cancelled: Key = msgspec.field(name="key")
@@ -260,7 +260,7 @@ class ExecReply(msgspec.Struct, frozen=True):
 
 
 class ExecOutcome(msgspec.Struct, frozen=True):
-    """The outcome of one program in a list: either `result` or `error`; the other field is omitted."""
+    """The outcome of one program in a list. It has the field `result` if the program has run, and otherwise `error`."""
 
     result: ExecReply | None = None
     error: Problem | None = None
@@ -356,7 +356,7 @@ class ProbeReply(msgspec.Struct, frozen=True):
 
 
 class WaitReply(msgspec.Struct, frozen=True):
-    """Why a sandbox ended. If `cause` is null, the sandbox still runs; repeat the call to wait longer."""
+    """Why a sandbox has ended. If `cause` is null, the sandbox still runs; repeat the call to wait longer."""
 
     cause: Cause | None
 

@@ -1,7 +1,7 @@
 """Access to sandboxes: finds them by the ids that callers use, runs programs in them, reads and writes files.
 
-Memory for a large result is reserved before a call starts. If there is not enough memory, the call fails before it had
-any effect, so the caller can repeat it.
+Memory for a large result is reserved before a call starts. If not enough memory is free, the call fails without having
+had any effect, so the caller can repeat it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_TIMEOUT_S = 3600.0
 """Default limit on the timeout of a command, in seconds."""
 
 MAX_EXEC_BYTES = 32 << 20
-"""Limit on the request body of a program or command, including its input."""
+"""Maximum size of a request body that contains a program or command and its input, in bytes."""
 
 SLACK_S = 30.0
-"""Seconds beyond a command's own timeout within which the sandbox must answer."""
+"""Seconds that the server waits for a sandbox's answer beyond the timeout of the command itself."""
 
 FILE_S = 120.0
 """Timeout of reading or writing a file, in seconds."""
 
 _SMALL_OUTPUT_BYTES = 2 << 20
-"""Output limit, bytes, up to which no memory is reserved."""
+"""Maximum output limit of a program, in bytes, for which no memory is reserved; see `bytes_to_reserve`."""
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class SandboxAccess:
         self.check_timeout(body.timeout_s)
         run = partial(shell.run, body.command, timeout_s=body.timeout_s, max_output_bytes=body.max_output_bytes)
         try:
-            # Waiting in the queue of the shell has no timeout: earlier commands run first, each with its own timeout.
+            # Allow more than `body.timeout_s`, which does not include the wait for earlier commands of the shell.
             return wire.ExecReply.of(await within(self.max_timeout_s + SLACK_S, run))
         except ValueError as error:
             raise _refused("command", error) from None
@@ -119,7 +119,7 @@ class SandboxAccess:
         return DoneReply()
 
     def find(self, id: str, caller: Caller) -> Sandbox:
-        """Return the sandbox that the caller calls `id`, and renew its lease.
+        """Return the sandbox that the caller names `id`, and renew its lease.
 
         Raises the same errors as `SandboxPool.get`, and `UnreachableError` while the server shuts down.
         """
@@ -128,12 +128,12 @@ class SandboxAccess:
         return self.pool.get(key.id, tenant=key.tenant)
 
     def view(self, id: str, caller: Caller) -> SandboxView:
-        """Return the state of the sandbox that the caller calls `id`, without renewing its lease."""
+        """Return the state of the sandbox that the caller names `id`, without renewing its lease."""
         key = caller.key(id)
         return self.pool.view(key.id, tenant=key.tenant)
 
     def reply(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
-        """Convert the state of a sandbox to a reply that uses the caller's id of the sandbox."""
+        """Convert the state of a sandbox to a reply that contains the caller's name for the sandbox."""
         return wire.SandboxReply.of(replace(view, id=caller.name(view.key)))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
@@ -142,12 +142,12 @@ class SandboxAccess:
         scope.cancel()
 
     async def unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Run `work`, and cancel it if the server shuts down.
+        """Run `work` to its end, but cancel it if the server shuts down.
 
         Raises:
             UnreachableError: The server shut down before `work` ended.
         """
-        failure: Exception | None = UnreachableError("the server is shutting down")
+        failure: Exception | None = UnreachableError("the server is shutting down; retry later")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
             try:
@@ -175,7 +175,7 @@ class SandboxAccess:
             UnreachableError: The server is shutting down.
         """
         if self.closing.is_set():
-            raise UnreachableError("the server is shutting down")
+            raise UnreachableError("the server is shutting down; retry later")
 
 
 async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
@@ -190,11 +190,11 @@ async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
-    """Return the number of bytes to reserve for the output of a program before it starts.
+    """Return the number of bytes to reserve for the output of a program before the program starts.
 
-    If the output limit of the program is large, the limit is reserved for each of its two outputs. If it is small,
-    nothing is reserved, because thousands of programs may run for hours and few of them reach their limit. When the
-    program has ended, the actual size of the output is counted.
+    If the output limit of the program is large, it is reserved twice: for standard output and for standard error. If
+    the limit is small, nothing is reserved, because thousands of programs may run for hours, and few reach the limit.
+    When the program has ended, the actual size of its output is counted.
     """
     return 2 * body.max_output_bytes if body.max_output_bytes > _SMALL_OUTPUT_BYTES else 0
 

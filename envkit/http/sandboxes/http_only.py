@@ -1,4 +1,4 @@
-"""The operations on sandboxes that have only an HTTP route: files, folders, lists of programs, and the event stream."""
+"""The operations on sandboxes that exist only over HTTP: files, folders, lists of programs, and the event stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_OUTPUT_BYTES = 256 << 20
 
 _MAX_EXECS = 1000
 _FIRST_FILE_BYTES = 1 << 20
-"""Limit of the first read of a file whose size is unknown; a larger file is read a second time."""
+"""Size limit of the first attempt to read a file. If the file is larger, memory is reserved and it is read again."""
 
 _EXEC = msgspec.json.Decoder(wire.ExecFrame)
 _EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
@@ -39,12 +39,12 @@ RunCall: TypeAlias = Callable[[Operation[Any, Any], Any, Caller], Awaitable[Call
 
 
 class HttpOnlyOperations:
-    """The operations on sandboxes that have only an HTTP route.
+    """The operations on sandboxes that exist only over HTTP.
 
     Args:
         access: Finds sandboxes.
-        outcome: Makes the call of another operation; see `envkit.http.api.calls.Calls.outcome`.
-        failure: Converts an error to an outcome.
+        outcome: Runs a call of an operation that another class handles; see `envkit.http.api.calls.Calls.outcome`.
+        failure: Converts the error of a call to the call's outcome.
         folders: Uploads and downloads folders; None if this server does not support that.
     """
 
@@ -62,13 +62,13 @@ class HttpOnlyOperations:
 
     @handles_http(table.EXECS)
     async def execs(self, query: NoBody, call: HttpCall) -> CallOutcome:
-        """Run programs in many sandboxes concurrently. Return a list with the result or error of each program, in
-        order.
+        """Run a list of programs concurrently, in any sandboxes. Return a list with the result or error of each, in the
+        same order.
         """
         bodies = read_each(await call.body(MAX_EXEC_BYTES), _EXECS, _EXEC)
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
-        call.caller.take(max(0, len(bodies) - 1))  # the request itself is already counted
+        call.caller.take(max(0, len(bodies) - 1))  # `AuthMiddleware` has counted the request as one call
         output_bytes = sum(bytes_to_reserve(body) for body in bodies if not isinstance(body, RequestError))
         if output_bytes > _MAX_OUTPUT_BYTES:
             wanted = f"limit {_MAX_OUTPUT_BYTES} bytes, got {output_bytes}"
@@ -117,14 +117,14 @@ class HttpOnlyOperations:
 
     @handles_http(table.DOWNLOAD_TREE)
     async def download_tree(self, query: files.DownloadTree, call: HttpCall) -> None:
-        """Download a file or folder as a tar stream. The paths in the stream begin with ``tree`` or with ``.``."""
+        """Download a file or folder as a tar stream. In the stream, a file is named ``tree`` and a folder ``.``."""
         folders, sandbox = self._require_folders(), self._access.find(query.sandbox_id, call.caller)
         tenant = call.caller.tenant
         await folders.download(sandbox, query.path, query.user, query.max_bytes, call.send, tenant=tenant)
 
     @handles_http(table.UPLOAD_TREE)
     async def upload_tree(self, query: files.UploadTree, call: HttpCall) -> CallOutcome:
-        """Upload a tar stream with one file, link or folder. `path` is where it is stored in the sandbox."""
+        """Upload a tar stream with one file, link or folder, which is stored at `path` in the sandbox."""
         folders, sandbox = self._require_folders(), self._access.find(query.sandbox_id, call.caller)
         await folders.upload(sandbox, query.path, query.user, call.receive, tenant=call.caller.tenant)
         return CallOutcome(write(DoneReply()))
@@ -153,12 +153,12 @@ class HttpOnlyOperations:
                 tasks.cancel_scope.cancel()
             await call.send({"type": "http.response.body", "body": b""})
         except* OSError:
-            # The caller has disconnected, and the server aborts the unfinished stream.
+            # The caller has disconnected. The server ends the incomplete response.
             pass
 
     def _require_folders(self) -> FolderTransfers:
         if self._folders is None:
-            raise UnsupportedError("this server has no folder upload and download")
+            raise UnsupportedError("this server does not support uploads and downloads of folders")
         return self._folders
 
 

@@ -5,10 +5,10 @@
 * A call with the same key and other content is rejected.
 * A call continues if its caller disconnects, and its answer is stored.
 
-A key is valid for one sandbox and is deleted with the sandbox. The last `MAX_COUNT` keys are stored for `KEEP_S`
-seconds. All stored answers together have at most `MAX_BYTES` bytes; the oldest answers are deleted first. If a call is
-repeated after its answer was deleted, the repeated call fails, so that nothing runs twice. If its key was deleted
-too, the repeated call runs again.
+A key is valid for one sandbox and is deleted with the sandbox. Keys are deleted `KEEP_S` seconds after their call has
+ended; if there are more than `MAX_COUNT`, the oldest are deleted earlier. If all stored answers together have more than
+`MAX_BYTES` bytes, the oldest answers are deleted, but not their keys. A call that is repeated after its answer was
+deleted fails, so that nothing runs twice. A call that is repeated after its key was deleted runs again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class IdempotentCalls:
     """Runs and stores the calls with idempotency keys, for all sandboxes of a server.
 
     Args:
-        failure: Converts an error to an outcome.
-        keep_s: Seconds for which an answer is stored.
-        max_count: Maximum number of stored answers.
+        failure: Converts the error of a call to the call's outcome.
+        keep_s: Seconds for which a key and its answer are stored after the call has ended.
+        max_count: Maximum number of stored keys of calls that have ended.
         max_bytes: Maximum total size of the stored answers, in bytes.
     """
 
@@ -76,13 +76,13 @@ class IdempotentCalls:
         """Run `work`, or return the outcome of an earlier call with the same key.
 
         Args:
-            sandbox: The sandbox of the call.
-            key: Its idempotency key.
-            content: Its content, or a hash of it.
-            work: Runs it; must not raise.
+            sandbox: Key of the sandbox that the call is about.
+            key: Idempotency key of the call.
+            content: Content of the call, or a hash of the content.
+            work: Runs the call. It must not raise an error.
 
         Raises:
-            SandboxConflictError: An earlier call with this key had another content.
+            SandboxConflictError: An earlier call with this idempotency key had different content.
         """
         call = self._calls[sandbox].get(key) if sandbox in self._calls else None
         if call is None:
@@ -96,8 +96,8 @@ class IdempotentCalls:
         return call.outcome
 
     async def cancel(self, sandbox: TenantKey, key: str) -> None:
-        """Cancel the call with this key, and wait until it has ended. If the call arrives after this
-        cancellation, it does not start.
+        """Cancel the call with this idempotency key, and wait until it has ended. If there is no such call yet, a later
+        call with this key does not start.
         """
         call = self._calls[sandbox].get(key)
         if call is None:
@@ -107,7 +107,7 @@ class IdempotentCalls:
         await call.done.wait()
 
     def drop(self, sandbox: TenantKey) -> None:
-        """Delete the stored calls of a sandbox that was stopped. Running calls are not cancelled; they end by
+        """Delete the keys and answers of a sandbox that was stopped. Running calls are not cancelled: they end by
         themselves.
         """
         for key in self._calls.pop(sandbox, {}):
@@ -151,8 +151,8 @@ class IdempotentCalls:
             dropped.ended_at = self._with_outcome[sandbox, key].ended_at
             dropped.done.set()
             self._drop_outcome(sandbox, key)
-            # Replace the stored call by one that fails. Callers that already wait refer to the old call, so they still
-            # get its answer.
+            # From now on, a repeated call gets this error. Callers that already wait hold the old `_KeyedCall`, so they
+            # still get its answer.
             self._calls[sandbox][key] = self._ended[sandbox, key] = dropped
 
     def _drop_outcome(self, sandbox: TenantKey, key: str) -> None:
@@ -162,7 +162,7 @@ class IdempotentCalls:
 
 
 _CANCELLED_CONTENT = b""
-"""The content that is stored for a call that was cancelled before it arrived; no real call has empty content."""
+"""Stored in place of the content of a call that was cancelled before it arrived. Other content is never empty."""
 
 
 def _cancelled(key: str) -> SandboxConflictError:

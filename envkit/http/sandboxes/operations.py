@@ -51,7 +51,7 @@ class SandboxOperations:
 
     Args:
         access: Finds sandboxes by the ids that callers use.
-        keyed: The stored calls with an idempotency key.
+        keyed: Runs and stores the calls that have an idempotency key.
         ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
         policy: Which sandboxes callers may request.
         snapshots: Limits on the number and size of snapshots.
@@ -73,7 +73,7 @@ class SandboxOperations:
         self._snapshots = Snapshots(access.pool, snapshots or SnapshotBounds())
 
     def run_in(self, tasks: TaskGroup) -> None:
-        """Set the task group that starts the sandboxes. A start continues after its caller disconnects."""
+        """Set the task group in which sandboxes start, so that a start continues after its caller disconnects."""
         self._starts.tasks = tasks
 
     def keep(self, used: set[str], caller: Caller) -> None:
@@ -121,7 +121,7 @@ class SandboxOperations:
 
     @handles(table.VIEWS)
     async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
-        """List all sandboxes."""
+        """List all sandboxes that the caller may see, oldest first."""
         views = self.access.pool.views(tenant=caller.visible_tenant)
         return wire.SandboxesReply([self.access.reply(view, caller) for view in views])
 
@@ -135,7 +135,7 @@ class SandboxOperations:
 
     @handles(table.LIST_SNAPSHOTS)
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
-        """List all snapshots with their sizes, oldest first."""
+        """List all snapshots that the caller may see, with their sizes, oldest first."""
         found = self._snapshots.all(caller.visible_tenant)
         return wire.SnapshotsReply(
             [wire.KeptReply(one.name, one.key.tenant, caller.name(one.key), one.at_s, one.bytes) for one in found]
@@ -151,14 +151,14 @@ class SandboxOperations:
 
     @handles(table.PROBE)
     async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
-        """Return the seconds until a sandbox answered a probe."""
+        """Send a probe to a sandbox, and return the seconds until the sandbox answered."""
         sandbox = self.access.find(body.sandbox_id, caller)
         self.access.check_timeout(body.timeout_s)
         return wire.ProbeReply(await sandbox.probe(body.timeout_s))
 
     @handles(table.WAIT)
     async def wait(self, body: wire.SandboxFrame, caller: Caller) -> wire.WaitReply:
-        """Wait for the end of a sandbox, for up to 25 s; return the cause, or null if it still runs."""
+        """Wait up to 25 s for the end of a sandbox. Return the cause of its end, or null if it still runs."""
         sandbox = self.access.find(body.sandbox_id, caller)
         cause = None
         with anyio.move_on_after(_WAIT_S):
@@ -186,7 +186,7 @@ class SandboxOperations:
 
     @handles(table.STOP)
     async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
-        """Stop a sandbox and delete its contents. The call is safe to repeat; it succeeds if there is no such sandbox.
+        """Stop a sandbox and delete its files. The call is safe to repeat, and succeeds if the sandbox does not exist.
 
         Afterwards, `PUT` can start a new sandbox with the same id.
         """
@@ -199,7 +199,7 @@ class SandboxOperations:
 
     @handles(table.CANCEL)
     async def cancel(self, body: wire.CancelFrame, caller: Caller) -> DoneReply:
-        """Cancel a call with an idempotency key, and return when it has ended."""
+        """Cancel the call with this idempotency key, and return when that call has ended."""
         self.access.find(body.sandbox_id, caller)
         await within(SLACK_S, partial(self._keyed.cancel, caller.key(body.sandbox_id), body.cancelled))
         return DoneReply()

@@ -1,4 +1,4 @@
-"""Starts of sandboxes that are in progress. A caller can repeat its request and then waits for the same start."""
+"""Starts of sandboxes that are in progress. A caller that repeats its request waits for the same start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envkit.types import SandboxSpec, TenantKey
 _RESULT_TTL_S = 600.0
 
 MAX_WAITING = 256
-"""Maximum number of a tenant's starts that wait for capacity; a further start fails immediately."""
+"""Maximum number of a tenant's starts that wait for capacity. Without capacity, further starts fail immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PendingStarts:
 
     Args:
         pool: Creates the sandboxes.
-        on_new: Called with the key of a sandbox before its start, unless the pool already knows the key.
+        on_new: Called with the key of a sandbox before the sandbox starts, unless the pool already knows the key.
         ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
     """
 
@@ -70,7 +70,7 @@ class PendingStarts:
         request gets the error. The errors are those of `SandboxPool.create`.
         """
         start = self._starts.get(request.key)
-        # If another start has the same key but a different request, begin this start too: the pool then rejects it.
+        # If a different request has the same key, begin this one too, so that the pool rejects it.
         if start is None or start.request != request:
             start = self._begin(request)
         await start.done.wait()

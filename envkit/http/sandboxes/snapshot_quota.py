@@ -99,7 +99,7 @@ class Snapshots:
         """Return the name that the pool uses for the snapshot `name`.
 
         Raises:
-            SandboxNotFoundError: No snapshot of the tenant `owner` has this name; None means any tenant.
+            SandboxNotFoundError: No snapshot of the tenant `owner`, or of any tenant if `owner` is None, has this name.
         """
         found = self._snapshots.get(name)
         if found is None or owner not in (None, found.key.tenant):
@@ -107,11 +107,11 @@ class Snapshots:
         return found.pool_id
 
     def all(self, owner: str | None) -> Sequence[Snapshot]:
-        """Return the snapshots of the tenant `owner`, oldest first; None means any tenant."""
+        """Return the snapshots of the tenant `owner`, or all snapshots if `owner` is None, oldest first."""
         return [one for one in self._snapshots.values() if owner in (None, one.key.tenant)]
 
     async def remove(self, name: str, owner: str | None) -> None:
-        """Remove a snapshot if it belongs to the tenant `owner`; None means any tenant. The call is safe to repeat.
+        """Remove a snapshot if it belongs to the tenant `owner`, or if `owner` is None. The call is safe to repeat.
 
         Raises:
             EnvkitError: The removal failed. The snapshot still exists and counts towards the limits.
@@ -122,8 +122,8 @@ class Snapshots:
             self._snapshots.pop(name, None)
 
     async def _discard(self, pool_id: str) -> None:
-        """Remove a snapshot whose name no caller knows. If this fails, the backend removes the snapshot when it
-        closes.
+        """Remove a snapshot whose name no caller received. If this fails, the backend removes the snapshot when the
+        backend closes.
         """
         with anyio.move_on_after(_REMOVE_S, shield=True), suppress(EnvkitError, OSError):
             await self._pool.remove_snapshot(pool_id)
@@ -145,7 +145,7 @@ class Snapshots:
                 raise SnapshotLimitError(f"{owner}: no space for {-(-size >> 20)} MiB ({mib}); {_WHAT_TO_DO}")
 
     def _quotas(self, tenant: str) -> Iterator[tuple[Sequence[Snapshot], int, int, int, str]]:
-        """Yield a tuple for the tenant, if any, and a tuple for the whole server.
+        """Yield a tuple for the tenant, unless its name is empty, and a tuple for the whole server.
 
         Each tuple contains the stored snapshots, the number of snapshots that are being taken, the limit on the number,
         the limit in MiB, and the name of the tenant or server for errors.

@@ -1,14 +1,14 @@
-"""Byte streams into sandboxes: each is a WebSocket of its own, at ``.../program`` or ``.../connect?to=ADDRESS``.
+"""Byte streams into sandboxes. Each uses a separate WebSocket, at ``.../program`` or ``.../connect?to=ADDRESS``.
 
 ``program`` runs a program with streamed input and output. The client first sends a `ProgramBody` as text. Then it sends
 input as binary messages, and a `ProgramInput` as text for the end of input or for a new size of the terminal. The
 server sends output as binary messages, whose first byte is 1 for standard output and 2 for standard error.
 
 ``connect`` connects to a socket or a port in the sandbox. Binary messages in both directions are the bytes of the
-stream. An empty binary message ends the client's direction.
+stream. The client sends an empty binary message when it has sent all its bytes.
 
-At the end, the server sends a `StreamEnd` as text and closes the socket. If the client disconnects, the program or
-connection ends.
+When the program or connection ends, the server sends a `StreamEnd` as text and closes the WebSocket. If the client
+disconnects, the server ends the program or connection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SandboxStreams:
 
     Args:
         access: Finds sandboxes.
-        failure: Converts an error to an outcome; see `envkit.http.api.operations.Operations.failure`.
+        failure: Converts an error to the outcome of a call; see `envkit.http.api.operations.Operations.failure`.
     """
 
     def __init__(self, access: SandboxAccess, failure: Callable[[Exception], CallOutcome]) -> None:
@@ -59,7 +59,7 @@ class SandboxStreams:
     async def serve(
         self, operation: Operation[Any, Any], sandbox_id: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve one WebSocket of an operation to its end."""
+        """Serve one WebSocket to its end. `operation` is `PROGRAM` or `CONNECT`."""
         await receive()
         await send({"type": "websocket.accept"})
         end: wire.StreamEnd | None = None
@@ -126,7 +126,7 @@ class _DisconnectedError(Exception):
 
 
 async def _connection(sandbox: Sandbox, address: str, receive: Receive, send: Send, tasks: TaskGroup) -> None:
-    """Copy bytes between the client and a socket in the sandbox, until the socket ends."""
+    """Connect to `address` in the sandbox, and copy bytes between it and the client until the connection ends."""
     loop = asyncio.get_running_loop()
     with await sandbox.connect(int(address) if address.isascii() and address.isdigit() else address) as stream:
         stream.setblocking(False)
@@ -143,7 +143,7 @@ async def _connection(sandbox: Sandbox, address: str, receive: Receive, send: Se
 
 
 async def _send_input(program: Program, receive: Receive) -> None:
-    """Send the client's messages to a program."""
+    """Pass the client's messages on to a program: input, its end, and new sizes of the terminal."""
     while True:
         content = await _next(receive)
         if isinstance(content, bytes):

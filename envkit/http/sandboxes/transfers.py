@@ -1,12 +1,12 @@
 """Upload and download of files and folders of a sandbox, streamed over HTTP so that the server needs little memory.
 
 A folder is sent as a tar stream. The server first stores the whole folder in a private staging folder on its disk, and
-removes the staging folder after the transfer, even if the transfer fails. `FolderTransport` unpacks the tar streams of
-uploads and treats them as hostile input. The application passes the `FolderTransport` in, because the server does not
-depend on the sandbox backends.
+removes the staging folder after the transfer, even if the transfer fails. A `FolderTransport` unpacks the tar streams
+of uploads and treats them as hostile input. The caller of `create_app` passes this object, because the package
+`envkit.http` must not import the sandbox backends.
 
-Each tenant has a limit on concurrent transfers, which also limits how much disk space a tenant uses. Further transfers
-wait in a queue; when the queue is full, they are rejected.
+Each tenant has a limit on concurrent transfers, which also limits the disk space that the tenant uses. Transfers above
+the limit wait in a queue; if the queue is full, a transfer is rejected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAME = "tree"
 
 
 class FolderTransport(Protocol):
-    """Packs files, links and folders as tar streams; `envkit.sandbox.transfer.tar_stream` implements it."""
+    """Packs and unpacks tar streams of files, links and folders, as `envkit.sandbox.transfer.tar_stream` does."""
 
     def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
         """Yield a tar stream of `source` in pieces. If `source` is a file or link, its path in the stream is `name`.
@@ -51,23 +51,23 @@ class FolderTransport(Protocol):
     async def unpacked(
         self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
     ) -> None:
-        """Unpack a tar stream to `target`. If that fails, nothing is left at `target`.
+        """Unpack a tar stream to `target`. If unpacking fails, nothing is left at `target`.
 
         Raises:
             UsageError: `target` exists already, or the folder that should contain it is missing.
             TooLargeError: The contents exceed `max_bytes`.
-            RefusedFileError: The stream contains an entry that must not be copied, such as a link that leads out of the
-                folder.
+            RefusedFileError: The stream contains an entry that must not be copied, such as a device. A link that leads
+                out of the folder is such an entry too, unless `allows_any_link` is set.
         """
         ...
 
     def staging_folder(self) -> AbstractAsyncContextManager[Path]:
-        """Create a private folder that is removed at the end of the block."""
+        """Return a context manager that creates a private folder, and removes it at the end of the block."""
         ...
 
 
 class FolderTransfers:
-    """Uploads folders to sandboxes and downloads them.
+    """Uploads files and folders to sandboxes, and downloads them.
 
     Args:
         folder_transport: Packs and unpacks folders.

@@ -6,8 +6,8 @@ Fields of a line:
 * ``id``: the request id.
 * ``ms``: the duration in milliseconds.
 * ``in`` and ``out``: received and sent bytes, in bodies or WebSocket messages.
-* ``envs``: number of new sessions for each environment.
-* ``steps``: number of requested steps, for a WebSocket or a list of steps.
+* ``envs``: the number of sessions that were created, for each environment.
+* ``steps``: the number of requested steps, for a WebSocket or for a request with a list of steps.
 * ``status``: the HTTP status; 0 means that no answer was sent.
 
 Headers and query strings are not logged, because they may contain tokens. A line has less than `MAX_LINE_BYTES` bytes:
@@ -34,10 +34,10 @@ from envkit.http.sessions.counters import StepMetrics
 MAX_LINE_BYTES = 400
 
 DELAY_S = 0.1
-"""Seconds for which lines are collected before they are written: waking the thread for each would cost more time."""
+"""Seconds for which lines are collected before they are written. Waking the thread for each line would cost more."""
 
 MAX_WAITING = 10_000
-"""Lines that may wait in the queue."""
+"""Maximum number of lines that wait to be written."""
 
 # Subtract 2, because a line with its newline must be shorter than the limit.
 _MOST_BYTES = MAX_LINE_BYTES - 2
@@ -75,7 +75,7 @@ class AccessLog:
             return cls(stderr_log.write)
 
         def append(lines: bytes) -> None:
-            with path.open("ab") as file:  # open it each time, because it may have been rotated
+            with path.open("ab") as file:  # open it for each batch, because it may have been rotated
                 file.write(lines)
 
         append(b"")
@@ -97,7 +97,7 @@ class AccessLog:
     ) -> None:
         """Queue one line for writing. `messages` contains the numbers of received and sent WebSocket messages."""
         if not path.isascii():
-            # Replace special characters: some end the line or control the terminal that shows the log.
+            # Replace special characters, because some of them end a line or control the terminal that shows the log.
             path = _plain(path)
         at = round(clock.wall(), 3)
         fields: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""uvicorn's connections, with one system call per reply instead of two.
+"""uvicorn's connections, changed so that a reply needs one system call instead of two.
 
-The connections are instances of uvicorn's own classes; only their methods of `asyncio.Protocol` are wrapped.
+The connections are instances of uvicorn's own classes. This module replaces some of their methods by wrappers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CoalescingTransport:
             self.transport.writelines((head, data))
         elif data.startswith(b"HTTP/") and b"\r\ncontent-length: " in data:
             self._head = data
-            self._loop.call_soon(self._flush)  # a reply to HEAD has no body
+            self._loop.call_soon(self._flush)  # in case no body follows, as in a reply to HEAD
         else:
             self.transport.write(data)
 
@@ -50,7 +50,7 @@ class CoalescingTransport:
 
 
 def http_connection(**options: Any) -> HttpToolsProtocol:
-    """Return a new HTTP connection; `options` are the arguments of uvicorn."""
+    """Return a new HTTP connection. uvicorn calls this and passes the `options`."""
     connection = HttpToolsProtocol(**options)
     made = connection.connection_made
 
@@ -62,7 +62,7 @@ def http_connection(**options: Any) -> HttpToolsProtocol:
 
 
 def websocket_connection(**options: Any) -> WebSocketsSansIOProtocol:
-    """Return a new WebSocket connection; `options` are the arguments of uvicorn."""
+    """Return a new WebSocket connection. uvicorn calls this and passes the `options`."""
     connection = WebSocketsSansIOProtocol(**options)
     made, shutdown = connection.connection_made, connection.shutdown
 
@@ -70,7 +70,7 @@ def websocket_connection(**options: Any) -> WebSocketsSansIOProtocol:
         made(transport.transport if isinstance(transport, CoalescingTransport) else transport)
 
     def shut_down() -> None:
-        # The client may close the socket at the same time. That must not prevent the shutdown of the server.
+        # If the client closes the socket at the same time, `shutdown` raises InvalidState, which is harmless here.
         with suppress(InvalidState):
             shutdown()
         connection.transport.close()

@@ -1,4 +1,4 @@
-"""Authorization middleware: checks the token, scope and rate limit of each request before the application gets it.
+"""Authorization middleware: checks the token, the scope and the rate limit before the application gets a request.
 
 A request sends its token in the header ``Authorization: Bearer ek_...``. The application calls
 `envkit.http.auth.caller.caller_of` to find out who sent the request. Until the first token is created, all programs on
@@ -47,7 +47,7 @@ _SCOPES: Mapping[str, str | None] = {
     "/openapi.json": None,
     **{one.path: one.scope for one in _ROUTES if "{" not in one.path},
 }
-"""The scope that each path without parameters needs."""
+"""The scope that each path without parameters needs; the values are those of `Operation.scope`."""
 
 _PREFIXES = [(one.path.partition("{")[0], one.scope) for one in _ROUTES if "{" in one.path]
 _PREFIX_SCOPES = tuple(dict(_PREFIXES).items())
@@ -62,7 +62,7 @@ _TOO_MANY = {
 
 
 class Served(Protocol):
-    """An ASGI application whose running calls can finish (`drain`) before the server stops."""
+    """An ASGI application. The server calls `drain` before it stops, to let running calls finish."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
@@ -83,7 +83,7 @@ class AuthMiddleware:
 
     Args:
         app: The application that gets the authorized requests.
-        tokens: Store of the valid tokens. None, or a store in which no token was ever created, admits every caller.
+        tokens: Store of the tokens. If it is None or contains no token, every caller is admitted.
         rate: Rate limit of a tenant; None for no limit. Each request, each step of a list and each WebSocket frame
             counts as one call. A request above the limit is rejected with status 429. If a WebSocket exceeds the limit,
             the server stops reading from it until calls are allowed again.
@@ -91,7 +91,7 @@ class AuthMiddleware:
         max_requests: Maximum number of concurrent requests of a tenant; applies only if the server has tokens.
         bodies: Memory budget of request bodies and answers; None for no limit.
         log: Access log; None for no log.
-        errors: Counter of error answers by code, which the application uses too; see `App.errors`.
+        errors: Counter of error answers by code. Pass `App.errors`, so that it also counts those of the application.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class AuthMiddleware:
             else:
                 await context.run(self._app)
         except Exception:
-            # If the token was revoked, end without an error: the incomplete response makes the server close the
-            # connection. After any other error, the server answers with status 500, which we record for the log.
+            # If the token was revoked, return without an error: uvicorn closes the connection, because the response
+            # is incomplete. After any other error, uvicorn answers with status 500, so record this status for the log.
             if not context.is_aborted:
                 context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
                 raise
@@ -162,7 +162,7 @@ class AuthMiddleware:
         return tokens is None or (token is not None and tokens.check(token) is not None)
 
     def _required_tokens(self) -> TokenStore | None:
-        """Return the token store if requests need a token; None if everybody is admitted."""
+        """Return the token store if requests need a token; None if every caller is admitted."""
         return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
 
     async def _refuse(self, context: RequestContext, error: EnvkitError) -> None:
@@ -187,7 +187,7 @@ class AuthMiddleware:
                 have checked another header than the server.
         """
         if context.authorizations > 1:
-            raise RequestError(f"{context.authorizations} Authorization headers; send one")
+            raise RequestError(f"the request has {context.authorizations} Authorization headers; send only one")
         caller, tokens = EVERYBODY, self._required_tokens()
         if tokens is None:
             require_local(context.scope.get("server"), context.host, context.origin)
@@ -210,11 +210,11 @@ class AuthMiddleware:
     def _authenticate(self, token: str | None, tokens: TokenStore) -> Caller:
         if token is None:
             raise UnauthorizedError(
-                "this needs a token; send 'Authorization: Bearer ek_...', or set ENVKIT_TOKEN for envkit's client"
+                "this call needs a token; send 'Authorization: Bearer ek_...', or set ENVKIT_TOKEN for envkit's client"
             )
         caller = tokens.check(token)
         if caller is None:
-            raise UnauthorizedError("the token is not valid: unknown, revoked or expired; make a new one")
+            raise UnauthorizedError("the token is not valid: it is unknown, revoked or expired; create a new one")
         return caller
 
     def _with_bucket(self, caller: Caller, rate: Rate) -> Caller:
@@ -231,12 +231,12 @@ class AuthMiddleware:
         return self._tenants.setdefault(name, _Tenant())
 
     def _take_slot(self, context: RequestContext) -> _Tenant | None:
-        """Count one more running request or open WebSocket of a tenant, and return the tenant's counters.
+        """Count one more running request or open WebSocket of the caller's tenant, and return the tenant's counters.
 
-        Return None, without counting, for a request without a token.
+        An HTTP request without a token is not counted, and None is returned.
 
         Raises:
-            RateLimitError: The tenant is at the limit.
+            RateLimitError: The tenant is at its limit of running requests or open WebSockets.
         """
         kind = context.kind
         if kind == "requests" and not context.caller.token_id:

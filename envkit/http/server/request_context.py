@@ -17,12 +17,12 @@ from envkit.http.server.access_log import AccessLog
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
-"""Seconds between checks of an open socket's token. Together with `envkit.http.auth.tokens.FRESH_S` it must be
-less than a second, because a revoked token closes its sockets within a second.
+"""Seconds between checks of an open socket's token. The sum with `envkit.http.auth.tokens.FRESH_S` must be less than
+a second, because the sockets of a revoked token must be closed within a second.
 """
 
 STALLED_S = 120.0
-"""Seconds for which a client may stop reading a large reply; a client that trains a model reads late."""
+"""Seconds for which a client may pause reading a large reply. This is long, because clients that train read late."""
 
 _PIECE_BYTES = 256 << 10
 
@@ -52,7 +52,7 @@ class RequestContext:
         self.caller = NOBODY
         self.messages: tuple[int, int] | None = None
         self.is_aborted = False
-        """Whether its reply ended early because its token was revoked."""
+        """Whether the reply ended early because the token of the request was revoked."""
         self.scope = scope
         self._authorizer = authorizer
         self._began = clock.stopwatch()
@@ -79,7 +79,7 @@ class RequestContext:
             self._id = authorizer.new_id()
 
     def run(self, app: ASGIApp) -> Awaitable[None]:
-        """Let the application answer."""
+        """Let `app` answer the request."""
         return app(self.scope, self.receive, self.send)
 
     async def receive(self) -> Message:
@@ -91,7 +91,7 @@ class RequestContext:
         if message["type"] == "http.response.body":
             if self.is_aborted or (message.get("more_body") and self.is_revoked()):
                 self.is_aborted = True
-                # Raise the same kind of error as after a disconnect, which ends the application's answer.
+                # Raise OSError, as after a disconnect of the client, so that the application stops sending.
                 raise OSError("the token was revoked")
             if self._is_large:
                 return self._send_large(message)
@@ -121,10 +121,10 @@ class RequestContext:
             self._reservation.free()
 
     async def _send_large(self, message: Message) -> None:
-        """Send a large reply in pieces, each after the client has read most of the piece before it.
+        """Send a part of a large reply in pieces, each after the client has read most of the piece before.
 
         Raises:
-            OSError: The client read nothing for `STALLED_S`.
+            OSError: The client read nothing for `STALLED_S` seconds.
         """
         body = memoryview(message.get("body", b""))
         self._bytes_out += len(body)
@@ -159,7 +159,7 @@ class WebSocketContext(RequestContext):
     _messages_in = _messages_out = 0
 
     async def run(self, app: ASGIApp) -> None:
-        """Let the application use the WebSocket until the WebSocket closes or its token is revoked."""
+        """Let `app` use the WebSocket until the WebSocket closes or its token is revoked."""
         with anyio.CancelScope() as until_revoked:
             async with clock.background_tasks() as tasks:
                 tasks.start_soon(self._monitor_token, until_revoked)

@@ -22,7 +22,7 @@ from envkit.http.server.connections import http_connection, websocket_connection
 from envkit.http.server.middleware import Served
 
 DRAIN_S = 10.0
-"""Default time, in seconds, that running calls have to finish at shutdown."""
+"""Default seconds that running calls have to finish when the server shuts down."""
 
 MAX_CONNECTIONS = 10_000
 """Default limit on concurrent connections."""
@@ -76,7 +76,7 @@ async def serve(
         on_ready: Called once, when the server accepts requests, with its address, such as ``"http://127.0.0.1:8000"``
             or ``"unix:/tmp/env.sock"``.
         handle_signals: Whether SIGTERM and SIGINT stop the server. This is only possible in the main thread.
-        drain_s: Seconds that running calls may take to finish at shutdown.
+        drain_s: Seconds that running calls have to finish when the server shuts down.
         certificate: PEM file with a certificate and its chain; None for no TLS.
         key: PEM file with the private key of the certificate, without a password; None if `certificate` contains the
             key.
@@ -90,7 +90,7 @@ async def serve(
     max_connections = max_connections or min(MAX_CONNECTIONS, _raise_file_limit() // 2)
     _UVICORN.addFilter(_is_unexpected)
     received = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) if handle_signals else nullcontext()
-    with received as signals:  # before the socket exists
+    with received as signals:  # before the socket exists, so that no signal is missed
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
         address = _address(listener, is_tls=certificate is not None)
         try:
@@ -126,7 +126,7 @@ def require_address(
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without uvicorn's signal handlers. It waits for an event to stop, instead of polling a flag."""
+    """A uvicorn server without signal handlers. It stops when the event `stopping` is set, and does not poll a flag."""
 
     def __init__(
         self, config: uvicorn.Config, on_ready: Callable[[], None], drain: Callable[[], Awaitable[None]]
@@ -138,8 +138,8 @@ class _Server(uvicorn.Server):
         self._drain = drain
 
     async def run_shielded(self, listener: socket.socket) -> None:
-        """Serve until stopped. A cancellation does not interrupt this, because the server needs time for its
-        shutdown.
+        """Serve until `stopping` is set. A cancellation does not interrupt this, because the server needs time for
+        its shutdown.
         """
         with anyio.CancelScope(shield=True):
             try:
@@ -162,7 +162,7 @@ class _Server(uvicorn.Server):
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Return whether to log a record of uvicorn. False for warnings about normal events, which are not logged.
+    """Return whether to log a record of uvicorn: False for its warnings about events that are normal for a server.
 
     Normal events are invalid requests, answers that the server aborts, and WebSockets that the server rejects.
     """
@@ -202,7 +202,7 @@ def _raise_file_limit() -> int:
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return _FILES if soft == resource.RLIM_INFINITY else soft
-    # Some systems do not allow the maximum that they report, and then keep the old limit.
+    # Some systems refuse even the hard limit that they report. The old limit then stays.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
@@ -217,7 +217,7 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
     """
     if certificate is None:
         if key is not None:
-            raise UsageError(f"key {key} given without a certificate; pass the certificate too")
+            raise UsageError(f"the key {key} needs a certificate; pass the certificate too")
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

@@ -1,7 +1,7 @@
 """A thread that writes the lines of a log, and a log on standard error that never blocks the server.
 
-If standard error is a full pipe, writing blocks until a reader reads from the pipe. Therefore a thread writes the log,
-and leaves space in the pipe for other writers. When the queue of the thread is full, lines are dropped.
+If standard error is a full pipe, writing blocks until a reader reads from the pipe. Therefore a thread writes the log.
+It leaves space in the pipe for other writers. When the queue of the thread is full, lines are dropped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from threading import Event, Thread  # noqa: TID251 (a blocked thread must not b
 from typing import Self
 
 CLOSE_S = 2.0
-"""Seconds to write the last lines on close."""
+"""Maximum seconds that `LogThread.close` waits until the last lines are written."""
 
 MAX_WAITING = 1_000
-"""Log records that may wait in the queue."""
+"""Maximum number of log records that wait to be written."""
 
 _FULL_S = 0.1
 _STANDARD_ERROR = 2
@@ -61,7 +61,7 @@ class LogThread:
         self._has_lines.set()
 
     def close(self) -> None:
-        """Write the queued lines, which takes `CLOSE_S` seconds at most."""
+        """End the thread after it has written the queued lines. Wait for this at most `CLOSE_S` seconds."""
         self._is_closed.set()
         self._has_lines.set()
         self._thread.join(CLOSE_S)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-"""Upper bounds of the buckets of step durations, in seconds."""
+"""Upper bounds of the buckets in which `SessionCounters` counts steps by duration, in seconds."""
 _SHORTEST_S = BOUNDS_S[0]
 
 
@@ -34,7 +34,7 @@ def step_metrics_of(scope: Mapping[str, Any]) -> StepMetrics:
 class SessionCounters:
     """Counters for all sessions of a server.
 
-    The counters are plain numbers, because a metrics library may take more time than a step.
+    The counters are plain numbers, because counting with a metrics library may take more time than a step.
 
     Attributes:
         sessions: Number of created sessions.

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the sessions of a server. They are collected each time that Prometheus requests them."""
+"""Prometheus metrics of a server's sessions. They are computed each time that Prometheus requests them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One session: its state, its turn, and its last answer, which a repeated step gets again."""
+"""One session: its state, its turn, and its last answer, which a call that repeats the last step gets again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SessionState(StrEnum):
     OPENING = "opening"
     """The session waits for its slot, or for the reset of its environment."""
     READY = "ready"
-    """Waiting for the next action."""
+    """The session waits for the next action."""
     STEPPING = "stepping"
     """The environment is playing an action."""
     FINISHED = "finished"
@@ -97,7 +97,7 @@ class ComputingEpisode(Protocol):
     def step_now(self, action: str) -> Step: ...
 
 
-# A msgspec struct takes a third of the time of an ordinary object to create.
+# Creating a msgspec struct takes a third of the time of creating an ordinary object.
 class Move(msgspec.Struct):
     """A step of a session. `answer` is None while the step is in progress."""
 
@@ -125,17 +125,17 @@ class Move(msgspec.Struct):
 
 
 class Session:
-    """One session. A single task leases its episode until the session ends; the tasks of callers play the steps."""
+    """One session. A task of its own holds the lease of its episode; the tasks of callers play the steps."""
 
     def __init__(self, key: TenantKey, task: Task) -> None:
         self.key = key
         self.id = key.id
-        """Id for errors."""
+        """The id without the tenant, for error messages."""
         self.task = task
         self.state = SessionState.OPENING
         self.turn = 0
         self.is_resumed = False
-        """Whether an earlier server process started it and this one resumed it."""
+        """Whether an earlier server process started the session, and this process has resumed it."""
         self.used_at = clock.now()
         self.began_at = self.used_at
         """When the current reset or step began, on the event loop's clock."""
@@ -152,7 +152,7 @@ class Session:
         self.is_interrupted = False
         self.lease_scope = anyio.CancelScope()
         self.stepping: anyio.CancelScope | Future[Raw] | None = None
-        """Its method `cancel` cancels the step in progress; None if no step is in progress."""
+        """Object whose method `cancel` cancels the step in progress; None if no step is in progress."""
         self.opened = anyio.Event()
         self.released = anyio.Event()
         self.closed = anyio.Event()
@@ -165,7 +165,7 @@ class Session:
         self.state = after(self.state, event)
 
     def is_previous(self, turn: int) -> bool:
-        """Return whether `turn` is the last turn that the previous server process played. Its answer is not stored."""
+        """Return whether `turn` is the last turn that an earlier server process played. Its answer is not stored."""
         return self.move is None and turn == self.turn - 1
 
     def is_next(self, turn: int) -> bool:
@@ -228,14 +228,14 @@ class Session:
         move.settle(answer)
 
     def interrupt(self, why: EnvkitError) -> None:
-        """Cancel the step in progress. Its caller gets the error `why`, even if the answer has just arrived."""
+        """Cancel the step in progress. The step's caller gets the error `why`, even if the answer has just arrived."""
         assert self.stepping is not None
         self.interrupt_error = why
         self.is_interrupted = True
         self.stepping.cancel()
 
     def end(self, why: EnvkitError) -> None:
-        """End the session: cancel a reset or step in progress, and release the slot. Callers get the error `why`."""
+        """End the session: cancel its reset or step in progress, whose callers get the error `why`; free the slot."""
         if self.state is SessionState.OPENING:
             self.interrupt_error = why
             self.lease_scope.cancel()

@@ -27,8 +27,8 @@ class Stepper:
         counters: Counters to which the number and duration of steps are added.
         now: Reads the event loop's clock, for deadlines.
         precise: Reads a finer clock, for durations.
-        tasks: Task group for repeating a step whose sandbox or connection was lost before the step's future had a
-            result.
+        tasks: Task group that repeats a step if its sandbox or connection was lost before the future of the step had
+            a result.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Stepper:
         return True
 
     async def play(self, session: Session, move: Move) -> None:
-        """Play a move that has begun. The move gets a result or an error, even if the calling task is cancelled."""
+        """Play the step `move`, which has begun. It gets a result or error even if the calling task is cancelled."""
         session.stepping = anyio.CancelScope()
         session.step_began = self._precise()
         await self._play(session, move, session.stepping)
@@ -87,7 +87,7 @@ class Stepper:
         try:
             if not (session.is_interrupted or answer.cancelled()):
                 step = session.split_step.finish_step(answer)
-        except (SandboxLostError, UnreachableError):  # the call of `step` below can still recover the episode
+        except (SandboxLostError, UnreachableError):  # `Episode.step` can still recover the episode
             session.stepping = anyio.CancelScope()
             self._tasks.start_soon(self._play_again, session, move, settled, session.stepping)
             return
@@ -128,7 +128,7 @@ class Stepper:
 
 
 def attributed(error: Exception, task: Task) -> EnvkitError:
-    """Return the error with which a session breaks after its environment or its sandbox raised `error`.
+    """Return the error to report for a session whose environment, sandbox or host raised `error`.
 
     If the environment raised the error, its traceback is logged here.
     """

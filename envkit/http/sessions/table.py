@@ -66,19 +66,19 @@ class _VoidError(EnvkitError):
 
 
 class SessionTable:
-    """All sessions of a server. Entering it starts its sweeper; leaving it releases every lease.
+    """All sessions of a server. Use it with ``async with``: leaving the block ends all sessions.
 
     Args:
         host: Plays the episodes.
         ttl_s: Seconds without a call after which a session expires; also the timeout of a reset.
-        step_timeout_s: Seconds after which a step is cancelled with a `DeadlineError`, which breaks its session.
+        step_timeout_s: Timeout of a step in seconds. A longer step raises `DeadlineError`, and its session breaks.
         tenant_share: Share of the slots that one tenant may use; one slot is always allowed.
 
     Attributes:
         host: Plays the episodes.
         counters: Counters of sessions, steps and errors.
-        is_closing: Set while the server shuts down: running steps finish, no session is created.
-        now: Reads the event loop's clock.
+        is_closing: Whether the server is shutting down. Callers of the table must then start no sessions or steps.
+        now: Function that reads the event loop's clock.
     """
 
     now: Callable[[], float]
@@ -121,7 +121,7 @@ class SessionTable:
         return self._leased.total()
 
     def can_resume(self, key: TenantKey) -> bool:
-        """Whether an earlier server process began this session, the host still plays it, and it is not resumed yet."""
+        """Return whether this is a session of an earlier server process that can be resumed, but is not yet."""
         if self._resumable is None:
             return False
         return key in self._resuming or (key not in self._sessions and self._resumable.resumable_task(key) is not None)
@@ -130,14 +130,14 @@ class SessionTable:
         """Start a session, or return the first observation of an existing session with the same task.
 
         Cancelling the caller does not cancel the session. If the reset fails, all calls that wait for the reset raise
-        its error. If no call waits, the next call for this id raises the error. The id can then be used again.
+        its error. If no call waits, the next call for this id raises the error. After that, the id can be used again.
 
         Raises:
             SessionConflictError: The id belongs to a session with another task.
             CapacityError: All slots are in use.
-            UnknownEnvError: No environment has the task's id. The host's other errors of lease and reset are raised
-                too.
+            UnknownEnvError: No environment has the task's id.
             DeadlineError: The reset timed out.
+            EnvkitError: The host's lease or the environment's reset failed with this error.
         """
         session = self._sessions.get(key)
         if session is None:
@@ -188,10 +188,10 @@ class SessionTable:
         Raises:
             SessionNotFoundError: No session has this id.
             SessionConflictError: The turn was played with another action.
-            StepOrderError: `turn` is neither the last nor the next one, or the episode is over.
-            SessionBrokenError: An earlier step failed or was cancelled, or this one was.
+            StepOrderError: `turn` is neither the last turn nor the next one, or the episode is over.
+            SessionBrokenError: An earlier step failed or was cancelled, or this step was cancelled.
             DeadlineError: The step timed out.
-            EnvError: The environment raised.
+            EnvError: The environment raised an error.
             SandboxLostError: The sandbox of the environment is lost.
         """
         if self.can_resume(key):
@@ -211,7 +211,7 @@ class SessionTable:
         return move.result()
 
     async def delete(self, key: TenantKey) -> None:
-        """End a session and wait until its slot is free; safe to repeat."""
+        """End a session and wait until its slot is free. The call is safe to repeat."""
         if self.can_resume(key):
             await self._resume(key)
         session = self._sessions.pop(key, None)
@@ -220,7 +220,7 @@ class SessionTable:
             await session.closed.wait()
 
     def get(self, key: TenantKey) -> SessionView:
-        """Return the state of a session without using it.
+        """Return the state of a session. The call does not count as a use of the session, so it may still expire.
 
         Raises:
             SessionNotFoundError: No session has this id.
@@ -273,11 +273,11 @@ class SessionTable:
 
     def _open(self, key: TenantKey, task: Task) -> Session:
         tenant, capacity = key.tenant, self.host.capacity
-        # If the host has no slots at all, continue: the lease then fails with an error that says why.
+        # If the host has no slots at all, continue here: the lease will fail with an error that says why.
         if self._leased.total() >= capacity > 0:
             raise CapacityError(f"all {capacity} slots are in use; retry later")
         if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
-            raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots, which is its limit")
+            raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots (its limit); retry later")
         self._leased[tenant] += 1
         self.counters.sessions += 1
         session = self._sessions[key] = Session(key, task)
@@ -317,7 +317,7 @@ class SessionTable:
                     session.opened.set()
                     await session.released.wait()
                     if session.state is SessionState.BROKEN:
-                        raise _VoidError(f"session {session.id}: the episode is void")
+                        raise _VoidError(f"session {session.id} is broken, so its environment must not be reused")
             if session.lease_scope.cancelled_caught:
                 failure = session.interrupt_error
         except Exception as error:
@@ -336,10 +336,10 @@ class SessionTable:
         return self._resumable.lease_as(session.key, session.task)
 
     async def _resume(self, key: TenantKey, turn: int = 0) -> None:
-        """Resume a session of an earlier server process.
+        """Resume a session of an earlier server process. `turn` is the turn that the caller wants to play.
 
         Raises:
-            SessionNotFoundError: The session has expired: its episode is back at turn 0, but the caller expects `turn`.
+            SessionNotFoundError: The old episode has expired, so the host has started a new one, but `turn` is not 0.
         """
         assert self._resumable is not None
         task = self._resuming.get(key) or self._resumable.resumable_task(key)
@@ -361,9 +361,9 @@ class SessionTable:
             _log.warning("cannot resume session %s of an earlier server process: %s", key, error)
 
     async def _repeat_last_step(self, session: Session, action: str) -> Step:
-        """Return the answer to the last step before the session was resumed, if its caller repeats that step."""
+        """Return the answer to the last step before the session was resumed. `action` must be the step's action."""
         if session.state is not SessionState.READY or not isinstance(session.episode, ResumableEpisode):
-            raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
+            raise StepOrderError(f"session {session.id}: cannot repeat the last step; expected turn {session.turn}")
         turn = session.turn
         move = Move(turn - 1, action)
         move.settle(await session.episode.repeat_step(action))
@@ -372,7 +372,7 @@ class SessionTable:
         return move.result()
 
     def _break_unfinished(self, session: Session, failure: EnvkitError) -> None:
-        """Break a session whose lease ended before its episode did."""
+        """Break a session whose lease has ended although its episode has not."""
         if session.state is SessionState.STEPPING:
             session.interrupt(failure)
         elif session.state in (SessionState.OPENING, SessionState.READY):

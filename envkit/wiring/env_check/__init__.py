@@ -1,4 +1,4 @@
-"""`check_env` checks that an environment obeys the contract on which training and serving rely."""
+"""`check_env` checks that an environment behaves as training and serving expect."""
 
 from envkit.wiring.env_check.checking import CheckResult, check_env
 

@@ -1,8 +1,8 @@
-"""Checks in a second process, which must play the same episodes and leave no files or processes behind.
+"""Checks that replay the recorded episodes in a second process, which must play them in the same way and clean up.
 
 ``python -m envkit.wiring.env_check.apart FILE`` is the second process. It reads pickled seeds and actions from standard
-input, plays them, and writes a JSON file: the episodes, and the processes and files that were left behind, or why the
-episodes could not be played.
+input and plays them. The JSON file that it writes contains the episodes, or why they could not be played, and the
+processes and files that were left behind.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def same_in_two_processes(env: EnvUnderTest) -> str:
         found = difference(played.as_json(), other)
         if found is not None:
             raise FailedCheckError(
-                f"two processes play the same seed differently ({found}); draw every chance from the seed of reset, "
-                "such as by random.Random(stable_hash(seed)): hash() and global generators differ between processes"
+                f"two processes play the same seed differently ({found}); draw all random values from the seed of "
+                "reset, as by random.Random(stable_hash(seed)): hash() and global generators differ between processes"
             )
     return f"{len(env.episodes)} episodes here and in a new process"
 
@@ -57,22 +57,22 @@ def same_in_two_processes(env: EnvUnderTest) -> str:
 def nothing_is_left_behind(env: EnvUnderTest) -> str:
     result = _play_apart(env)
     if result["processes"]:
-        raise FailedCheckError(f"after close, this still ran: {result['processes'][0]}; end it in close")
+        raise FailedCheckError(f"after close, a process still ran: {result['processes'][0]}; end it in close")
     if result["files"]:
-        raise FailedCheckError(f"after close, this file was left: {result['files'][0]}; remove it in close")
+        raise FailedCheckError(f"after close, a file was left: {result['files'][0]}; remove it in close")
     return "no process and no file after close"
 
 
 @lru_cache(maxsize=1)
 def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
-    """Play the episodes in a new process with another hash seed.
+    """Play the recorded episodes in a new process with another hash seed.
 
     Returns:
-        Its episodes, and the processes and files that it left behind.
+        The episodes as the new process played them, and the processes and files that it left behind.
 
     Raises:
-        SkippedCheckError: Another process cannot import the environment.
-        FailedCheckError: The process failed.
+        SkippedCheckError: The new process cannot import the environment.
+        FailedCheckError: The new process failed.
     """
     spec = replace(env.spec, options=dict(env.spec.options), compact_options=dict(env.spec.compact_options))
     try:
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _written_files() -> set[Path]:
-    """Return a set to which the path of each file is added that this process opens for writing from now on."""
+    """Return a set. From now on, it receives the path of each file that this process opens for writing."""
     written: set[Path] = set()
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

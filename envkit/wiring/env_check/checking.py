@@ -21,8 +21,8 @@ class CheckResult:
 
     Attributes:
         check: Name of the check.
-        outcome: ``"skip"`` if the check does not apply.
-        seen: The measurement; for a failure, what is wrong and what to change.
+        outcome: ``"skip"`` if the check does not apply, or if a check on which it depends has failed.
+        seen: What the check measured, what is wrong and what to change, or why the check was skipped.
     """
 
     check: str
@@ -82,7 +82,7 @@ def check_env(
     if episodes < 2:
         raise ConfigError([f"episodes: must be at least 2, got {episodes}"])
     env = EnvUnderTest(env_id, options or {}, range(episodes))
-    # Create an instance before the checks, so that an invalid option raises an error and no check fails.
+    # Create an instance before the checks, so that an invalid option raises an error instead of failing a check.
     with env.opened():
         pass
     results: list[CheckResult] = []

@@ -22,7 +22,7 @@ MAX_STEPS = 200
 """Limit on the steps of a recorded episode."""
 
 WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
-"""Actions for an environment without legal moves."""
+"""Actions for an environment that lists no legal moves."""
 
 RECORD_S = 5.0
 """Seconds after which no further step of a recorded episode starts."""
@@ -62,9 +62,9 @@ class PlayedEpisode:
     """A recorded episode.
 
     Attributes:
-        seed: Its seed.
+        seed: Seed of the episode.
         seen: The values that reset and each step returned.
-        actions: Its actions.
+        actions: The action of each step.
     """
 
     seed: int
@@ -76,7 +76,7 @@ class PlayedEpisode:
         return bool(self.seen[-1].terminated or self.seen[-1].truncated)
 
     def as_json(self) -> list[JSON]:
-        """Return the seed and all return values as JSON values."""
+        """Return the seed and all of `seen` as JSON values."""
         seen: list[JSON] = json.loads(json.dumps([self.seed, *map(list, self.seen)], default=_plain))
         return seen
 
@@ -86,11 +86,11 @@ class EnvUnderTest:
 
     Args:
         env_id: Registered environment.
-        options: Its options.
+        options: Options with which instances are created.
         seeds: Seeds of the recorded episodes, one episode each.
 
     Attributes:
-        spec: Its registration.
+        spec: Registration of the environment.
         expert: Plays part of the recorded episodes; None if no expert is registered.
 
     Raises:
@@ -106,7 +106,7 @@ class EnvUnderTest:
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
-        """Create an instance for the duration of a ``with`` block; `options` replace the default options."""
+        """Create an instance for the duration of a ``with`` block; `options`, if given, replace ``self.options``."""
         with attributed(self.env_id, "__init__"):
             env = make_here(self.env_id, self.options if options is None else options)
         with closing(env):
@@ -114,7 +114,7 @@ class EnvUnderTest:
 
     @cached_property
     def episodes(self) -> list[PlayedEpisode]:
-        """One episode per seed, each in its own instance."""
+        """The recorded episodes: one episode per seed, each in its own instance."""
         episodes = []
         for seed in self.seeds:
             with self.opened() as instance:
@@ -131,9 +131,9 @@ class EnvUnderTest:
         most: int = MAX_STEPS,
         within_s: float = math.inf,
     ) -> PlayedEpisode:
-        """Play at most `most` steps; no step starts after `within_s` seconds.
+        """Play an episode of at most `most` steps in the instance `env`; no step starts after `within_s` seconds.
 
-        Without `choose`, actions are legal moves, and in every other episode mostly the expert's moves. If the
+        Without `choose`, actions are random legal moves; if the seed is odd, most are the expert's moves. If the
         environment lists no legal moves, actions come from `WORDS`.
         """
         choose = choose or self._default_choice(seed)
@@ -151,7 +151,7 @@ class EnvUnderTest:
         return played
 
     def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:
-        """Play the same actions from the same seed."""
+        """Play the seed and the actions of `recorded` again, in the instance `env`."""
         actions = iter(recorded.actions)
         return self.play(env, recorded.seed, lambda seen: next(actions, None))
 
@@ -176,7 +176,7 @@ class EnvUnderTest:
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
-    """Return the first difference between two results of `PlayedEpisode.as_json` as text; None if equal."""
+    """Return, as text, the first difference between two results of `PlayedEpisode.as_json`; None if they are equal."""
     for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
         for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
             if differs(value, expected):
@@ -190,7 +190,7 @@ def differs(value: object, other: object) -> bool:
 
 
 def step_name(number: int) -> str:
-    """Return the name of step `number`; ``"reset"`` for 0."""
+    """Return the name of step `number` for a message; ``"reset"`` for 0."""
     return f"step {number}" if number else "reset"
 
 
@@ -203,7 +203,7 @@ def shown_apart(value: object, other: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the shortened `repr` of a value."""
+    """Return the `repr` of a value, cut after `_SHORT` characters."""
     text = repr(value)
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 

@@ -1,4 +1,4 @@
-"""Checks of vector environments."""
+"""Checks that a vector environment plays the same episodes as a single environment."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def vector_equals_single(env: EnvUnderTest) -> str:
                     for name, column, expected in zip(Seen._fields, batch, row, strict=False):
                         if differs(value := _plain(column[copy]), expected):
                             raise FailedCheckError(
-                                f"mode {mode}, copy {copy}, {step_name(number)}: the {name} is "
-                                f"{shown_apart(value, expected)} in a single environment; {_CAUSES[mode]}"
+                                f"mode {mode}, copy {copy}, {step_name(number)}: the {name} in make_vec and in make "
+                                f"differs: {shown_apart(value, expected)}; {_CAUSES[mode]}"
                             )
     return f"{len(singles)} copies, {count} steps, {' and '.join(modes)}"
 
@@ -75,7 +75,7 @@ def autoreset_is_honoured(env: EnvUnderTest) -> str:
             observations, rewards, terminated, truncated, _ = vector.step((played.actions[-1],))
             _expect(mode, "the observation of the step after the end", observations[0], following)
             _expect(mode, "the reward of the step after the end", float(rewards[0]), 0.0)
-            _expect(mode, "the end of the step after the end", bool(terminated[0] or truncated[0]), False)
+            _expect(mode, "terminated or truncated after the end", bool(terminated[0] or truncated[0]), False)
     return "SameStep and NextStep begin the next episode as reset of a single environment does"
 
 

@@ -1,4 +1,4 @@
-"""Checks of one instance of an environment."""
+"""Checks of an environment that play it in this process, one instance at a time."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def metrics_are_numbers(env: EnvUnderTest) -> str:
     infos = [seen.info for played in env.episodes for seen in played.seen[1:]]
     for name, how in named.items():
         if how not in get_args(Fold):
-            raise FailedCheckError(f"metric {name} has the aggregation {how!r}; use {', '.join(get_args(Fold))}")
+            raise FailedCheckError(f"metric {name} has the aggregation {how!r}; use one of {', '.join(get_args(Fold))}")
         values = [info[name] for info in infos if name in info]
         if not values:
             raise FailedCheckError(f"metric {name} is missing in the infos of {len(infos)} steps; report it there")
@@ -125,7 +125,7 @@ def bad_actions_are_answered(env: EnvUnderTest) -> str:
                 ) from None
             if not isinstance(seen.observation, str):
                 kind = type(seen.observation).__name__
-                raise FailedCheckError(f"the action {shown(action)} returns a {kind}; return text")
+                raise FailedCheckError(f"the observation after action {shown(action)} is a {kind}; return text")
     return f"{len(BAD_ACTIONS)} meaningless actions"
 
 
@@ -139,8 +139,8 @@ def replay_gives_the_same(env: EnvUnderTest) -> str:
             found = difference(played.as_json(), env.replay(instance, played).as_json())
         if found is not None:
             raise FailedCheckError(
-                f"the same actions from the same seed gave two episodes ({found}); draw every chance from the seed of "
-                "reset, as by random.Random(stable_hash(seed)), and never from global generators or the time"
+                f"the same actions from the same seed gave different episodes ({found}); draw all random values from "
+                "the seed of reset, as by random.Random(stable_hash(seed)), never from global generators or the time"
             )
     return f"{len(env.episodes)} episodes, action by action"
 
@@ -172,13 +172,13 @@ def options_count_at_reset(env: EnvUnderTest) -> str:
 
 
 def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
-    """Check that the option has the same effect at reset as at creation.
+    """Check that option `name` with `value` has the same effect when passed to reset as when passed to make.
 
     Returns:
-        False if the option has no effect, or if only creation accepts the option.
+        False if the option has no effect, or if reset rejects it.
 
     Raises:
-        FailedCheckError: The effect at reset is different, or lasts beyond the episode.
+        FailedCheckError: The effect is different when passed to reset, or lasts beyond the episode.
     """
     others = {key: one for key, one in env.options.items() if key != name}
     try:
@@ -207,7 +207,7 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
 
 
 def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
-    """Play the test episodes in one instance, first with `at_reset` as reset options if given, then without options."""
+    """Return the episodes of one instance as text: all with `at_reset` as reset options if given, then all without."""
     with env.opened(options) as instance:
         return [
             repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
@@ -216,7 +216,7 @@ def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | No
 
 
 def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
-    """Yield each option with values to try: the caller's options, or else all whose default is a number or bool."""
+    """Yield options with values to try: the caller's, or else all options whose default is a number or bool."""
     if env.options:
         yield from ((name, [value]) for name, value in env.options.items())
         return
@@ -321,7 +321,7 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
 
 
 def _everything(env: EnvUnderTest) -> Iterator[tuple[Seen, str]]:
-    """Yield all return values of all episodes, each with its step."""
+    """Yield the return values of every reset and step, each with a name for the step."""
     for played in env.episodes:
         for number, seen in enumerate(played.seen):
             yield seen, f"{step_name(number)} (seed {played.seed})"

@@ -16,7 +16,7 @@ from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
 BUFFER_SHARE = 1 / 16
-"""Share of the memory for request and response bodies. While a body is forwarded, up to three copies of it exist."""
+"""Share of the memory for request and response bodies. A body that is being forwarded exists in up to three copies."""
 ENVS_SHARE = 0.5
 """Default share of a node's capacity for the sandboxes that serve environments."""
 
@@ -25,7 +25,7 @@ _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
 def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> Capacity:
-    """Return the memory and the number of processes that this process and its children may use; None if unknown.
+    """Return how much memory and how many processes this process and its children may use; None for an unknown limit.
     These are the resources of the machine, or the limits of this process's control group if they are lower.
 
     Args:
@@ -39,7 +39,7 @@ def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("
 
 
 def with_defaults(limits: Capacity, machine: Capacity) -> Capacity:
-    """Return `limits` with defaults: memory or processes that are not set become a share of the machine's."""
+    """Return `limits`. If it does not set memory or processes, set them to a share of those of `machine`."""
     memory_mib, pids = limits.memory_mib, limits.pids
     if memory_mib is None and machine.memory_mib is not None:
         memory_mib = int(machine.memory_mib * MEMORY_SHARE)
@@ -49,7 +49,7 @@ def with_defaults(limits: Capacity, machine: Capacity) -> Capacity:
 
 
 def buffer_mib(machine: Capacity) -> int:
-    """Return the default limit on large request and response bodies in memory, in MiB."""
+    """Return the default limit in MiB on the memory for all large request and response bodies together."""
     return min(max(int((machine.memory_mib or 0) * BUFFER_SHARE), _MIN_BUFFER_MIB), _MAX_BUFFER_MIB)
 
 

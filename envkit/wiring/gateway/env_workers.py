@@ -39,7 +39,7 @@ def dedicated_env_ids() -> set[str]:
 
 
 def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
-    """Return the number of shared sandboxes that serve environments, and the maximum number of dedicated sandboxes.
+    """Return the number of sandboxes that play several episodes at once, and the maximum number that play one each.
 
     Raises:
         UsageError: The shared sandboxes exceed the capacity of the node.
@@ -56,7 +56,7 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
         raise UsageError(
             f"envs: {count} {'sandbox' if count == 1 else 'sandboxes'} of {request.memory_mib} MiB each exceed the "
             f"capacity of this machine ({describe(node.capacity)}); "
-            "lower envs.sandboxes or envs.memory_mib, or raise node"
+            "lower envs.sandboxes or envs.memory_mib, or raise the limits in node"
         )
     return count, max(int(min(own, room - count)), 1)
 
@@ -66,8 +66,8 @@ class EnvHosts(NamedTuple):
 
     Attributes:
         shared: Host whose sandboxes play many episodes each.
-        own: Host whose sandboxes play one episode each and are then replaced; started on demand.
-        suspects: Host whose sandboxes retry calls that may have caused the loss of a shared sandbox; started on demand.
+        own: Host whose sandboxes play one episode each and are then replaced; they start on demand.
+        suspects: Host whose sandboxes retry calls that may have killed a shared sandbox; they start on demand.
     """
 
     shared: FleetHost
@@ -88,7 +88,7 @@ async def env_hosts(
     slots = math.ceil(config.envs.capacity / count)
 
     def host(kind: WorkerKind, workers: int, slots_each: int = 1, suspects: FleetHost | None = None) -> FleetHost:
-        # Suspects need one slot only, but get the spec of the shared sandboxes, so that warm sandboxes fit them too.
+        # Sandboxes of `suspects` need only one slot, but get the spec of shared ones, so that warm ones can be used.
         return FleetHost(
             pool,
             env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots),
@@ -114,7 +114,7 @@ async def env_hosts(
 
 
 async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> None:
-    """After a restart of the server, remove the sessions whose sandboxes are gone from the ledger."""
+    """Delete from the ledger, after a restart of the server, the sessions whose sandboxes no longer exist."""
     if ledger is None:
         return
     alive = {key for host in hosts for key in host.resumable_keys()}

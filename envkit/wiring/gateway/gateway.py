@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The hosts and the pool that a gateway serves.
+    """The host and the pool that a gateway serves.
 
     Attributes:
-        host: Plays episodes.
-        pool: Leases sandboxes; None without sandboxes.
+        host: Plays the episodes of clients.
+        pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
         disks: Function that returns the free and the required MiB of each disk; None if unknown.
-        hosts: The hosts inside `host` that play in sandboxes.
-        scale: Called with the number of sandboxes to add capacity for; None without autoscaling.
+        hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
+        scale: Called with the number of sandboxes for which to add nodes; None without autoscaling.
         isolates: Whether sandboxes are isolated from this process.
     """
 
@@ -89,8 +89,8 @@ async def serve_fleet(
 
     Args:
         config: The configuration.
-        announce: Called with each start message, one line.
-        on_ready: Called once with the address, when the server accepts requests.
+        announce: Called with each line to print while the server starts.
+        on_ready: Called once with the server's address, as soon as the server accepts requests.
 
     Raises:
         UsageError: The address, the state folder or the backend cannot be used; the message says what to do.
@@ -168,7 +168,7 @@ class _ShutdownSignals:
 
 @asynccontextmanager
 async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Send alerts and scale the fleet during a ``with`` block, as far as `config` asks for it."""
+    """Send alerts and scale the fleet during a ``with`` block, if `config` enables them."""
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
@@ -189,7 +189,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
 
     Args:
         config: The configuration.
-        announce: Called with the chosen backend and, if it is not the first choice, the reason.
+        announce: Called with each line to print about the backend and its capacity.
 
     Raises:
         UsageError: The backend is not available, or another server uses the ledger; the message says what to do.
@@ -230,7 +230,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"capacity: {capacity.describe(node.capacity)}; a tenant may use {share} % of each")
+            announce(f"capacity: {capacity.describe(node.capacity)}; one tenant may use {share} % of each of these")
         await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
         dedicated = dedicated_env_ids()
         host = RoutedHosts(hosts.shared, hosts.own, lambda env_id: env_id not in dedicated, offenders, bool(dedicated))
@@ -262,7 +262,7 @@ def _memory_budget(limits: LimitsSection) -> MemoryBudget:
 
 
 def _tokens(config: ServeConfig) -> TokenStore:
-    """Open the tokens. If there are no tokens, the server accepts every caller, but only from this machine.
+    """Open the token store. Without tokens, the server accepts every caller, so it must listen on this machine only.
 
     Raises:
         UsageError: Other machines can reach the server, and there are no tokens.
@@ -278,7 +278,7 @@ def _tokens(config: ServeConfig) -> TokenStore:
 
 
 def _state(config: ServeConfig) -> AbstractContextManager[object]:
-    """Lock the state folder if it is configured or contains the ledger.
+    """Lock the state folder if `config` names one, or if this server writes its ledger there.
 
     Raises:
         UsageError: Another server holds the lock.

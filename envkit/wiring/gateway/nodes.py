@@ -33,7 +33,7 @@ class FleetNodes:
     Attributes:
         nodes: The nodes; empty for Ray, which adds them later.
         what: Short description of backend and nodes, for start messages.
-        in_image: Whether environments run in an image.
+        in_image: Whether the sandboxes run in a Docker image.
         isolates: Whether sandboxes are isolated from this process.
         ledger: The ledger of leases; None if leases are not persisted.
         disks: Function that returns the free and the required MiB of each disk; None if unknown.
@@ -98,7 +98,7 @@ def image_lacks(image: str, cause: Cause) -> str:
 
 
 def keeps_ledger(config: ServeConfig) -> bool:
-    """Whether this server writes a ledger of leases. A server finds the ledger by its own address after a restart."""
+    """Whether this server writes its leases to a ledger, a file that a restarted server finds by its address."""
     listen = config.listen
     return config.backend != "none" and os.geteuid() == 0 and (listen.socket is not None or listen.port != 0)
 

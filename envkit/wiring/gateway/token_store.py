@@ -14,14 +14,14 @@ STATE_FORMAT = 1
 """Format number of the folder. Increase it when older versions would misread the files."""
 
 LEDGER = "fleet-{}.sqlite"
-"""File name of a server's ledger; the placeholder is the server's address."""
+"""File name of a server's ledger, in which ``{}`` stands for the server's address."""
 
 _FILE = "tokens.sqlite"
 _LOCK = "server.lock"
 
 
 def state_folder(chosen: Path | str | None = None) -> Path:
-    """Return the state folder: the chosen one, or the user's default."""
+    """Return the state folder: `chosen`, or the default folder of the user."""
     if chosen is not None:
         return Path(chosen).expanduser()
     by_variable = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -30,7 +30,7 @@ def state_folder(chosen: Path | str | None = None) -> Path:
 
 
 def open_tokens(state: Path | str | None = None) -> TokenStore:
-    """Open the tokens in a state folder, creating both if missing.
+    """Open the token store in a state folder; create the folder and the store if they do not exist.
 
     Raises:
         UsageError: The folder has another format or cannot be written; the message says why.
@@ -39,7 +39,7 @@ def open_tokens(state: Path | str | None = None) -> TokenStore:
 
 
 def lock_state(state: Path | str | None = None) -> IO[bytes]:
-    """Lock a state folder until the returned file is closed or this process ends.
+    """Lock a state folder for one server, until the returned file is closed or this process ends.
 
     Raises:
         UsageError: Another server holds the lock, the folder has another format, or it cannot be locked.

@@ -1,1 +1,1 @@
-"""What the command line and Python scripts use to run sandboxes, and to find running servers."""
+"""Functions with which the command line and Python scripts run sandboxes and find running servers."""

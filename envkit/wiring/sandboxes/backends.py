@@ -1,4 +1,4 @@
-"""Choice of the backend of sandboxes on this machine: one meaning of ``auto`` for scripts, training and servers."""
+"""Chooses the backend for sandboxes on this machine, by the same rules for scripts, training and servers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ChosenBackend(NamedTuple):
     """A backend that works on this machine.
 
     Attributes:
-        backend: The backend, which the caller opens.
-        name: Its name for messages.
-        reason: Text to append to a message, such as ``", because bubblewrap is not installed"``; empty if the backend
-            is the first choice.
+        backend: The backend, not yet opened.
+        name: Name of the backend, for messages.
+        reason: Why no backend with higher priority was chosen, to append to a message: ``", because bubblewrap is not
+            installed"``. Empty for the first choice.
     """
 
     backend: Backend
@@ -42,8 +42,8 @@ async def choose(
     Args:
         kind: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
             isolates nothing; ``"auto"`` is bubblewrap if it works here, otherwise Docker if it works here.
-        image: Image that Docker must have to be chosen by ``"auto"``; None for any.
-        may_be_process: Whether ``"auto"`` is a plain child process if neither bubblewrap nor Docker works.
+        image: Image without which ``"auto"`` does not choose Docker; None requires no image.
+        may_be_process: Whether ``"auto"`` is a plain child process if neither bubblewrap nor Docker works here.
 
     Raises:
         UsageError: There is no such kind, or it does not work on this machine; the message names the remedy.

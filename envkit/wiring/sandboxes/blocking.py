@@ -1,4 +1,4 @@
-"""The blocking sandbox for scripts."""
+"""Sandboxes for scripts (`open_sandbox`, with blocking calls) and for code in an event loop (`open_sandbox_async`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _INTERNAL_FIELDS = ("ledger",)
 
 
 def kind_of(sandbox_id: str) -> BackendKind:
-    """Return the kind of backend that created the sandbox with this id.
+    """Return the kind of backend that created the sandbox `sandbox_id`.
 
     Raises:
         SandboxNotFoundError: No backend of this machine creates such ids.
@@ -51,7 +51,7 @@ def kind_of(sandbox_id: str) -> BackendKind:
 
 
 def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
-    """Return the `SandboxSpec` with these fields.
+    """Return the `SandboxSpec` whose fields are `options`.
 
     Raises:
         UsageError: There is no such field, or its value is invalid.
@@ -74,14 +74,14 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
 
 @asynccontextmanager
 async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
-    """Open a backend for the duration of a ``with`` block. Raises the same errors as `choose`."""
+    """Choose a backend as `choose` does, with the same errors, and open it for the duration of a ``with`` block."""
     async with (await choose(kind)).backend as backend:
         yield backend
 
 
 @asynccontextmanager
 async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnySandbox]:
-    """Run a sandbox during a ``with`` block. Raises the same errors as `SandboxBackend.start` and `restore`."""
+    """Run a sandbox during a ``with`` block, with the files of `snapshot` if given. Raises the errors of `backend`."""
     sandbox = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
     try:
         yield sandbox
@@ -117,7 +117,7 @@ def open_sandbox(
     """
     spec = spec_of(options)
     if url is None and (token is not None or ca is not None):
-        raise UsageError("token and ca need the address of a server (url)")
+        raise UsageError("token and ca are only for a server; set url to its address, or leave out token and ca")
     if url is not None and backend != "auto":
         raise UsageError("a server chooses its own backend; leave out backend or url")
     with ExitStack() as resources:
@@ -164,7 +164,7 @@ class BlockingSandbox:
         self._spec = spec
         self._portal = portal
         self._sandbox = _enter(portal, resources, running(backend, spec, snapshot))
-        # Stop the sandbox with a finalizer: it also runs when Python exits, before the thread of the event loop ends.
+        # Let a finalizer stop the sandbox. When Python exits, it is called before the thread of the event loop ends.
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources.pop_all())
 
@@ -239,11 +239,11 @@ class BlockingSandbox:
         return self.wait_for(partial(self._sandbox.probe, timeout_s))
 
     def snapshot(self) -> str:
-        """Save the current files; returns the snapshot's name for `restore`."""
+        """Save the current files, and return the name of the snapshot, which `restore` takes."""
         return self.wait_for(self._sandbox.snapshot)
 
     def restore(self, snapshot: str) -> BlockingSandbox:
-        """Start another sandbox with the same options and the files of a snapshot.
+        """Start another sandbox with the options of this sandbox and the files of a snapshot.
 
         The new sandbox stops at the latest when this sandbox stops.
 
@@ -284,7 +284,7 @@ class BlockingSandbox:
 
     def _require_own_process(self) -> None:
         if os.getpid() != self._pid:
-            raise UsageError(f"sandbox {self._sandbox.id} belongs to process {self._pid}, the parent of this fork")
+            raise UsageError(f"sandbox {self._sandbox.id} works only in process {self._pid}; open a new one after fork")
 
 
 class BlockingShell:

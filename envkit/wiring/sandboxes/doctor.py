@@ -50,12 +50,12 @@ class BackendFound:
     Attributes:
         name: ``"local"``, ``"docker"`` or ``"process"``.
         problem: Why the backend does not work, in one line; None if it works.
-        capabilities: What it enforces; empty if it does not work.
-        start_ms: Time in milliseconds from start until a program can run, as the median of five starts.
-        exec_ms: Median time of five runs of ``true``, in milliseconds.
-        remedies: Commands that install or enable missing parts, if `problem` does not name them.
+        capabilities: Whether the backend enforces each of `CAPABILITIES`; empty if it does not work.
+        start_ms: Median time from the start of a sandbox until a program can run in it, in milliseconds.
+        exec_ms: Median time of five runs of the program ``true`` in a sandbox, in milliseconds.
+        remedies: Commands that install or enable missing parts, if `problem` does not name these commands.
         shared: Kernel limits that all sandboxes of this kind share; one sandbox can exhaust them for all.
-        unenforced: Limits beyond `capabilities` that its sandboxes do not enforce, such as ``"memory_reserve"``.
+        unenforced: Limits not in `CAPABILITIES` that the sandboxes do not enforce, such as ``"memory_reserve"``.
     """
 
     name: str
@@ -94,7 +94,7 @@ class DoctorReport:
 
 
 async def examine(image: str | None, notify: Callable[[str], None]) -> DoctorReport:
-    """Start sandboxes of every kind and inspect the machine; takes a few seconds and leaves nothing behind.
+    """Start sandboxes of every kind and inspect the machine. It takes a few seconds, and all sandboxes are removed.
 
     Args:
         image: Image of the Docker sandboxes; None takes the backend's default.

@@ -62,9 +62,9 @@ async def sandbox_host(
             process; ``"auto"`` is bubblewrap if it works here, otherwise Docker if it works here and has the image,
             otherwise a plain child process.
         sandboxes: Number of sandboxes.
-        slots_per_sandbox: Concurrent episodes in each sandbox.
-        health: When a sandbox counts as lost.
-        restarts: How often lost sandboxes are replaced.
+        slots_per_sandbox: Number of concurrent episodes in each sandbox.
+        health: Settings that define when a sandbox counts as lost; None for the defaults.
+        restarts: Settings that limit how often lost sandboxes are replaced; None for the defaults.
         call_timeout_s: Seconds after which a reset or step without a reply raises a `DeadlineError`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
 
@@ -109,7 +109,7 @@ def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None)
     """Return the spec of a sandbox with an env server.
 
     Args:
-        capacity: Concurrent episodes.
+        capacity: Number of concurrent episodes in the sandbox.
         in_image: Whether the sandbox runs in an image that contains envkit, as with Docker. Otherwise the sandbox uses
             the Python and import path of this process.
         image: The image; None means the backend's default.
@@ -138,7 +138,7 @@ async def connect(call_timeout_s: float, sandbox: Sandbox) -> AsyncIterator[Work
 
 
 class _SandboxedEnvClient:
-    """Client of an env server. Adds a remedy to the error if only this process has registered the environment."""
+    """Client of an env server. If only this process knows an environment, the error says how to add it to sandboxes."""
 
     def __init__(self, client: EnvClient, sandbox: Sandbox) -> None:
         self._client = client

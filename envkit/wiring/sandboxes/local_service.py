@@ -24,7 +24,7 @@ _NO_OWNER: Sequence[str] = ()
 
 @dataclass(frozen=True, slots=True)
 class LocalService(SandboxService):
-    """The sandboxes of this machine. `kind` is the kind of the sandboxes that it starts."""
+    """The sandboxes of this machine. `kind` is the kind of backend for new sandboxes."""
 
     max_timeout_s: ClassVar[float] = 10 * 365 * 86400.0
 
@@ -57,13 +57,13 @@ class LocalService(SandboxService):
 
 @dataclass(frozen=True, slots=True)
 class DetachedSandbox:
-    """What `envkit sandbox` lists about a detached sandbox, which outlives the command that started it.
+    """A detached sandbox, as `envkit sandbox ls` lists it. It outlives the command that started it.
 
     Attributes:
-        id: Its id.
+        id: Id of the sandbox.
         stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
         problem: Why the sandbox does not answer, in one line; empty if it answers.
-        owner: Process, address and ledger of the server that started the sandbox; empty if a person started it.
+        owner: Process, address and ledger of the server that started the sandbox; empty if no server started it.
     """
 
     id: str
@@ -73,10 +73,10 @@ class DetachedSandbox:
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
-    """Return the detached sandboxes of this machine, of every backend that works here.
+    """Return the detached sandboxes on this machine, of all backends that work here.
 
     Args:
-        with_servers: Whether to include the sandboxes of servers.
+        with_servers: Whether to include the sandboxes of `envkit serve`.
         warn: Called with one line about each backend that is skipped.
     """
     found: list[DetachedSandbox] = []

@@ -16,12 +16,12 @@ from envkit.wiring.sandboxes import running_servers
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
-    """Remove processes, control groups, folders and containers of sandboxes whose owner process has ended.
+    """Remove processes, control groups, folders and containers of sandboxes whose envkit process has ended.
 
-    Detached sandboxes stay. Returns one line per removed object.
+    Detached sandboxes are not removed. Returns one line per removed object.
 
     Args:
-        dry_run: Only list what would be removed.
+        dry_run: Whether to remove nothing, and only return what would be removed.
         warn: Called with one line about each backend that is skipped.
     """
     done = await clock.to_thread(_prune_here, dry_run)

@@ -55,7 +55,7 @@ class RemoteService(SandboxService):
     @asynccontextmanager
     async def attached(self, id: str) -> AsyncIterator[AnySandbox]:
         async with self._client() as client:
-            await client.view(id)  # raises if the id is unknown; the first call to an ended sandbox raises its cause
+            await client.view(id)  # raises if there is no such id, but not if the sandbox has ended
             yield client.get(id)
 
     async def stop(self, id: str) -> None:
@@ -64,17 +64,17 @@ class RemoteService(SandboxService):
             await client.stop(id)
 
     async def views(self) -> list[SandboxView]:
-        """Return the sandboxes, oldest first."""
+        """Return the sandboxes that the token may see, oldest first."""
         async with self._client() as client:
             return await client.views()
 
     async def snapshots(self) -> list[KeptReply]:
-        """Return the snapshots, oldest first."""
+        """Return the snapshots that the token may see, oldest first."""
         async with self._client() as client:
             return await client.snapshots()
 
     async def remove_snapshots(self, names: Sequence[str]) -> None:
-        """Remove snapshots."""
+        """Remove the snapshots `names`. A snapshot that does not exist is not an error."""
         async with self._client() as client:
             for name in names:
                 await client.remove_snapshot(name)

@@ -1,7 +1,7 @@
-"""Registry of running servers that have detached sandboxes: one file per ledger, in a folder of root's processes.
+"""Registry of the servers on this machine that write a ledger: one file per ledger, in a folder that belongs to root.
 
-A server removes its file when it shuts down. If a server is killed, its file stays. Users can then see which server
-owned the sandboxes, until the next server takes them over or the sandboxes end.
+A server removes its file when it shuts down. If a server is killed, its file stays, so that users can see which server
+started the sandboxes that are still running.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTES = Path("/run/envkit/servers")
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """A server with a ledger of its sandboxes.
+    """A server that writes a ledger of its sandboxes, as registered in its file.
 
     Attributes:
         ledger_id: Id of the server's ledger.

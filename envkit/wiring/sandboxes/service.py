@@ -1,4 +1,4 @@
-"""What ``envkit sandbox`` does in the same way with the sandboxes of this machine and with those of a server."""
+"""What ``envkit sandbox`` does with sandboxes, the same for those of this machine and those of a server."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class SandboxService(ABC):
         timeout_s: float | None,
         tty: bool,
     ) -> int:
-        """Run a program (a shell if `program` is empty) in a new sandbox; return the exit code to exit with."""
+        """Run a program (a shell if `program` is empty) in a new sandbox; return the code to exit this process with."""
         opened = self.running(spec_of(options))
         return await run_attached(opened, program, uploads, timeout_s=timeout_s or self.max_timeout_s, tty=tty)
 
     async def exec_in(self, id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
-        """Run a program (a shell if `program` is empty) in a detached sandbox; return the exit code to exit with."""
+        """Run a program (by default a shell) in a detached sandbox; return the code to exit this process with."""
         return await run_attached(self.attached(id), program, timeout_s=timeout_s or self.max_timeout_s, tty=tty)
 
     async def detach(
@@ -62,7 +62,7 @@ class SandboxService(ABC):
         uploads: Sequence[tuple[Path, str]],
         report_id: Callable[[str], None],
     ) -> None:
-        """Start a detached sandbox that runs `program`, and report its id."""
+        """Start a detached sandbox that runs `program`, copy `uploads` into it, and call `report_id` with its id."""
         if uploads and program:
             raise UsageError(
                 "--upload: with --detach the program would start before the upload; leave the program out, then run "
@@ -74,15 +74,15 @@ class SandboxService(ABC):
             report_id(sandbox.id)
 
     async def log_of(self, id: str) -> str:
-        """Return the last standard error output of a detached sandbox's program."""
+        """Return the end of what the program of a detached sandbox wrote to standard error."""
         async with self.attached(id) as sandbox:
             return await sandbox.log()
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Stop detached sandboxes. If one fails, the others are still stopped.
+        """Stop detached sandboxes. If one cannot be stopped, the others are still stopped.
 
         Raises:
-            ExceptionGroup: The failures.
+            ExceptionGroup: The errors of the sandboxes that could not be stopped.
         """
         failures = []
         for id in ids:

@@ -34,14 +34,14 @@ async def run_attached(
     timeout_s: float,
     tty: bool,
 ) -> int:
-    """Run a program with the standard input, output and terminal of this process; return the code to exit with.
+    """Run a program with this process's standard streams and terminal; return the code to exit this process with.
 
     Args:
-        opened: Context manager of the sandbox.
+        opened: Context manager that yields the sandbox.
         program: Program and arguments; a shell if empty.
         uploads: Files and folders to copy in first, with their paths in the sandbox.
         timeout_s: Seconds after which the program is stopped (code 124).
-        tty: Whether the program gets a terminal. A shell also gets one if this process has one.
+        tty: Whether the program gets a terminal. A shell (empty `program`) also gets one if this process has one.
     """
     number = 0
 
@@ -76,7 +76,7 @@ async def _run(sandbox: AnySandbox, program: Sequence[str], timeout_s: float, tt
     if isinstance(sandbox, InteractiveSandbox):
         with suppress(UnsupportedError):
             return await _run_interactively(sandbox, program, timeout_s, tty)
-    # Without Python in the image, no agent can stream the output, so print it when the program ends.
+    # Output is streamed by the agent, which needs Python in the image. Otherwise print it when the program ends.
     return _print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
 
 
@@ -101,7 +101,7 @@ async def _feed(program: Program) -> None:
         try:
             await anyio.wait_readable(_IN)
         except OSError:
-            # The event loop cannot wait for a file, which is always readable.
+            # Standard input is a file. The event loop cannot wait for files, but they are always readable.
             await anyio.lowlevel.checkpoint()
         if not (content := os.read(_IN, 1 << 16)):
             break
@@ -140,7 +140,7 @@ def _write(file: int, content: bytes) -> None:
 
 
 def _print_result(result: ExecResult, timeout_s: float) -> int:
-    """Print a program's remaining output, and return the code to exit with."""
+    """Print the output in `result`, and return the code to exit this process with."""
     _write(_OUT, result.stdout_bytes)
     _write(_ERR, result.stderr_bytes)
     if result.timed_out:

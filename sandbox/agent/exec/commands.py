@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..linux import User
     from ..users import Context
 
-# The Linux value of `termios.TIOCSWINSZ`. It is defined here because a reduced Python has no `termios`.
+# The Linux value of `termios.TIOCSWINSZ`, because a reduced Python has no module `termios`.
 _TIOCSWINSZ = 0x5414
 _NO_START = 126
 _KEEP_BYTES = 1 << 20
@@ -82,7 +82,7 @@ class Exec(IncomingCall):
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
                 self._end_with(
-                    lambda: self.fail("too_large", "the program does not read its input (64 MiB are waiting)")
+                    lambda: self.fail("too_large", "the program does not read its input (limit 64 MiB of unread input)")
                 )
 
     def eof(self) -> None:
@@ -99,13 +99,13 @@ class Exec(IncomingCall):
         self._end_with(lambda: self.fail("bad", text))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Resize the terminal of the program; raise `CallError` if it has no terminal."""
+        """Resize the terminal of the program; raise `CallError` if the program has no terminal or has ended."""
         if self._terminal is None or self._ends:
             raise CallError("bad", "the program has no terminal")
         fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
-        """Open the pipes for the program's input and output; return the ends that the program inherits."""
+        """Open pipes for the program's output and, if `takes_input`, its input; return the ends that it inherits."""
         loop = self._context.loop
         files = []
         if takes_input:
@@ -123,7 +123,7 @@ class Exec(IncomingCall):
     def _open_terminal(self, user: User, rows: int, columns: int) -> bytes:
         """Open a terminal that belongs to `user`; return its path, which the program opens."""
         try:
-            # Keep the program's end of the terminal open, because reading our end fails while no process has it open.
+            # Keep the program's end open as well: reading `ours` fails while no process has the program's end open.
             ours, self._held = user.act(os.openpty)
         except OSError as error:
             raise CallError("unsupported", "this sandbox has no terminals: %s" % error.strerror) from None
@@ -189,6 +189,6 @@ class Exec(IncomingCall):
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 
     def _refuse(self, error: OSError) -> None:
-        """Finish the call with exit code 126 and write the reason to the program's standard error."""
+        """End the call with exit code 126, and with the reason as standard error, because no worker could be forked."""
         self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
         self._finish_with_code(_NO_START)

@@ -1,4 +1,4 @@
-"""Writes the standard input of programs without blocking."""
+"""Writes to pipes, sockets and terminals without blocking, such as the standard input of a program."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ if TYPE_CHECKING:
     from ..event_loop import Loop
 
 MAX_WAITING_BYTES = 64 << 20
-"""Maximum number of bytes that wait for a program to read them. If more bytes wait, the program is killed."""
+"""Maximum number of bytes that a program has not yet read from its input. Above it, the program is killed."""
 
 
 class Input:
-    """Writes to a pipe, socket or terminal without blocking. After a call of `end`, closes the descriptor when all
-    data is written.
+    """Writes to a pipe, socket or terminal without blocking.
 
     Args:
         fd: The descriptor to write to.
         owner: The call or shell that fails if a callback raises.
         on_written: Receives the number of bytes of each write.
-        on_closed: Called when the descriptor is closed for any reason.
+        on_closed: Called when this object has closed the descriptor, for any reason.
 
     Attributes:
         is_open: Whether the descriptor is open.
@@ -56,7 +55,7 @@ class Input:
                 self._write()
 
     def end(self) -> None:
-        """Close the descriptor when all data is written."""
+        """Close the descriptor as soon as all queued data is written."""
         self._ends = True
         if not self._waiting:
             self.close()
@@ -78,7 +77,7 @@ class Input:
             except BlockingIOError:
                 self._watch.want(write=True)
                 return
-            except OSError:  # the other end is closed
+            except OSError:  # The other end is closed.
                 self.close()
                 return
             self.waiting_bytes -= written

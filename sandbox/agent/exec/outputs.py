@@ -1,4 +1,4 @@
-"""Reads the output of programs without blocking, and stores only its last bytes."""
+"""Reads the output of programs without blocking (`Output`), and stores the last bytes of an output (`OutputTail`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutputTail:
     """Stores the last `limit` bytes of an output.
 
     Attributes:
-        limit: Maximum number of bytes; may be changed at any time.
+        limit: Maximum number of stored bytes; may be changed at any time.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,7 +34,7 @@ class OutputTail:
             self._trim()
 
     def take(self) -> tuple[bytes, int]:
-        """Return the stored bytes and the number of dropped bytes; clear the bytes and set the number to 0."""
+        """Return and clear the stored bytes, and the number of bytes that were dropped since the last `take`."""
         self._trim()
         kept, cut = bytes(self._kept), self._cut
         self._kept, self._cut = bytearray(), 0
@@ -57,7 +57,7 @@ class Output:
 
     Args:
         fd: The descriptor to read from.
-        on_piece: Receives the data.
+        on_piece: Receives each piece of data that was read.
         owner: The call or shell that fails if a callback raises.
         on_over: Called at the end of file.
     """
@@ -84,11 +84,11 @@ class Output:
             self._watch.want(read=not paused)
 
     def take_waiting(self, at_most: int | None = None) -> None:
-        """Read the data that is available now.
+        """Read the data that is available now, without waiting for more.
 
         Args:
-            at_most: Approximate maximum in bytes; None for all bytes in a pipe. A terminal needs a maximum, because the
-                kernel does not reliably report how many bytes it contains.
+            at_most: Approximate maximum in bytes; None for all bytes that a pipe contains now. A terminal needs a
+                maximum, because the kernel does not reliably report how many bytes a terminal contains.
         """
         if at_most is None:
             at_most = linux.waiting_bytes(self._fd) if self.is_open else 0

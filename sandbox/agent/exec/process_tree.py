@@ -1,8 +1,8 @@
 """Finds and kills whole process trees, including processes that call setsid, fork twice or ignore signals.
 
-All processes of the tree are stopped (SIGSTOP) before the first is killed, because a running process could fork in
-between. These steps are repeated until no process is left. Processes whose parents have ended are found too, because
-the kernel makes them children of a subreaper in the tree.
+All processes of the tree are stopped (SIGSTOP) before the first is killed, because a process that still runs could
+fork while others are killed. Both steps are repeated until no process is left. Processes whose parents have ended are
+found too, because the kernel makes them children of a subreaper in the tree.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ else:
 
 # Indexes of fields in /proc/PID/stat, counted from the field after the process name.
 _STATE, _PARENT, _THREADS = 0, 1, 17
-# Maximum number of scans of /proc per round, because a fork bomb may fork as fast as we scan.
+# Maximum number of scans of /proc per round of a kill, because a fork bomb may fork as fast as we scan.
 _SCANS = 50
 _ROUNDS = 200
 
 
 def table() -> Table:
-    """Return for each visible process the pid of its parent and whether it is alive (not a zombie)."""
+    """Return a dict from the pid of each visible process to its parent's pid and whether it is alive (no zombie)."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -49,7 +49,7 @@ def table() -> Table:
 
 
 def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
-    """Return the live processes among `roots` and their descendants."""
+    """Return the pids of the live processes among `roots` and their descendants."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
         children.setdefault(parent, []).append(pid)
@@ -64,7 +64,7 @@ def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
 
 
 def kill_once(choose: Callable[[Table], set[int]]) -> bool:
-    """Stop all processes whose pids `choose` returns, then kill them; return whether there were any."""
+    """Stop, then kill the processes that `choose` selects from the process table; return whether there were any."""
     stopped: set[int] = set()
     for _ in range(_SCANS):
         fresh = choose(table()) - stopped
@@ -79,9 +79,9 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
 
 
 class TreeKill:
-    """Kills the processes whose pids `choose` returns, in rounds, until none is left. Then calls `then`.
+    """Kills the processes that `choose` selects from the process table, and calls `then` when no process is left.
 
-    After `_ROUNDS` rounds (about 4 s), gives up and also calls `then`.
+    Kills in rounds, because the processes need time to exit. After 200 rounds (about 4 s), gives up and calls `then`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TreeKill:
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process. Returns when none is left, or gives up after `_ROUNDS` rounds."""
+    """Kill all descendants of this process. Returns when no descendant is left, or after 200 attempts."""
     us = os.getpid()
     for _ in range(_ROUNDS):
         if not kill_once(lambda processes: alive_below([us], processes) - {us}):
@@ -126,7 +126,7 @@ def reap() -> dict[int, int]:
 
 
 def exit_code(status: int) -> int:
-    """Convert a wait status to an exit code; the code is negative if a signal killed the process."""
+    """Convert a wait status to an exit code, or to minus the signal number if a signal killed the process."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 

@@ -2,12 +2,12 @@
 functions.
 
 Bash reads scripts from descriptor 9 and writes their exit codes to descriptor 8, so the agent need not guess from the
-output when a script has ended. Both descriptors are closed while a script runs. Standard input is empty. The reply
-contains the output that is in the pipes when the script ends, so it does not wait for background jobs.
+output when a script has ended. While a script runs, both descriptors are closed and standard input is empty. The reply
+contains the output until the end of the script. The agent does not wait for the script's background jobs.
 
-A hostile script can still open descriptor 8 and pretend that it has ended. Scripts are therefore numbered. If a shell
-sends anything except one exit code for the current script, the agent ends the shell, because it can no longer tell
-which script the output belongs to.
+A hostile script can still reach descriptor 8 through /proc and write an exit code before it ends. Scripts are therefore
+numbered. If a shell writes anything except one exit code with the number of the current script, the agent ends the
+shell, because the agent can no longer tell which script the output belongs to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCRIPTS, _CODES = 9, 8
 # This loop reads and runs the scripts. `read -N` counts bytes only in the C locale. The loop sets this locale only for
 # scripts that are not ASCII, because a change of the locale makes a script 20 % slower. `_envkit_was` sets `$?` to the
 # exit code of the previous script. It is called in a condition: after `set -e`, a failing command outside a condition
-# would end the shell. The loop discards standard error, because after `set -x` bash would print the loop's commands.
+# would end the shell. The loop discards its own standard error, because after `set -x` bash would print its commands.
 _LOOP = b"""_envkit_head=
 _envkit_was() { return "$1"; }
 while { _envkit_code=$?
@@ -106,7 +106,7 @@ class PersistentShell:
             self._next()
 
     def cancel(self, call: ShellCall) -> None:
-        """Kill every process that the script started; end the whole shell if the script still does not end."""
+        """Unqueue a script; if it runs already, kill its processes, and the whole shell if the script does not end."""
         if call is self._current:
             self._interrupt("cancelled")
         elif call in self._waiting:
@@ -114,7 +114,7 @@ class PersistentShell:
             call.finish(cancelled=True)
 
     def crashed(self, text: str) -> None:
-        """End the shell after an unhandled exception in the agent; the next script starts a new bash."""
+        """End the shell because the agent's own code raised an exception; the next script starts a new bash."""
         self._stop(lambda: None)
         call, self._current = self._current, None
         if call is not None and not call.is_over:
@@ -122,7 +122,7 @@ class PersistentShell:
         self._next()
 
     def close(self, then: Callable[[], None]) -> None:
-        """End the shell and its processes, fail the queued scripts, then call `then`."""
+        """Fail the queued scripts, end bash and all processes that it started, then call `then`."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call.fail("refused", "the shell was closed")
@@ -206,7 +206,7 @@ class PersistentShell:
             self._answer(int(code) if code.isdigit() else 1, lost=False)
 
     def _discard(self) -> None:
-        """End the shell after an invalid exit code. Drop its output, which may belong to another script."""
+        """End the shell after an invalid exit code, and drop its output, which may belong to an earlier script."""
         if self._worker is None:  # the shell has already ended
             return
 
@@ -225,7 +225,7 @@ class PersistentShell:
         self._stop(ended)
 
     def _on_ended(self, code: int, left: bool) -> None:
-        """Report to the current script that the bash process has ended."""
+        """End the current script with the exit code of bash, because bash has ended."""
 
         def ended() -> None:
             if self._current is None:
@@ -241,7 +241,7 @@ class PersistentShell:
         self._interrupt("timed out")
 
     def _interrupt(self, why: str) -> None:
-        """Kill the processes of the current script until the script ends; end the shell if this takes too long."""
+        """Kill the current script's processes until the script ends; end the shell if that takes over 0.4 s."""
         if self._interrupted is not None or self._worker is None:
             return
         self._interrupted = why
@@ -250,7 +250,7 @@ class PersistentShell:
 
         def check() -> None:
             if self._worker is not exec_worker or self._interrupted is None:
-                return  # the shell ended by itself
+                return  # The shell has ended by itself.
             is_quiet = not process_tree.kill_once(self._doomed)
             if is_quiet and b"\0" in self._codes:
                 self._answer_interrupted(lost=False)
@@ -262,12 +262,12 @@ class PersistentShell:
         check()
 
     def _doomed(self, running: Table) -> set[int]:
-        """Return the pids of all live descendants of bash, which an interrupt kills."""
+        """Return the pids that an interrupt kills: the live descendants of bash in the process table `running`."""
         assert self._worker is not None
         return process_tree.alive_below([self._worker.pid], running) - {self._worker.pid, self._pid}
 
     def _stop(self, then: Callable[[], None], keeps_worker: bool = False) -> None:
-        """End bash and all its descendants, then call `then`."""
+        """End bash and all its descendants, then call `then`. If `keeps_worker`, they have ended already."""
         if self._stopping is not None:
             self._stopping.append(then)
             return

@@ -4,9 +4,9 @@ A worker drops all other rights after its fork, so it need not switch the user f
 becomes the parent of processes that a command leaves behind, and can therefore detect them.
 
 A request consists of its length (four bytes) and these fields, separated by NUL: the path of the terminal to open
-(empty for none); the working directory; ``1`` if the caller wants the command's pid; the numbers that the attached
-files get as descriptors, separated by spaces; the number of arguments; the arguments; the environment variables. The
-format of replies is `ANSWER`.
+(empty for no terminal); the working directory; ``1`` if the caller wants the command's pid; the descriptor numbers
+under which the command gets the attached files, separated by spaces; the number of arguments; the arguments; the
+environment variables. The worker replies with `ANSWER` records.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ ANSWER = struct.Struct(">iii")
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
 ROOM_TIMEOUT_S = 2.0
-"""Seconds to retry the start of a grader's program at the process limit, while the agent's programs are killed."""
+"""How long to retry a grader's program that cannot start at the process limit. Meanwhile, other programs are killed."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
 # The descriptors of a command have numbers below this one.
 _FIRST_FREE = 10
-# Signals to reset to their defaults before a program starts. Otherwise it would ignore the signals that Python ignores.
+# Signals to reset to their defaults before a program starts. Python ignores some signals, and programs inherit that.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 
 
 class WorkerRequest:
-    """A decoded request; the module docstring describes the format of `content`."""
+    """A decoded request. `content` is the request without its length; see the format in the module docstring."""
 
     def __init__(self, content: bytes) -> None:
         parts = content.split(b"\0")
@@ -68,6 +68,8 @@ def encode_request(
 ) -> bytes:
     """Encode a request to run a command in a worker.
 
+    The command gets the files that are sent with the request as the descriptors `targets`, or opens `terminal` instead.
+
     Raises:
         ValueError: An argument or a variable contains NUL.
     """
@@ -81,7 +83,7 @@ def encode_request(
 
 
 def serve(fd: int, user: linux.User, parent: int) -> None:
-    """Serve requests from socket `fd` until its other end is closed. Never returns."""
+    """Run as a worker of the process `parent`: serve requests from socket `fd` until it is closed. Never returns."""
     isolate(user, parent, fd)
     linux.adopt_orphans()
     channel = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
@@ -96,12 +98,12 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
 
 
 def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
-    """Isolate this forked child from the agent: switch to `user` and close all files except `kept`.
+    """Isolate this forked child from the agent process: switch to `user` and close all files except `kept`.
 
-    The child is killed when its parent, the process `parent`, ends. If `hidden`, the user's programs cannot send
+    The child ends when the agent process, whose pid is `parent`, ends. If `hidden`, the user's programs cannot send
     signals to the child.
     """
-    # Leave the agent's process group. A signal to that group could end us before we have killed our descendants.
+    # Leave the agent's process group. A signal to that group could end this child before it kills its descendants.
     os.setpgid(0, 0)
     linux.close_others(*kept)
     if user.preemptible:
@@ -182,7 +184,7 @@ def _start(request: WorkerRequest, files: list[int]) -> int:
 
 def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
     """Start `program` with fork and exec, for systems without a suitable posix_spawn; return its pid."""
-    # The child closes the pipe by a successful exec. If exec fails, the child writes the error number to the pipe.
+    # A successful exec closes the child's end of the pipe. If exec fails, the child writes the error number to it.
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -209,7 +211,7 @@ def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
 
 
 def _find(name: bytes, path: bytes) -> bytes:
-    """Return the path of the program `name`: search the folders in `path`, a value of ``PATH``, as a shell does."""
+    """Return the path of the program `name`, searched as a shell does in the folders of `path`, a value of ``PATH``."""
     if b"/" in name:
         return name
     refused = None

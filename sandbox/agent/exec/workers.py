@@ -1,10 +1,10 @@
 """Pre-forked workers: processes with a user's rights that each run commands one after another.
 
-Most of a command's cost is the fork. Workers are therefore forked in advance, and one idle worker per user is kept.
+Forking is most of a command's cost. Workers are therefore forked in advance, and one idle worker per user is kept.
 
-Graders and file transfers must start even if the programs of the agent user have used up the sandbox's limits. These
-programs are therefore killed when fewer than 32 pids are free. They run in a separate memory cgroup, whose limit leaves
-memory for graders.
+Graders and file transfers must start even if the programs of the agent user have used up the sandbox's limits. The
+agent user's programs are therefore killed if fewer than 32 pids are free when a grader or a transfer needs one. The
+agent user's programs also run in a memory cgroup of their own, whose limit leaves memory for graders.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .process_tree import Table
 
 _SURPLUS_S = 2.0
-"""Interval at which surplus idle workers are closed."""
+"""Seconds between two checks that close surplus idle workers."""
 _RESERVE = 32
-"""Free pids reserved for graders, root and file transfers; at most a quarter of the sandbox's limit of processes."""
+"""Number of pids kept free for graders, root and file transfers; at most a quarter of the sandbox's process limit."""
 _CHECK_S = 0.01
 _RETRY_S = 0.5
-"""Seconds until the next check of free pids, if a check found no process that may be killed."""
+"""Seconds until the next check of free pids, if the last check found no process to kill."""
 _ROUNDS = 200
 LOST = -9
 """Exit code of a command whose worker was killed."""
@@ -68,10 +68,10 @@ class Worker:
         on_ended: Callable[[int, bool], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a command, and close `files` in this process.
+        """Run a command in the worker. Closes this process's copies of `files`.
 
         Args:
-            request: The command; see `worker.encode_request`.
+            request: The request from `worker.encode_request`.
             files: Descriptors that the command inherits.
             on_ended: Receives the exit code (negative for a signal), and whether processes that the command started may
                 still run. Called even if another process killed the worker.
@@ -100,7 +100,7 @@ class Worker:
         self._workers.end(self.pid, then, owner)
 
     def close(self) -> None:
-        """Close the connection to the worker, which exits as soon as it is idle."""
+        """Close the connection to the worker. The worker then exits when its current command has ended."""
         self._watch.close()
         self._line.close()
         self._workers.discard(self)
@@ -146,7 +146,7 @@ class Worker:
 
 
 class Workers:
-    """All workers and other children of the agent.
+    """All child processes of the agent process: workers, file transfers and adopted orphans.
 
     Attributes:
         loop: The agent's event loop.
@@ -154,11 +154,11 @@ class Workers:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        # Whether workers are subreapers, which become parents of their commands' orphans; None before the first fork.
+        # Whether workers are subreapers, to which the kernel gives their commands' orphans; None before the first fork.
         self._adopts: bool | None = None
         self._all: set[Worker] = set()
         self._idle: dict[linux.User, list[Worker]] = {}  # `take` pops the last one
-        # For each user the number of idle workers that were not used since the last call of `_trim`.
+        # Number of idle workers of each user that were not used since the last call of `_trim`.
         self._surplus: dict[linux.User, int] = {}
         self._children: dict[int, Callable[[int], None] | None] = {}
         # Pids of the children that may be killed, together with their descendants, to free pids.
@@ -171,7 +171,7 @@ class Workers:
         self._agent_group = linux.JoinedCgroup(lent.get("g"))
 
     def take(self, user: linux.User) -> Worker:
-        """Return a worker of `user`, which the caller must pass to `give_back` or kill.
+        """Return an idle or new worker of `user`. The caller must pass it to `give_back` or kill it.
 
         Raises:
             OSError: No process can be forked.
@@ -184,7 +184,7 @@ class Workers:
         while idle:
             exec_worker = idle.pop()
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
-            # Skip a worker that is no longer a child, because it was killed to free pids.
+            # Skip a worker that was killed to free pids, and is therefore no longer a child.
             if exec_worker.pid in self._children:
                 return exec_worker
         exec_worker = Worker(self, user)
@@ -192,7 +192,7 @@ class Workers:
         return exec_worker
 
     def give_back(self, exec_worker: Worker) -> None:
-        """Make a worker that has finished its command available to the next `take`."""
+        """Keep a worker whose command has ended for a later `take`."""
         idle = self._idle.setdefault(exec_worker.user, [])
         idle.append(exec_worker)
         if len(idle) > 1 and not self._trims:
@@ -205,7 +205,7 @@ class Workers:
             idle.remove(exec_worker)
 
     def protect(self, exec_worker: Worker) -> None:
-        """Mark the worker, so that its processes are never killed to free pids."""
+        """Make sure that the processes of this worker are never killed to free pids."""
         self._preemptible.discard(exec_worker.pid)
 
     def fork(
@@ -262,13 +262,13 @@ class Workers:
                 on_exit(process_tree.exit_code(status))
 
     def has_orphans(self) -> bool:
-        """Whether commands have left processes whose parent is now the agent, because workers cannot be subreapers."""
+        """Whether ended commands have left processes whose parent is now this process; False while a worker is busy."""
         return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
-        """Kill child `pid`, its descendants and the processes that ended workers left behind, then call `then`.
+        """Kill child `pid`, its descendants and the orphans of workers that have ended, then call `then`.
 
-        `owner` fails if a callback raises.
+        If `then` raises, the loop passes `owner` to its callback `on_crash`.
         """
 
         def victims(running: Table) -> set[int]:
@@ -283,12 +283,12 @@ class Workers:
         return any(exec_worker.busy for exec_worker in self._all)
 
     def _orphans(self, running: Table) -> set[int]:
-        """Return the pids of the agent's children that it did not fork: orphans of ended processes."""
+        """Return the pids of children that this process did not fork, but adopted when their parents ended."""
         us = os.getpid()
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
     def _ensure_free_pids(self) -> bool:
-        """Kill preemptible processes if too few pids are free; return False if there is no process to kill."""
+        """Kill preemptible processes if too few pids are free. Return False if that was needed, but none was found."""
         if self._bound is None:
             return True
         count = linux.process_count()
@@ -300,7 +300,7 @@ class Workers:
             self.loop.after(delay_s, self._check)
 
     def _check(self) -> None:
-        """Keep pids free while a grader runs a command: call `_ensure_free_pids` and repeat this check later."""
+        """While a grader runs a command, keep enough pids free, and schedule the next check."""
         self._is_checking = False
         if any(exec_worker.busy and not exec_worker.user.preemptible for exec_worker in self._all):
             self._check_later(_CHECK_S if self._ensure_free_pids() else _RETRY_S)

@@ -1,7 +1,7 @@
-"""Copies folders out of and into the sandbox, in a child process with a user's rights.
+"""Copies files and folders out of the sandbox and into it, in a child process with the rights of one user.
 
-The user's rights ensure that a link gives no access to other users' files. The separate process ensures that a huge
-folder does not block other calls.
+Because of these rights, a link gives no access to other users' files. The child process ensures that a huge folder does
+not block other calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WAITING_BYTES = 4 << 20
 
 
 class _Tree(IncomingCall):
-    """Base class of `Pack` and `Unpack`: starts the child process and reports its result."""
+    """Base class of `Pack` and `Unpack`: starts the child process that copies, and reports its result to the host."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -116,7 +116,7 @@ class Pack(_Tree):
     def _take(self, piece: bytes) -> None:
         self._left -= len(piece)
         if self._left < 0:
-            self._end_early("too_large", "it has more bytes than `max_bytes`")
+            self._end_early("too_large", "the archive has more bytes than `max_bytes`")
         if self._problem is None:
             self.send_piece("data", piece)
             if self.connection.is_full:

@@ -1,4 +1,4 @@
-"""Calls that read or write one file with a user's rights, so a link cannot give access to other users' files."""
+"""Calls that read or write one file. They have one user's rights, so links give no access to other users' files."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Read(IncomingCall):
         if not stat.S_ISREG(about.st_mode) or about.st_size > self._max_bytes:
             os.close(self._fd)
             if stat.S_ISREG(about.st_mode):
-                raise CallError("too_large", "it has %d bytes" % about.st_size)
-            raise CallError("missing", "it is a folder" if stat.S_ISDIR(about.st_mode) else "it is not a regular file")
+                raise CallError("too_large", "the file has %d bytes, more than `max_bytes`" % about.st_size)
+            raise CallError("missing", "is a folder" if stat.S_ISDIR(about.st_mode) else "is not a regular file")
         self._mode = stat.S_IMODE(about.st_mode)
         self._stopped = False
         connection.feed(self._frames())
@@ -46,7 +46,7 @@ class Read(IncomingCall):
         self._stopped = True
 
     def _frames(self) -> Iterator[bytes]:
-        """Yield the file's content as frames. Ignores the size from stat, because that is 0 for files in /proc."""
+        """Yield the file's content as frames. Reads to the end of file, because stat reports size 0 for /proc."""
         size = 0
         problem = None
         try:
@@ -56,7 +56,7 @@ class Read(IncomingCall):
                     break
                 size += len(piece)
                 if size > self._max_bytes:
-                    problem = CallError("too_large", "it has more than %d bytes" % self._max_bytes)
+                    problem = CallError("too_large", "the file has more than %d bytes" % self._max_bytes)
                     break
                 yield from self.pieces("data", piece)
         except OSError as error:
@@ -70,7 +70,7 @@ class Read(IncomingCall):
 
 
 class Write(IncomingCall):
-    """A call that writes a file: writes a temporary file in the same folder, and renames it when it is complete."""
+    """A call that writes a file: writes a temporary file in the file's folder, and renames it at the end of input."""
 
     def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
@@ -139,7 +139,7 @@ class Write(IncomingCall):
 
 
 def make_folders(folder: bytes, mode: int = 0o777) -> None:
-    """Create `folder` and its missing parents. Does not recurse, because a path can have very many components."""
+    """Create `folder` and its missing parents, without recursion, because a path can have thousands of components."""
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)

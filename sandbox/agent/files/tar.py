@@ -2,7 +2,7 @@
 
 Both functions have the rights of the calling process.
 
-Python's `tarfile` is not used: reduced Pythons lack it, it loads slowly, and its extraction is unsafe before 3.12.
+Python's `tarfile` is not used: it is missing in reduced Pythons, loads slowly, and extracts unsafely before 3.12.
 Files, folders and symbolic links are supported. `pack` skips devices, sockets and pipes. `unpack` reads only archives
 that `pack` or `envkit.sandbox.transfer.tar_stream` has written (GNU format), and refuses everything else.
 """
@@ -34,11 +34,11 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
     A folder is stored as ``.``, and its entries with paths relative to the folder. A file is stored with its own name.
-    `path` itself may be a link. Links below `path` are stored as links. Skips other file systems mounted below `path`,
-    entries that vanish during packing, and entries that our user cannot read.
+    `path` may be a link, which is followed. Links below `path` are stored as links. Skips other file systems mounted
+    below `path`, entries that vanish during packing, and entries that this process may not read.
 
     Raises:
-        OSError: `path` or the content of an entry cannot be read.
+        OSError: `path` cannot be read, or reading an entry fails for another reason than missing permission.
     """
     fd = os.open(path, _TO_READ)
     try:
@@ -67,7 +67,7 @@ class _OpenFolders:
         self._steps: tuple[bytes, ...] = ()
 
     def enter(self, steps: tuple[bytes, ...]) -> None:
-        """Open a folder; `steps` are the components of its path below the root."""
+        """Open the folder with the path `steps` (a tuple of components) below the root, and store it in `fd`."""
         is_next = len(steps) > 0 and steps[:-1] == self._steps
         fd = os.dup(self.fd if is_next else self._top)
         try:
@@ -119,7 +119,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
-    """Write one file or symbolic link of the folder `folder` to the archive; `steps` is its path in the archive."""
+    """Write one file or symbolic link of the folder `folder` to the archive; `steps` is the entry's path."""
     if stat.S_ISLNK(about.st_mode):
         write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
@@ -137,7 +137,7 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
     write(_header(name, _FILE, about))
     left = about.st_size
     while left:
-        # If the file has become shorter, write zeros, because the header already states the size.
+        # If the file has become shorter, append zeros, because the header already states the old size.
         piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))
         write(piece)
         left -= len(piece)
@@ -176,12 +176,12 @@ def _number(value: int, width: int) -> bytes:
 def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> None:
     """Unpack an archive into the folder `top`; create `top` if missing, and replace existing files and links.
 
-    Symbolic links may point anywhere, as those of a virtual environment do. They grant no rights to their targets.
+    Symbolic links may point out of `top`, as those of a virtual environment do. They give no rights to their targets.
 
     Args:
         top: Path of the target folder.
-        read: Returns the requested number of bytes; fewer only at the end of the archive.
-        rights: Mode bits that entries may have; all other bits are cleared.
+        read: Returns the next bytes of the archive, as many as requested; fewer only at the end.
+        rights: Mode bits that unpacked entries may have; all other bits are cleared.
 
     Raises:
         RefusedEntryError: The archive is malformed, or contains an absolute path, a path that leads out of `top` or a
@@ -241,7 +241,7 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
     while True:
         block = _exactly(_BLOCK, read)
         if not block.strip(b"\0"):
-            while read(_PIECE):  # skip the padding at the end
+            while read(_PIECE):  # Skip the padding at the end of the archive.
                 pass
             return
         if _value(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
@@ -263,10 +263,10 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
 
 
 def _parts(name: bytes) -> list[bytes]:
-    """Split a path into components; raise `RefusedEntryError` if it leads out of the folder."""
+    """Split a path into components; raise `RefusedEntryError` if it leads out of the target folder."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if name.startswith(b"/") or b".." in parts or b"\0" in name:
-        raise RefusedEntryError("%s leads out of the folder" % os.fsdecode(name))
+        raise RefusedEntryError("%s leads out of the target folder" % os.fsdecode(name))
     return parts
 
 

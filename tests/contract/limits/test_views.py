@@ -94,7 +94,7 @@ def test_a_view_that_would_cover_what_the_sandboxs_python_needs_is_refused(level
 def test_a_plain_process_takes_none(levels: Path) -> None:
     async def main() -> None:
         async with KINDS["process"].backend() as backend:
-            with pytest.raises(SandboxRefusedError, match="plain processes do not support it"):
+            with pytest.raises(SandboxRefusedError, match="the backend `process` does not support"):
                 await backend.start(KINDS["process"].spec(views=((str(levels), "/data"),)))
 
     run(main)

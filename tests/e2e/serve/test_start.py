@@ -65,7 +65,7 @@ def test_more_sandboxes_than_the_machine_holds_are_rejected(tmp_path: Path) -> N
     error = error_of(tmp_path, "--backend", "process", "--set", "envs.sandboxes=4", "--set", node)
     assert error == (
         "envs: 4 sandboxes of 1024 MiB each exceed the capacity of this machine (3 sandboxes, 2,048 MiB of memory, "
-        "9,999 processes); lower envs.sandboxes or envs.memory_mib, or raise node"
+        "9,999 processes); lower envs.sandboxes or envs.memory_mib, or raise the limits in node"
     )
 
 

@@ -53,7 +53,7 @@ def test_only_the_server_itself_has_keys_that_are_its_own() -> None:
 def test_admin_includes_every_scope_and_others_only_their_own() -> None:
     ADMIN.require("sandbox")
     ACME.require("play")
-    with pytest.raises(ForbiddenError, match="the scope sandbox; this one has play"):
+    with pytest.raises(ForbiddenError, match="the scope sandbox; the token sent has play"):
         ACME.require("sandbox")
 
 

@@ -115,7 +115,7 @@ def test_an_invalid_argument_is_refused_with_the_reason(
 
 def test_two_tokens_cannot_share_a_name(tokens: TokenStore) -> None:
     tokens.create("acme", ["play"], "bob")
-    with pytest.raises(UsageError, match="a token 'bob' exists already"):
+    with pytest.raises(UsageError, match="a token named 'bob' exists already"):
         tokens.create("acme", ["play"], "bob")
 
 
@@ -194,7 +194,7 @@ def test_the_error_for_a_locked_file_does_not_suggest_moving_it(tmp_path: Path) 
 def test_a_folder_that_others_can_write_to_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.parent.chmod(0o777)
-    with pytest.raises(UsageError, match="others may write there"):
+    with pytest.raises(UsageError, match="other users may write there"):
         TokenStore(path)
 
 

@@ -393,7 +393,7 @@ def test_a_blocking_sandbox_can_be_remote() -> None:
                 sandbox.read("one")
             with pytest.raises(UsageError, match="leave out backend or url"):
                 envkit.open_sandbox("local", url=address)
-            with pytest.raises(UsageError, match="need the address of a server"):
+            with pytest.raises(UsageError, match="token and ca are only for a server"):
                 envkit.open_sandbox(token="ek_x")
 
         await clock.to_thread(use)

@@ -52,7 +52,7 @@ def test_two_authorization_headers_are_refused_even_if_one_is_valid(path: str, t
         for pair in ((good, bad), (bad, good), (good, good)):
             answer = await stage.http.get(path, headers=[("Authorization", one) for one in pair])
             assert answer.status_code == 400
-            assert answer.json()["detail"] == "2 Authorization headers; send one"
+            assert answer.json()["detail"] == "the request has 2 Authorization headers; send only one"
 
     on_stage(main, tmp_path)
 
@@ -94,7 +94,7 @@ def test_a_token_allows_its_scopes_and_nothing_else(tmp_path: Path) -> None:
         refused = await stage.ask("GET", "/metrics", stage.token("acme", "play"))
         assert (refused.json()["type"], refused.json()["detail"]) == (
             "forbidden",
-            "this needs a token with the scope metrics; this one has play",
+            "this call needs a token with the scope metrics; the token sent has play",
         )
 
     on_stage(main, tmp_path)
@@ -103,7 +103,7 @@ def test_a_token_allows_its_scopes_and_nothing_else(tmp_path: Path) -> None:
 def test_a_client_with_a_wrong_token_fails_at_once(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         began = clock.now()
-        for token, error in ((None, "this needs a token"), ("ek_x", "the token is not valid")):
+        for token, error in ((None, "this call needs a token"), ("ek_x", "the token is not valid")):
             with pytest.raises(UnauthorizedError, match=f"{stage.address}: {error}"):
                 async with EnvClient(stage.address, token=token):
                     pass
@@ -116,9 +116,9 @@ def test_each_frame_of_a_socket_needs_its_scope(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         async with EnvClient(stage.address, token=stage.token("acme", "sandbox")) as client:
             assert (await client.health()).status == "alive"
-            with pytest.raises(ForbiddenError, match="the scope play; this one has sandbox"):
+            with pytest.raises(ForbiddenError, match="the scope play; the token sent has sandbox"):
                 await client.envs()
-            with pytest.raises(ForbiddenError, match="the scope play; this one has sandbox"):
+            with pytest.raises(ForbiddenError, match="the scope play; the token sent has sandbox"):
                 async with client.lease(LONG):
                     pass
         async with EnvClient(stage.address, token=stage.token("ops", "admin")) as client, client.lease(LONG) as episode:

@@ -113,7 +113,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_before_anything_listens(pa
         (pair.certificate, None, "cannot use the certificate"),
         (pair.certificate, locked.key, "cannot use the certificate"),
         (locked.certificate, locked.key, "cannot use the certificate"),
-        (None, pair.key, "given without a certificate"),
+        (None, pair.key, "needs a certificate; pass the certificate too"),
     ):
         with pytest.raises(UsageError, match=message):
             clock.run(partial(serve, create_app(slots()), port=0, certificate=certificate, key=key))

@@ -384,7 +384,7 @@ def test_a_cluster_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
             "ray://127.0.0.1:1",
             "'ray://127.0.0.1:1' .as given by ray.address.: Ray Client is not supported; run this on",
         ),
-        ("here", "'here' .as given by ray.address. is not the address of a Ray cluster, such as"),
+        ("here", "'here' .as given by ray.address. is not the address of a Ray cluster; use a host and port, such as"),
     ],
 )
 def test_a_missing_cluster_is_reported_with_what_to_do(address: str, hint: str) -> None:

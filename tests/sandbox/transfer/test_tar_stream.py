@@ -296,7 +296,7 @@ def test_max_bytes_limits_the_sum_of_the_contents(max_bytes: int, fits: bool, tm
         unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
         assert len(list((tmp_path / "copy").iterdir())) == 4
     else:
-        with pytest.raises(TooLargeError, match="'3': contents have more than 3999 bytes"):
+        with pytest.raises(TooLargeError, match="'3': the files have more than 3999 bytes"):
             unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
         assert list(tmp_path.iterdir()) == []
 

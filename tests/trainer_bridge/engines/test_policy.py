@@ -124,8 +124,8 @@ def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         open_policy(run_of(rollout={"max_tokens": 8}))
     assert str(caught.value) == (
-        "rollout.max_tokens: 8 is too small; the first observation of FrozenLake-v0 and its answer "
-        f"take up to {needed} tokens"
+        "rollout.max_tokens: 8 is too small for the first observation of FrozenLake-v0 and the answer to it; "
+        f"use at least {needed}"
     )
     open_policy(run_of(rollout={"max_tokens": needed}))
 
@@ -251,7 +251,7 @@ def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() ->
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
     assert done.stdout == (
         "True cannot load nobody/none: no such folder or cached model, "
-        "and not on the hub or the hub is unreachable; name a model folder\n"
+        "and the hub lacks it or is unreachable; name a model folder\n"
     )
 
 

@@ -36,7 +36,7 @@ def test_learning_takes_all_threads_and_one_where_the_load_is_above_the_cores() 
     assert learning_threads(float(CORES)) == (2, "")
     count, why = learning_threads(CORES + 0.6)
     assert count == 1
-    assert why == f"threads: 1 to learn, because the load average {CORES}.6 is above the {CORES} cores"
+    assert why == f"threads: 1 for learning, because the load average {CORES}.6 exceeds the number of cores ({CORES})"
 
 
 def test_where_torch_has_one_thread_there_is_nothing_to_say() -> None:

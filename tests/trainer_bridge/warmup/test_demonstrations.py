@@ -116,7 +116,7 @@ def test_an_expert_without_any_move_is_an_error() -> None:
     assert caught.value.problems == (
         (
             "warmup.kind: the expert of Scripted-v0 knew no move in 1,000 episodes in a row; "
-            "use none, with a pretrained engine.model"
+            "set it to none, and use a pretrained engine.model"
         ),
     )
 

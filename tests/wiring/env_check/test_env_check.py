@@ -50,7 +50,7 @@ def test_a_correct_environment_passes_every_check() -> None:
         (
             "Unseeded",
             "same seed, same episode",
-            ["two processes play the same seed differently (seed 0, observation of reset: ", "draw every chance from"],
+            ["two processes play the same seed differently (seed 0, observation of reset: ", "draw all random values"],
         ),
         (
             "Leaking",
@@ -94,12 +94,12 @@ def test_a_correct_environment_passes_every_check() -> None:
         (
             "Leaves",
             "nothing is left behind",
-            ["after close, this still ran: sleep 8; end it in close"],
+            ["after close, a process still ran: sleep 8; end it in close"],
         ),
         (
             "LeavesFile",
             "nothing is left behind",
-            ["after close, this file was left: ", f"{LEFT}; remove it in close"],
+            ["after close, a file was left: ", f"{LEFT}; remove it in close"],
         ),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_forked_process_cannot_use_a_sandbox(sandbox: BlockingSandbox) -> None
     if pid == 0:
         code = 1
         try:
-            with pytest.raises(UsageError, match="belongs to process"):
+            with pytest.raises(UsageError, match="works only in process"):
                 sandbox.exec(["true"], timeout_s=5)
             sandbox.stop()
             with envkit.open_sandbox(backend="local") as own:

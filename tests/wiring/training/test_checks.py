@@ -76,7 +76,7 @@ def test_the_shortest_file_has_no_problem() -> None:
         ({"engine": {"model": "a/b/c"}}, "engine.model: a/b/c is neither a folder here nor a model name of the hub"),
         (
             {"rollout": {"group_size": 1}},
-            "rollout.group_size: grpo compares the episodes of a group, so it must be at least 2",
+            "rollout.group_size: grpo compares the episodes of a group, so use at least 2, not 1",
         ),
         (
             {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo", "advantage": "group_normalised"}},
@@ -84,12 +84,12 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         ({"algorithm": {"preset": "gprp"}}, "algorithm.preset: no algorithm is called 'gprp'; did you mean 'grpo'?"),
         ({"algorithm": {"loss": "x"}}, "algorithm.loss: no loss is called 'x'; there are: clipped, reinforce"),
-        ({"algorithm": {"preset": "reinforce", "epochs": 2}}, "algorithm.epochs: the reinforce loss is only valid for"),
+        ({"algorithm": {"preset": "reinforce", "epochs": 2}}, "algorithm.epochs: with more than 1, the reinforce loss"),
         (
             {"algorithm": {"preset": "reinforce", "minibatches": 2}},
-            "algorithm.minibatches: the reinforce loss is only valid for",
+            "algorithm.minibatches: with more than 1, the reinforce loss",
         ),
-        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only valid for"),
+        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: with more than 1, the reinforce loss"),
         (
             {"renderer": {"system": ""}},
             "renderer.system: needs a chat template, which a tiny policy does not have",
@@ -100,11 +100,11 @@ def test_the_shortest_file_has_no_problem() -> None:
         ({"warmup": {"kind": "dialogues", "file": "a"}}, "warmup.kind: dialogues need a model with a chat template; "),
         (
             {"warmup": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
-            "warmup.file: dialogues need a file of JSON lines, got None",
+            "warmup.file: must name a file of dialogues as JSON lines, got None",
         ),
         (
             {"warmup": {"kind": "dialogues", "file": "no.jsonl"}, "engine": {"model": "a/b"}},
-            "warmup.file: dialogues need a file of JSON lines, got no.jsonl",
+            "warmup.file: must name a file of dialogues as JSON lines, got no.jsonl",
         ),
         (
             {"warmup": {"kind": "dialogues", "file": "pyproject.toml"}, "engine": {"model": "a/b"}},
@@ -113,11 +113,11 @@ def test_the_shortest_file_has_no_problem() -> None:
         ({"warmup": {"file": "no.jsonl"}}, "warmup.file: needs warmup.kind: dialogues, got auto"),
         (
             {"warmup": {"multi_turn_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
-            "warmup.multi_turn_updates: multi-turn lessons need the whole history",
+            "warmup.multi_turn_updates: multi-turn samples need the whole history",
         ),
         (
             {"env": {"id": "Arithmetic-v0"}},
-            "engine.model: a tiny policy needs legal moves, which Arithmetic-v0 does not list; name a model",
+            "engine.model: a tiny policy needs a list of legal moves, which Arithmetic-v0 does not give; name a model",
         ),
     ],
 )

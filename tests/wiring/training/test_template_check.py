@@ -82,7 +82,7 @@ def test_a_template_that_takes_no_system_prompt_is_no_failure(
 
 
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no chat template; envkit frames its observations with <answer> tags"):
+    with pytest.raises(UsageError, match="has no chat template to check; training marks its answers with <answer>"):
         check_template(save(make_tokenizer(["up", "down"]), tmp_path))
     with pytest.raises(UsageError, match=r"^no model at .*nowhere; name a folder"):
         check_template(str(tmp_path / "nowhere"))
