@@ -15,7 +15,7 @@ from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format. Increase it when a change makes older versions of envkit misread a record."""
 
 

@@ -14,10 +14,13 @@ import anyio
 from envkit import clock
 from envkit.types import (
     Completion,
+    EngineHealth,
     Exchange,
     FinishReason,
+    Floats,
     Info,
     Observation,
+    PauseMode,
     Prompt,
     Reset,
     Sample,
@@ -25,6 +28,8 @@ from envkit.types import (
     Step,
     Task,
     Weights,
+    floats,
+    ints,
     stable_hash,
 )
 
@@ -117,14 +122,31 @@ class ScriptedEngine:
         self.forgotten: list[str] = []
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: str | None = None,
+        so_far: Completion | None = None,
     ) -> Completion:
         call = Call(session, tuple(prompt_ids), params, clock.now())
         self.calls.append(call)
         await anyio.lowlevel.checkpoint()
-        token_ids = tuple(ord(letter) for letter in self._say(call))
-        logprobs = tuple(-0.5 * (place + 1) for place in range(len(token_ids)))
-        return Completion(token_ids, logprobs, FinishReason.LENGTH, ((self.version, len(token_ids)),))
+        token_ids = letters(self._say(call))
+        logprobs = floats([-0.5 * (place + 1) for place in range(len(token_ids))])
+        return Completion(ints(token_ids), logprobs, FinishReason.LENGTH, ((self.version, len(token_ids)),))
+
+    async def abort(self, session: str) -> None:
+        pass
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        pass
+
+    async def resume(self) -> None:
+        pass
+
+    async def health(self) -> EngineHealth:
+        return EngineHealth(self.version, 0, 0, is_paused=False, fed_tokens=0)
 
     def forget(self, session: str) -> None:
         self.forgotten.append(session)
@@ -143,24 +165,27 @@ class ScriptedTrainer:
         self.during_update: Callable[[], object] = lambda: None
         self._samples: list[Sample] = []
 
-    def accumulate(self, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, samples: Sequence[Sample]) -> None:
         self._samples += samples
 
-    def update(self) -> Mapping[str, float]:
+    async def update(self) -> Mapping[str, float]:
         self.during_update()
-        self.weights = stable_hash(self.weights, [list(sample.token_ids) for sample in self._samples]) % 2**32
+        self.weights = stable_hash(self.weights, [sample.token_ids.tolist() for sample in self._samples]) % 2**32
         self.version += 1
         self.taught.append((self.version, self._samples))
         self._samples = []
         return {"policy_loss": self.weights / 2**32, "entropy_nats": 1.5}
 
-    def publish(self) -> Weights:
-        return Weights(self.version, str(self.weights))
+    async def publish(self) -> Weights:
+        return Weights(self.version, "", self.weights)
 
-    def save(self, folder: str) -> None:
+    async def score(self, samples: Sequence[Sample]) -> list[Floats]:
+        return [floats([-0.5] * sample.num_policy_tokens) for sample in samples]
+
+    async def save(self, folder: str) -> None:
         (Path(folder) / "weights.json").write_text(json.dumps([self.version, self.weights]))
 
-    def restore(self, folder: str) -> None:
+    async def restore(self, folder: str) -> None:
         self.version, self.weights = json.loads((Path(folder) / "weights.json").read_text())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
+from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import EpisodeRecord, Info, Task, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
@@ -68,13 +70,13 @@ class Part:
         if list(folder.glob("step-*")):
             newest = checkpoint.latest(folder)
             state = checkpoint.load_state(newest)
-            self.trainer.restore(str(newest))
+            asyncio.run(self.trainer.restore(str(newest)))
         limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, timeout_s=10, retries=1)
         rollout = Rollout(self.host, self.engine, LetterRenderer(), limits, 100)
         self.loop = TrainLoop(
             rollout=rollout,
-            engine=self.engine,
             trainer=self.trainer,
+            channel=WeightChannel(self.trainer, self.engine),
             evaluator=Evaluator(
                 rollout, [Task("Scripted-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
             ),

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
-from envkit.types import Sample, SamplingParams, stable_hash
+from envkit.types import Sample, SamplingParams, bools, floats, ints, stable_hash
 
 _EPISODES = itertools.count()
 
@@ -155,11 +155,11 @@ def sample(
     given = iter(logprobs if logprobs is not None else [-1.0] * sum(mask))
     return Sample(
         group=group,
-        token_ids=tuple(ids),
-        mask=tuple(mask),
-        logprobs=tuple(next(given) if own else 0.0 for own in mask),
-        turn_ids=tuple(turn_ids),
-        rewards=tuple(rewards if rewards is not None else [0.0] * len(turns)),
-        versions=tuple(0 if own else -1 for own in mask),
-        episode=next(_EPISODES) if episode is None else episode,
+        token_ids=ints(ids),
+        mask=bools(mask),
+        logprobs=floats([next(given) if own else 0.0 for own in mask]),
+        turn_ids=ints(turn_ids),
+        rewards=floats(rewards if rewards is not None else [0.0] * len(turns)),
+        versions=ints([0 if own else -1 for own in mask]),
+        episode=f"episode-{next(_EPISODES) if episode is None else episode}",
     )

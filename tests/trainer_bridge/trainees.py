@@ -106,7 +106,8 @@ def draw_samples(seed: int, count: int, folder: Path, *, temperature: float = 1.
 def completion_logps(model: Any, one: Sample, *, temperature: float = 1.0) -> list[float]:
     """Log-probabilities of the tokens with mask 1, one prompt after another without a cache."""
     places = [place for place, own in enumerate(one.mask) if own]
-    return [slow_logps(model, one.token_ids[:place], temperature)[one.token_ids[place]] for place in places]
+    ids = one.token_ids.tolist()
+    return [slow_logps(model, ids[:place], temperature)[ids[place]] for place in places]
 
 
 def total(values: Sequence[float]) -> float:

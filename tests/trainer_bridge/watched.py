@@ -17,9 +17,9 @@ from tests.trainer_bridge.models import open_model, slow_generate
 class Watched:
     """An engine with a record of the rows and tokens of each forward pass."""
 
-    def __init__(self, folder: Path, *, batch_tokens: int = 65536, is_large: bool = False) -> None:
+    def __init__(self, folder: Path, *, batch_tokens: int = 65536) -> None:
         self.model = open_model(folder)
-        self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens, is_large=is_large)
+        self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens)
         self.fed: list[tuple[int, int]] = []
         self.before_pass: Callable[[], object] = lambda: None
         self.model.register_forward_pre_hook(self._note, with_kwargs=True)
@@ -48,7 +48,7 @@ def params(seed: int = 0, *, n: int = 4, **changes: Any) -> SamplingParams:
 
 def agrees_with_the_slow_way(model: Any, prompt: Sequence[int], how: SamplingParams, got: Completion) -> None:
     expected, logps = slow_generate(model, prompt, how)
-    assert list(got.token_ids) == expected
-    assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
+    assert got.token_ids.tolist() == expected
+    assert got.logprobs.tolist() == pytest.approx(logps, abs=1e-5)
     stopped = expected[-1] in how.stop
     assert got.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)

@@ -79,7 +79,7 @@ class Algorithm:
         gamma: Discount factor per turn, in [0, 1].
         gae_lambda: Lambda of the generalised advantage estimate, in [0, 1]; only for `gae`.
         clip: Half-width of the clipping range around ratio 1; only for `clipped`.
-        old_logprobs: The log-probabilities that the ratio is relative to: ``"sampled"``, those that the engine recorded,
+        old_logprobs: The log-probabilities that ratios are relative to: ``"sampled"``, those that the engine recorded,
             or ``"recomputed"``, those that the trainer computes with the same weights before the first update.
         entropy_coefficient: Weight of the entropy bonus.
         kl_coefficient: Weight of the KL divergence from the reference policy; at 0, no reference policy is loaded.
