@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,7 @@ from envkit.trainer_bridge.samples import samples_from, samples_of
 from envkit.types import Exchange, Group, Info, Observation, Prompt, StopReason, Task, Trajectory, stable_hash
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
+from tests.trainer_bridge.plain import plain
 
 A, B, C = (Task("Scripted-v0", seed) for seed in range(3))
 
@@ -54,7 +56,9 @@ def play(
 
     async def main() -> RolloutResult:
         try:
-            return await rollout.groups(tasks, group_size, temperature=0.8, seed=seed, on_episode=on_episode)
+            return await rollout.groups(
+                tasks, group_size, phase="train-1", temperature=0.8, seed=seed, on_episode=on_episode
+            )
         finally:
             assert host.lent == 0
             assert [task.id for task in anyio.get_running_tasks()] == [anyio.get_current_task().id]
@@ -83,7 +87,7 @@ def test_a_prompt_begins_with_the_whole_history_once() -> None:
         "[start]up[one]",
         "[start]up[one]u[two!]",
     ]
-    assert [text_of(turn.new_ids) for turn in trajectory.turns] == ["[start]", "[one]", "[two!]"]
+    assert [text_of(turn.new_ids.tolist()) for turn in trajectory.turns] == ["[start]", "[one]", "[two!]"]
     assert [turn.action for turn in trajectory.turns] == ["up", "u", "up"]
     for earlier, later in pairwise(engine.calls):
         assert later.prompt[: len(earlier.prompt)] == earlier.prompt
@@ -95,13 +99,14 @@ def test_the_mask_is_one_on_the_tokens_of_the_policy_and_nowhere_else() -> None:
     answers = script(Answer("s"), Answer("t", reward=0.5), Answer("u", reward=-1.0, ends="truncated"))
     (sample,) = samples_of(play(answers, engine=engine).groups)
 
-    assert text_of(sample.token_ids) == "[s]xy[t]xy"
-    assert sample.mask == (0, 0, 0, 1, 1, 0, 0, 0, 1, 1)
-    assert sample.turn_ids == (0, 0, 0, 0, 0, 1, 1, 1, 1, 1)
-    assert list(sample.logprobs) == [0, 0, 0, -0.5, -1.0, 0, 0, 0, -0.5, -1.0]
-    assert sample.versions == (-1, -1, -1, 3, 3, -1, -1, -1, 3, 3)
-    assert sample.rewards == (0.5, -1.0)
-    assert sample.group == A.key
+    assert text_of(sample.token_ids.tolist()) == "[s]xy[t]xy"
+    assert sample.mask.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1]
+    assert sample.turn_ids.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert sample.logprobs.tolist() == [0, 0, 0, -0.5, -1.0, 0, 0, 0, -0.5, -1.0]
+    assert sample.versions.tolist() == [-1, -1, -1, 3, 3, -1, -1, -1, 3, 3]
+    assert sample.rewards.tolist() == [0.5, -1.0]
+    assert (sample.group, sample.episode, sample.stop) == (A.key, "train-1/00000000/0000", StopReason.TRUNCATED)
+    assert sample.observations.tolist() == [stable_hash("s"), stable_hash("t")]
 
 
 def test_the_environment_gets_the_renderers_action_and_the_engine_the_renderers_stop() -> None:
@@ -121,13 +126,13 @@ class Forgetful(LetterRenderer):
         return Prompt(letters("*") + ids, starts_sample=True) if len(history) % 3 == 2 else Prompt(ids)
 
 
-def test_a_prompt_that_starts_a_sample_is_all_that_the_engine_is_given_and_its_old_cache_is_dropped() -> None:
+def test_a_prompt_that_starts_a_sample_is_all_that_the_engine_is_given() -> None:
     engine = ScriptedEngine(lambda call: "u")
     answers = script(*(Answer(text) for text in "abcd"))
     (trajectory,) = play(answers, engine=engine, renderer=Forgetful(), max_turns=4).trajectories
     assert [text_of(call.prompt) for call in engine.calls] == ["[a]", "[a]u[b]", "*[c]", "*[c]u[d]"]
-    assert engine.forgotten == ["00000000.0000"] * 2  # before the third turn, and at the end
-    assert [text_of(sample.token_ids) for sample in samples_from(trajectory, "", 0)] == ["[a]u[b]u", "*[c]u[d]u"]
+    assert engine.forgotten == ["train-1/00000000/0000.0"]
+    assert [text_of(sample.token_ids.tolist()) for sample in samples_from(trajectory)] == ["[a]u[b]u", "*[c]u[d]u"]
 
 
 def test_only_the_longest_context_counts_against_the_bound_on_tokens() -> None:
@@ -137,7 +142,7 @@ def test_only_the_longest_context_counts_against_the_bound_on_tokens() -> None:
     ).trajectories
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.MAX_TURNS, 4)
     (cut,) = play(answers, engine=ScriptedEngine(lambda call: "u"), max_tokens=11).trajectories
-    assert (cut.stop, len(cut.turns)) == (StopReason.MAX_TOKENS, 2)
+    assert (cut.stop, len(cut.turns)) == (StopReason.CONTEXT_OVERFLOW, 2)
 
 
 def test_rewards_are_added_up_and_metrics_are_folded_as_the_environment_declares() -> None:
@@ -180,7 +185,7 @@ def test_an_episode_is_cut_off_when_the_next_turn_might_not_fit(max_tokens: int,
     result = play(script(Answer()), engine=engine, max_tokens=max_tokens, max_turns=3)
     (trajectory,) = result.trajectories
     assert len(trajectory.turns) == len(engine.calls) == turns
-    assert trajectory.stop == (StopReason.MAX_TURNS if turns == 3 else StopReason.MAX_TOKENS)
+    assert trajectory.stop == (StopReason.MAX_TURNS if turns == 3 else StopReason.CONTEXT_OVERFLOW)
     assert not trajectory.stop.is_void
     assert len(samples_of(result.groups)) == (1 if turns else 0)
 
@@ -195,7 +200,9 @@ def test_an_environment_that_hangs_voids_its_episode_after_the_timeout(hangs: in
     )
     (trajectory,) = result.trajectories
     assert ended == [hangs + 30.0]
-    assert (trajectory.stop, trajectory.error) == (StopReason.TIMEOUT, "no answer within 30 s")
+    what = "a step" if hangs else "a reset"
+    assert trajectory.stop is StopReason.TIMEOUT
+    assert trajectory.error == f"the environment did not answer {what} within 30 s"
     assert len(trajectory.turns) == turns
     assert samples_of(result.groups) == []
 
@@ -250,7 +257,8 @@ def test_a_lost_episode_is_played_again_with_the_same_seeds_and_leaves_no_trace_
     assert [one.stop for one in seen] == [StopReason.SANDBOX_LOST, StopReason.TERMINATED]
     seeds = [call.params.seed for call in engine.calls]
     assert seeds[:2] == seeds[2:]  # two turns, lost, and two turns again
-    assert trajectory == play(breaks(0), engine=whole).trajectories[0]
+    (never_lost,) = play(breaks(0), engine=whole).trajectories
+    assert plain(replace(trajectory, attempt=0, began_s=0.0)) == plain(replace(never_lost, began_s=0.0))
     assert seeds[2:] == [call.params.seed for call in whole.calls]
 
 
@@ -259,10 +267,10 @@ def test_an_episode_that_is_lost_each_time_is_tried_up_to_the_budget_and_kept_as
     result = play(breaks(99, at=2), engine=engine, retries=2)
     (trajectory,) = result.trajectories
     assert len(result.void) == 3
-    assert result.void[-1] == trajectory
+    assert result.void[-1] is trajectory
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.SANDBOX_LOST, 1)
     assert samples_of(result.groups) == []
-    assert engine.forgotten == ["00000000.0000"] * 3
+    assert engine.forgotten == [f"train-1/00000000/0000.{attempt}" for attempt in range(3)]
 
 
 def test_the_budget_counts_for_each_episode() -> None:
@@ -284,9 +292,9 @@ def test_groups_are_whole_whatever_was_lost() -> None:
 
 
 def test_a_trajectory_without_a_turn_gives_no_sample() -> None:
-    empty = Trajectory(A, 0, (), StopReason.MAX_TOKENS, 0.0)
+    empty = Trajectory(A, 0, (), StopReason.CONTEXT_OVERFLOW, 0.0)
     whole = play(breaks(0)).trajectories[0]
-    assert samples_of([Group(A, (empty, whole))]) == samples_from(whole, A.key, 0)
+    assert plain(samples_of([Group(A, (empty, whole))])) == plain(samples_from(whole))
 
 
 # --- Seeds -----------------------------------------------------------------------------------------------------------
@@ -303,7 +311,7 @@ def test_a_turn_is_sampled_from_the_seed_the_place_the_member_and_its_number() -
     assert found == seeds(7, 1, (A, A, B))  # played one after another
     assert found == seeds(7, 100, (C, B, A))  # the place counts, not the task
     assert not set(found.values()) & set(seeds(8, 100, (A, A, B)).values())
-    assert found["00000001.0000", 7] == stable_hash(stable_hash(7, 1, 0), 1)
+    assert found["train-1/00000001/0000.0", 7] == stable_hash(stable_hash(7, 1, 0), 1)
 
 
 # --- Lockstep --------------------------------------------------------------------------------------------------------
@@ -324,7 +332,11 @@ def test_turn_k_of_all_live_episodes_reaches_the_engine_in_one_moment() -> None:
 
     members = [(index, member) for index in range(3) for member in range(2)]
     assert [sorted(moment) for moment in moments.values()] == [
-        [(f"{index:08d}.{member:04d}", 3 + 4 * turn) for index, member in members if index + 1 + member > turn]
+        [
+            (f"train-1/{index:08d}/{member:04d}.0", 3 + 4 * turn)
+            for index, member in members
+            if index + 1 + member > turn
+        ]
         for turn in range(4)
     ]
 
@@ -358,7 +370,9 @@ def test_the_capacity_limits_the_parallel_episodes(capacity: int, num_envs: int)
     engine = ScriptedEngine()
     result = play(ragged, (A, B, C), group_size=3, host=host, engine=engine, num_envs=num_envs)
     assert host.most_lent == min(capacity, num_envs)
-    assert sorted(engine.forgotten) == [f"{index:08d}.{member:04d}" for index in range(3) for member in range(3)]
+    assert sorted(engine.forgotten) == [
+        f"train-1/{index:08d}/{member:04d}.0" for index in range(3) for member in range(3)
+    ]
     roomy = play(ragged, (A, B, C), group_size=3)
     assert [group.task for group in result.groups] == [A, B, C]
     assert [words(one) for one in result.trajectories] == [words(one) for one in roomy.trajectories]
@@ -372,7 +386,7 @@ def test_a_host_that_shrinks_is_asked_for_no_more_than_it_has_left() -> None:
         host.capacity = 1
 
     play(script(), (A, A, A, B, C), host=host, engine=engine, on_episode=shrink)
-    played = [int((call.session or "").partition(".")[0]) for call in engine.calls]
+    played = [int((call.session or "").split("/")[1]) for call in engine.calls]
     assert played == [0, 1, 2, 0, 1, 2, 3, 3, 4, 4]
 
 
@@ -399,7 +413,7 @@ def test_any_other_error_ends_the_rollout_and_leaves_no_task_behind(error: Excep
     with pytest.RaisesGroup(type(error)) as caught:
         play(script(), (A, B, C), group_size=1, host=host, engine=engine, on_episode=seen.append)
     assert caught.value.exceptions == (error,)
-    assert sorted(engine.forgotten) == [f"{index:08d}.0000" for index in range(3)]
+    assert sorted(engine.forgotten) == [f"train-1/{index:08d}/0000.0" for index in range(3)]
     assert seen == []
 
 
