@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.from_thread
 import pytest
 
 from envkit import clock
@@ -23,6 +21,7 @@ from envkit.types import Group, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call
 from tests.trainer_bridge.loop_parts import SETTINGS, Part
+from tests.trainer_bridge.plain import plain
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -46,7 +45,7 @@ def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path:
     for version, samples in part.trainer.taught:
         numbers = [2 * (version - 1), 2 * (version - 1) + 1]
         assert [sample.group for sample in samples] == [Task("Scripted-v0", n).key for n in numbers for _ in range(2)]
-        assert {one for sample in samples for one in sample.versions} == {-1, version - 1}
+        assert {one for sample in samples for one in sample.versions.tolist()} == {-1, version - 1}
     seeds = [call.params.seed for call in part.engine.calls]
     assert len(set(seeds)) == len(seeds) == 6 * 2 * 2 * 2
 
@@ -197,8 +196,8 @@ def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
         taught += part.trainer.taught
     assert steps == list(whole.notes.steps.items())
     assert evaluations == list(whole.notes.evaluations.items())
-    assert taught == whole.trainer.taught
-    assert last.trainer.publish() == whole.trainer.publish()
+    assert plain(taught) == plain(whole.trainer.taught)
+    assert (last.trainer.version, last.trainer.weights) == (whole.trainer.version, whole.trainer.weights)
     assert last.loop.state == whole.loop.state
     # An unfinished step is repeated; then all requests are the same as without the interruption.
     asked = [replace(call, at_s=0.0) for call in last.engine.calls]
@@ -240,7 +239,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(tmp_path: Path) -> No
     assert list(second.notes.steps) == [4, 5, 6]
     assert list(second.notes.evaluations) == [4, 6]
     assert second.notes.steps == {step: whole.notes.steps[step] for step in (4, 5, 6)}
-    assert second.trainer.taught == whole.trainer.taught[3:]
+    assert plain(second.trainer.taught) == plain(whole.trainer.taught[3:])
 
 
 def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path: Path) -> None:
@@ -248,7 +247,7 @@ def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path
 
     def cut_in_the_second() -> None:
         if part.trainer.version == 1:
-            anyio.from_thread.run_sync(part.scope.cancel)
+            part.scope.cancel()
 
     part.trainer.during_update = cut_in_the_second
     part.run()
