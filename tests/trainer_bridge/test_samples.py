@@ -87,8 +87,15 @@ def test_the_arrays_of_a_sample_cannot_be_changed() -> None:
 
 
 def test_sequences_become_arrays() -> None:
-    arrays: Any = [1, 2], [0, 1], [0.0, -1.0], [0, 0], [1.0], [-1, 0]
-    one = Sample("task", *arrays, episode="episode")
+    given: dict[str, Any] = {
+        "token_ids": [1, 2],
+        "mask": [0, 1],
+        "logprobs": [0.0, -1.0],
+        "turn_ids": [0, 0],
+        "rewards": [1.0],
+        "versions": [-1, 0],
+    }
+    one = Sample(group="task", episode="episode", **given)
     assert [str(array.dtype) for array in (one.token_ids, one.mask, one.logprobs, one.turn_ids, one.versions)] == [
         "int32",
         "bool",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import numpy as np
 import torch
 
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from envkit.types import Sample
+from envkit.types import Floats, Sample, Weights
 from tests.trainer_bridge.models import open_model, sample, shake, slow_logps
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -30,11 +32,14 @@ class Trainee:
 
     Args:
         folder: Of the policy that it starts from.
-        weights: Where it publishes.
+        weights: Where it publishes; None for a copy in memory.
+        engine_dtype: Number format of the published weights.
         how: Preset and changes, as for `catalogue.resolve`; the rest are settings of the trainer.
     """
 
-    def __init__(self, folder: Path, weights: Path, *, preset: str, **how: Any) -> None:
+    def __init__(
+        self, folder: Path, weights: Path | None, *, preset: str, engine_dtype: str = "float32", **how: Any
+    ) -> None:
         settings: dict[str, Any] = {
             "learning_rate": 1e-2,
             "critic_learning_rate": 1e-2,
@@ -60,9 +65,31 @@ class Trainee:
             self.algorithm,
             TrainerSettings(**settings),
             weights,
+            engine_dtype=engine_dtype,
             critic=self.critic,
             reference=self.reference,
         )
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Train on the samples and return the metrics of the update."""
+
+        async def main() -> dict[str, float]:
+            await self.trainer.accumulate(samples)
+            return await self.trainer.update()
+
+        return anyio.run(main)
+
+    def score(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return [logps.tolist() for logps in anyio.run(self.trainer.score, samples)]
+
+    def publish(self) -> Weights:
+        return anyio.run(self.trainer.publish)
+
+    def save(self, folder: Path) -> None:
+        anyio.run(self.trainer.save, str(folder))
+
+    def restore(self, folder: Path) -> None:
+        anyio.run(self.trainer.restore, str(folder))
 
     def gradients(self) -> dict[str, list[float]]:
         """The gradient of the last minibatch, of policy and critic."""
@@ -99,8 +126,15 @@ def draw_samples(seed: int, count: int, folder: Path, *, temperature: float = 1.
         rewards = [rng.choice([0.0, 1.0, -0.1, 0.5]) for _ in turns]
         bare = sample(prompt, *turns, rewards=rewards, group=f"task-{number // 4}")
         logprobs = [logp + rng.uniform(-0.5, 0.5) for logp in completion_logps(model, bare, temperature=temperature)]
-        drawn.append(sample(prompt, *turns, rewards=rewards, logprobs=logprobs, group=bare.group))
+        drawn.append(with_logprobs(bare, logprobs))
     return drawn
+
+
+def with_logprobs(one: Sample, logprobs: Sequence[float] | Floats) -> Sample:
+    """The sample with the log-probabilities of the policy's tokens replaced."""
+    spread = np.zeros(len(one.mask), dtype=np.float32)
+    spread[one.mask] = logprobs
+    return replace(one, logprobs=spread)
 
 
 def completion_logps(model: Any, one: Sample, *, temperature: float = 1.0) -> list[float]:

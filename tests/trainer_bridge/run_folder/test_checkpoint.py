@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 
 from envkit.errors import UsageError
+from envkit.protocols import Trainer
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from tests.trainer_bridge.fakes import ScriptedTrainer
@@ -21,9 +24,13 @@ def taught(version: int) -> ScriptedTrainer:
     return trainer
 
 
+def save(folder: Path, trainer: Trainer, state: RunState, *, keep: int) -> Path:
+    return anyio.run(partial(checkpoint.save, folder, trainer, state, keep=keep))
+
+
 def keep(folder: Path, *steps: int, number: int = 100) -> None:
     for step in steps:
-        checkpoint.save(folder, taught(step), RunState(step=step), keep=number)
+        save(folder, taught(step), RunState(step=step), keep=number)
 
 
 def names(folder: Path) -> list[str]:
@@ -35,11 +42,11 @@ def names(folder: Path) -> list[str]:
 
 def test_the_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = RunState(5, 640, 3, 12.25, {"before": {"eval_success": 0.5}, "evaluated": 4, "warmup": None})
-    place = checkpoint.save(tmp_path, taught(5), state, keep=2)
+    place = save(tmp_path, taught(5), state, keep=2)
     assert place == tmp_path / "step-5"
     assert checkpoint.load_state(place) == state
     trainer = ScriptedTrainer()
-    trainer.restore(str(place))
+    anyio.run(trainer.restore, str(place))
     assert (trainer.version, trainer.weights) == (5, 50)
 
 
@@ -51,7 +58,7 @@ def test_the_newest_are_kept_by_number_and_not_by_name(tmp_path: Path) -> None:
 
 def test_a_step_that_is_saved_again_replaces_the_one_before(tmp_path: Path) -> None:
     keep(tmp_path, 3)
-    checkpoint.save(tmp_path, taught(3), RunState(step=3, episodes=7), keep=2)
+    save(tmp_path, taught(3), RunState(step=3, episodes=7), keep=2)
     assert names(tmp_path) == ["step-3"]
     assert checkpoint.load_state(tmp_path / "step-3").episodes == 7
 
@@ -119,7 +126,7 @@ def test_files_left_by_a_kill_are_removed_by_the_next_save(tmp_path: Path) -> No
 class Failing(ScriptedTrainer):
     """Fails after half of its files."""
 
-    def save(self, folder: str) -> None:
+    async def save(self, folder: str) -> None:
         (Path(folder) / "weights.json").write_text("[3, ")
         raise KeyboardInterrupt
 
@@ -127,7 +134,7 @@ class Failing(ScriptedTrainer):
 def test_a_save_that_breaks_off_leaves_the_older_ones_and_nothing_else(tmp_path: Path) -> None:
     keep(tmp_path, 1, 2)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, Failing(), RunState(step=3), keep=1)
+        save(tmp_path, Failing(), RunState(step=3), keep=1)
     assert names(tmp_path) == ["step-1", "step-2"]
 
 
@@ -143,8 +150,8 @@ def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
 class Heavy(ScriptedTrainer):
     """Writes a megabyte."""
 
-    def save(self, folder: str) -> None:
-        super().save(folder)
+    async def save(self, folder: str) -> None:
+        await super().save(folder)
         (Path(folder) / "ballast").write_bytes(bytes(1 << 20))
 
 
@@ -153,7 +160,7 @@ def test_a_full_disk_is_reported_in_one_line_and_keeps_older_checkpoints(tmp_pat
     with full_disk(place, 256 << 10):
         keep(place, 1, 2)
         with pytest.raises(UsageError, match=f"^{place}/step-3: {FULL}; .*--resume$"):
-            checkpoint.save(place, Heavy(), RunState(step=3), keep=1)
+            save(place, Heavy(), RunState(step=3), keep=1)
         assert names(place) == ["step-1", "step-2"]
         assert checkpoint.load_state(checkpoint.latest(place)) == RunState(step=2)
 
@@ -162,15 +169,14 @@ def test_a_full_disk_is_reported_in_one_line_and_keeps_older_checkpoints(tmp_pat
 def test_a_full_disk_is_reported_the_same_way_by_the_weight_libraries(share: float, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "policy", seed=1, hidden_size=32)
     trainee = Trainee(folder, tmp_path, preset="grpo", kl_coefficient=0.1)
-    trainee.trainer.accumulate(draw_samples(0, 4, folder))
-    trainee.trainer.update()
-    whole = checkpoint.save(tmp_path / "roomy", trainee.trainer, RunState(step=3), keep=1)
+    trainee.update(draw_samples(0, 4, folder))
+    whole = save(tmp_path / "roomy", trainee.trainer, RunState(step=3), keep=1)
     needed = sum(path.stat().st_size for path in whole.rglob("*"))
 
     place = tmp_path / "disk"
     with full_disk(place, int(share * needed)):
         with pytest.raises(UsageError, match=f"^{place}/step-3: {FULL}; .*--resume$") as caught:
-            checkpoint.save(place, trainee.trainer, RunState(step=3), keep=1)
+            save(place, trainee.trainer, RunState(step=3), keep=1)
         assert "\n" not in str(caught.value)
         assert names(place) == []
 
@@ -179,4 +185,4 @@ def test_a_full_disk_is_reported_when_weights_are_published(tmp_path: Path) -> N
     place = tmp_path / "disk"
     trainee = Trainee(write_tiny(tmp_path / "policy", seed=1, hidden_size=32), place / "weights", preset="grpo")
     with full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):
-        trainee.trainer.publish()
+        trainee.publish()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import envkit
@@ -38,7 +39,7 @@ def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
     async def main() -> RolloutResult:
         async with environments.slots(8) as host:
             rollout = Rollout(host, ScriptedEngine(say), LetterRenderer(), LIMITS, 8)
-            return await rollout.groups(tasks, 2, temperature=1.0, seed=0)
+            return await rollout.groups(tasks, 2, phase="train-4", temperature=1.0, seed=0)
 
     return clock.run(main)
 
@@ -50,7 +51,7 @@ def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResu
         host = ScriptedHost(lambda task, time: answers)
         rollout = Rollout(host, ScriptedEngine(lambda call: "up"), LetterRenderer(), LIMITS, 100)
         tasks = [Task("Scripted-v0", seed) for seed in range(groups)]
-        return await rollout.groups(tasks, members, temperature=1.0, seed=0)
+        return await rollout.groups(tasks, members, phase="train-4", temperature=1.0, seed=0)
 
     return clock.run(main, virtual=True)
 
@@ -122,7 +123,7 @@ def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
     rollout = Rollout(host, ScriptedEngine(), LetterRenderer(), replace(LIMITS, retries=1), 1)
 
     async def main() -> RolloutResult:
-        return await rollout.groups([Task("Scripted-v0", 0)], 1, temperature=1.0, seed=0)
+        return await rollout.groups([Task("Scripted-v0", 0)], 1, phase="train-1", temperature=1.0, seed=0)
 
     first, second = clock.run(main, virtual=True).void
     assert first.start is not None
@@ -131,7 +132,13 @@ def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
 
 
 def test_a_reward_that_is_no_number_is_read_back_as_none(tmp_path: Path) -> None:
-    written(tmp_path / "file", scripted(Answer("s"), Answer("e", math.nan, "terminated")))
+    (finite,) = scripted(Answer("s"), Answer("e", 1.0, "terminated")).trajectories
+    (turn,) = finite.turns
+    assert turn.step is not None
+    ended = replace(
+        finite, turns=(replace(turn, step=msgspec.structs.replace(turn.step, reward=math.nan)),), reward=math.nan
+    )
+    replace_rows(tmp_path / "file", [episode_of(ended, index=0, decode=text_of)])
     (episode,) = read_episodes(tmp_path / "file")
     assert (episode.reward, episode.turns[0].reward, episode.succeeded) == (None, None, False)
     assert episode.stop is StopReason.TERMINATED
@@ -173,12 +180,12 @@ def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder:
     [
         (b"", "file: is empty; it must have one JSON object per episode"),
         (
-            b'{"format":1',
-            r"file: line 1 is damaged or not an episode of format 1 \(Input data was truncated\); ",
+            b'{"format":2',
+            r"file: line 1 is damaged or not an episode of format 2 \(Input data was truncated\); ",
         ),
-        (b"[1]\n", r"file: line 1 is damaged or not an episode of format 1 \(Expected `object`, got `array`\)"),
-        (b'{"format":1,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
-        (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 1 .*required field `format`"),
+        (b"[1]\n", r"file: line 1 is damaged or not an episode of format 2 \(Expected `object`, got `array`\)"),
+        (b'{"format":2,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
+        (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 2 .*required field `format`"),
     ],
 )
 def test_a_damaged_record_is_reported_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
@@ -187,11 +194,11 @@ def test_a_damaged_record_is_reported_with_its_line(content: bytes, message: str
         read_episodes(tmp_path / "file")
 
 
-def test_an_episode_of_a_later_format_is_refused(tmp_path: Path) -> None:
+def test_an_episode_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     written(path, scripted(Answer("s"), Answer("e", ends="terminated")))
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2', 1))
-    with pytest.raises(UsageError, match="file: line 1 has format 2, but this version of envkit reads format 1"):
+    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3', 1))
+    with pytest.raises(UsageError, match="file: line 1 has format 3, but this version of envkit reads format 2"):
         read_episodes(path)
 
 

@@ -8,24 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.algorithms import advantages, catalogue, losses
+from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.trainers.batching import passes
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.types import Sample
 from tests.golden import slow
 from tests.trainer_bridge.models import sample
-from tests.trainer_bridge.trainees import KINDS, Trainee, completion_logps, draw_samples
+from tests.trainer_bridge.trainees import KINDS, Trainee, completion_logps, draw_samples, with_logprobs
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
 def updated(folder: Path, weights: Path, samples: Sequence[Sample], **how: Any) -> tuple[Trainee, dict[str, float]]:
     trainee = Trainee(folder, weights, **how)
-    trainee.trainer.accumulate(samples)
-    return trainee, dict(trainee.trainer.update())
+    return trainee, trainee.update(samples)
 
 
 # --- The gradient ----------------------------------------------------------------------------------------------------
@@ -34,10 +35,10 @@ def updated(folder: Path, weights: Path, samples: Sequence[Sample], **how: Any) 
 def slow_advantages(trainee: Trainee, samples: Sequence[Sample]) -> list[list[float]]:
     """Advantages of every turn of every sample, in plain Python."""
     algorithm = trainee.algorithm
-    rewards = [one.rewards for one in samples]
-    if algorithm.advantage == "group_normalised":
+    rewards = [one.rewards.tolist() for one in samples]
+    if algorithm.advantage.name == "group_normalised":
         return slow.group_normalised(rewards, [one.group for one in samples], algorithm.gamma)
-    if algorithm.advantage == "batch_normalised":
+    if algorithm.advantage.name == "batch_normalised":
         return slow.normalised([slow.returns(one, algorithm.gamma) for one in rewards])
     values = [slow_values(trainee, one) for one in samples]
     estimates = [slow.gae(*pair, algorithm.gamma, algorithm.gae_lambda) for pair in zip(rewards, values, strict=True)]
@@ -53,7 +54,7 @@ def slow_values(trainee: Trainee, one: Sample) -> list[float]:
             place for place, (own, of) in enumerate(zip(one.mask, one.turn_ids, strict=True)) if own and of == turn
         )
         with torch.no_grad():
-            hidden_BLH = critic.body(input_ids=torch.tensor([one.token_ids[:begin]])).last_hidden_state
+            hidden_BLH = critic.body(input_ids=torch.tensor([one.token_ids[:begin].tolist()])).last_hidden_state
             values.append(critic.head(hidden_BLH[0, -1]).item())
     return values
 
@@ -63,17 +64,17 @@ def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[st
     algorithm = trainee.algorithm
     parts: defaultdict[str, float] = defaultdict(float)
     whole: Any = 0.0
-    tokens = sum(sum(one.mask) for one in samples)
+    tokens = sum(one.num_policy_tokens for one in samples)
     for one, worth in zip(samples, slow_advantages(trainee, samples), strict=True):
-        logits_LV = trainee.model(input_ids=torch.tensor([one.token_ids]), use_cache=False).logits[0].double()
+        logits_LV = trainee.model(input_ids=torch.tensor([one.token_ids.tolist()]), use_cache=False).logits[0].double()
         references = iter(completion_logps(trainee.reference, one) if trainee.reference is not None else ())
         for place in [place for place, own in enumerate(one.mask) if own]:
             chance_V = torch.softmax(logits_LV[place - 1], dim=-1)
-            logp, old = chance_V[one.token_ids[place]].log(), one.logprobs[place]
+            logp, old = chance_V[one.token_ids[place]].log(), float(one.logprobs[place])
             advantage = worth[one.turn_ids[place]]
             ratio = (logp - old).exp()
             moved = ratio.item()
-            if algorithm.loss == "reinforce":
+            if algorithm.loss.name == "reinforce":
                 loss: Any = -advantage * logp
             else:
                 edge = 1 + algorithm.clip * (1 if advantage > 0 else -1)
@@ -124,7 +125,7 @@ def test_the_critic_learns_returns_of_the_estimates_and_reports_half_the_squared
     for one in samples:
         values = slow_values(trainee, one)
         # The target is advantage plus value, so the error is the advantage.
-        errors += slow.gae(one.rewards, values, algorithm.gamma, algorithm.gae_lambda)
+        errors += slow.gae(one.rewards.tolist(), values, algorithm.gamma, algorithm.gae_lambda)
     assert report["value_loss"] == pytest.approx(math.fsum(0.5 * error**2 for error in errors) / len(errors), rel=1e-4)
     # The head's bias is added to every estimate: its slope is the mean error, times the weight of the critic's loss.
     slope = -algorithm.value_coefficient * math.fsum(errors) / len(errors)
@@ -178,14 +179,12 @@ def test_a_gradient_that_is_no_number_is_refused_and_moves_nothing(
     kind: str, key: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=1)
-    trainee.trainer.accumulate(draw_samples(2, 8, tiny_folder))
-    trainee.trainer.update()
+    trainee.update(draw_samples(2, 8, tiny_folder))
     before = trainee.weights()
     spoiled: Any = trainee.model if trainee.critic is None else trainee.critic.head
     next(spoiled.parameters()).register_hook(lambda gradient: gradient * math.nan)
-    trainee.trainer.accumulate(draw_samples(2, 8, tiny_folder))
     with pytest.raises(UsageError) as caught:
-        trainee.trainer.update()
+        trainee.update(draw_samples(2, 8, tiny_folder))
     assert str(caught.value) == (
         "the gradient of train step 2 is not finite; "
         f"lower trainer.{key} and continue from the last checkpoint with --resume"
@@ -200,11 +199,6 @@ def test_advantages_are_clipped_where_asked(tiny_folder: Path, tmp_path: Path) -
     _, cut = updated(tiny_folder, tmp_path, samples, preset="grpo", minibatches=1, advantage_clip=0.7)
     assert free["advantage_abs"] == pytest.approx(0.75, abs=1e-5)
     assert cut["advantage_abs"] == pytest.approx((0.7 + 3 * 0.5) / 4, abs=1e-5)
-
-
-def test_every_name_of_the_catalogue_is_a_function_and_there_are_no_others() -> None:
-    assert tuple(advantages.BY_NAME) == catalogue.ADVANTAGES
-    assert tuple(losses.BY_NAME) == catalogue.LOSSES
 
 
 # --- Minibatches -----------------------------------------------------------------------------------------------------
@@ -226,8 +220,7 @@ def test_minibatches_share_the_rows_out_evenly_and_anew_in_every_epoch(tiny_fold
     orders = []
     for _ in range(2):
         fed.clear()
-        trainee.trainer.accumulate(samples)
-        trainee.trainer.update()
+        trainee.update(samples)
         epochs = [fed[first : first + 4] for first in (0, 4, 8)]
         assert len(fed) == 12
         for epoch in epochs:
@@ -240,8 +233,7 @@ def test_minibatches_share_the_rows_out_evenly_and_anew_in_every_epoch(tiny_fold
 def test_more_minibatches_than_rows_give_each_row_its_own(tiny_folder: Path, tmp_path: Path) -> None:
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo", minibatches=8)
     fed = fed_rows(trainee)
-    trainee.trainer.accumulate(draw_samples(3, 3, tiny_folder))
-    trainee.trainer.update()
+    trainee.update(draw_samples(3, 3, tiny_folder))
     assert sorted(fed) == [[3], [4], [5]]
 
 
@@ -249,12 +241,16 @@ def test_samples_may_come_in_pieces_and_count_once(tiny_folder: Path, tmp_path: 
     samples = draw_samples(4, 8, tiny_folder)
     whole, report = updated(tiny_folder, tmp_path, samples, preset="grpo")
     pieces = Trainee(tiny_folder, tmp_path, preset="grpo")
-    for one in samples:
-        pieces.trainer.accumulate([one])
-    assert pieces.trainer.update() == report
+
+    async def main() -> dict[str, float]:
+        for one in samples:
+            await pieces.trainer.accumulate([one])
+        return await pieces.trainer.update()
+
+    assert anyio.run(main) == report
     assert pieces.weights() == whole.weights()
     with pytest.raises(ValueError, match="update\\(\\) without samples"):
-        pieces.trainer.update()
+        pieces.update([])
 
 
 # --- Learning --------------------------------------------------------------------------------------------------------
@@ -272,12 +268,7 @@ def test_what_went_well_becomes_likelier_and_what_did_not_less_likely(
         return completion_logps(trainee.model, good)[0], completion_logps(trainee.model, bad)[0]
 
     before = logps()
-    samples = [
-        sample(one.token_ids[:-1], ([one.token_ids[-1]], ()), rewards=one.rewards, logprobs=[logp])
-        for one, logp in zip((good, bad), before, strict=True)
-    ]
-    trainee.trainer.accumulate(samples)
-    report = trainee.trainer.update()
+    report = trainee.update([with_logprobs(good, before[:1]), with_logprobs(bad, before[1:])])
     after = logps()
     assert after[0] > before[0] + 1e-4
     assert after[1] < before[1] - 1e-4
@@ -289,8 +280,7 @@ def test_groups_without_a_difference_move_nothing(tiny_folder: Path, tmp_path: P
     samples = [sample([1, 5, place], ([6], ()), rewards=[1.0], group=str(place % 2)) for place in range(3, 9)]
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
     before = trainee.weights()
-    trainee.trainer.accumulate(samples)
-    assert trainee.trainer.update()["grad_norm"] == 0.0
+    assert trainee.update(samples)["grad_norm"] == 0.0
     assert trainee.weights() == before
 
 
@@ -298,10 +288,7 @@ def test_the_divergence_from_the_reference_pulls_the_policy_towards_it(tiny_fold
     # Equal returns: all that is left of the loss is the KL.
     samples = [sample([1, 5, place], ([6], ()), rewards=[1.0]) for place in range(3, 9)]
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo", kl_coefficient=1.0, learning_rate=1e-3, minibatches=1)
-    reports = []
-    for _ in range(6):
-        trainee.trainer.accumulate(samples)
-        reports.append(trainee.trainer.update()["reference_kl"])
+    reports = [trainee.update(samples)["reference_kl"] for _ in range(6)]
     assert reports[0] > 0.5
     assert reports[-1] < 0.7 * reports[0]
 
@@ -312,27 +299,62 @@ def test_samples_of_another_temperature_are_learned_from_at_that_temperature(
 ) -> None:
     bare = [sample([1, 5, place], ([6, 7], ()), rewards=[float(place % 2)]) for place in range(3, 9)]
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo", minibatches=1, temperature=temperature)
-    samples = [
-        sample(
-            one.token_ids[:3],
-            (one.token_ids[3:], ()),
-            rewards=one.rewards,
-            logprobs=completion_logps(trainee.model, one, temperature=temperature),
-        )
-        for one in bare
-    ]
-    trainee.trainer.accumulate(samples)
-    report = trainee.trainer.update()
+    report = trainee.update(
+        [with_logprobs(one, completion_logps(trainee.model, one, temperature=temperature)) for one in bare]
+    )
     assert report["approx_kl"] == pytest.approx(0.0, abs=1e-7)
     assert report["clip_share"] == 0.0
     slope = {name: values for name, values in trainee.gradients().items() if name.startswith("policy.model.layers.0")}
     assert any(abs(value) > 1e-4 for values in slope.values() for value in values)
 
 
-def test_an_algorithm_that_lacks_its_critic_or_reference_is_refused_at_once(tiny_folder: Path, tmp_path: Path) -> None:
-    from envkit.trainer_bridge.algorithms import catalogue
-    from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+# --- Old log-probabilities -------------------------------------------------------------------------------------------
 
+
+def test_scores_are_the_slow_log_probabilities_of_the_tokens_of_the_policy(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(5, 8, tiny_folder)
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", micro_tokens=40)
+    for one, scores in zip(samples, trainee.score(samples), strict=True):
+        assert scores == pytest.approx(completion_logps(trainee.model, one), abs=1e-5)
+
+
+def test_recomputed_old_log_probabilities_are_those_that_the_trainer_scores(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(5, 8, tiny_folder)  # with log-probabilities that are wrong by up to 0.5 nats
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", epochs=2, old_logprobs="recomputed")
+    scores = trainee.score(samples)
+    report = trainee.update(samples)
+
+    sampled = Trainee(tiny_folder, tmp_path, preset="grpo", epochs=2)
+    scored = [with_logprobs(one, logps) for one, logps in zip(samples, scores, strict=True)]
+    expected = sampled.update(scored)
+    assert sampled.weights() == trainee.weights()
+    assert report == {**expected, "sampler_gap_nats": report["sampler_gap_nats"]}
+
+
+def test_the_first_update_with_recomputed_log_probabilities_has_ratio_one(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(5, 8, tiny_folder)
+    how: dict[str, Any] = {"preset": "grpo", "epochs": 1, "minibatches": 1}
+    _, recomputed = updated(tiny_folder, tmp_path, samples, **how, old_logprobs="recomputed")
+    assert recomputed["approx_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert recomputed["clip_share"] == 0.0
+    _, sampled = updated(tiny_folder, tmp_path, samples, **how)
+    assert sampled["approx_kl"] > 0.01
+
+
+@pytest.mark.parametrize("old_logprobs", ["sampled", "recomputed"])
+@pytest.mark.parametrize("minibatches", [1, 4])
+def test_the_gap_to_the_sampler_is_measured_before_the_weights_change(
+    old_logprobs: str, minibatches: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    samples = draw_samples(5, 8, tiny_folder)
+    how: dict[str, Any] = {"preset": "grpo", "epochs": 1, "minibatches": minibatches, "learning_rate": 0.5}
+    trainee = Trainee(tiny_folder, tmp_path, old_logprobs=old_logprobs, **how)
+    exact = [with_logprobs(one, logps) for one, logps in zip(samples, trainee.score(samples), strict=True)]
+    shifted = [with_logprobs(one, one.logprobs[one.mask] - 0.25) for one in exact]
+    assert trainee.update(shifted)["sampler_gap_nats"] == pytest.approx(0.25, abs=1e-5)
+
+
+def test_an_algorithm_that_lacks_its_critic_or_reference_is_refused_at_once(tiny_folder: Path, tmp_path: Path) -> None:
     settings = TrainerSettings(1e-3, 1e-3, 1.0, 100, 0)
     with pytest.raises(ValueError, match="gae needs a critic"):
         TorchTrainer(object(), catalogue.PRESETS["ppo"], settings, tmp_path)

@@ -16,7 +16,7 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
-from envkit.types import Completion, SamplingParams, Weights
+from envkit.types import Completion, SamplingParams
 from tests.trainer_bridge.models import open_model, slow_generate, write_tiny
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 
@@ -24,8 +24,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
 def learn(trainee: Trainee, folder: Path, seed: int) -> Mapping[str, float]:
-    trainee.trainer.accumulate(draw_samples(seed, 8, folder))
-    return trainee.trainer.update()
+    return trainee.update(draw_samples(seed, 8, folder))
 
 
 # --- Going on --------------------------------------------------------------------------------------------------------
@@ -42,12 +41,12 @@ def test_a_restored_trainer_goes_on_bit_for_bit(kind: str, tiny_folder: Path, tm
         learn(first, tiny_folder, seed)
     place = tmp_path / "checkpoint"
     place.mkdir()
-    first.trainer.save(str(place))
+    first.save(place)
 
     # What the second part of a run starts from differs in every weight; nothing of it may be left.
     other = write_tiny(tmp_path / "other", seed=77)
     second = Trainee(other, tmp_path, **KINDS[kind])
-    second.trainer.restore(str(place))
+    second.restore(place)
     assert second.trainer.version == 2
     assert learn(second, tiny_folder, 2) == expected
     assert second.weights() == unbroken.weights()
@@ -60,14 +59,14 @@ def test_saving_changes_nothing(kind: str, tiny_folder: Path, tmp_path: Path) ->
     for seed in range(2):
         learn(plain, tiny_folder, seed)
         learn(saved, tiny_folder, seed)
-        saved.trainer.save(str(tmp_path))
+        saved.save(tmp_path)
     assert plain.weights() == saved.weights()
 
 
 def test_a_checkpoint_holds_a_model_folder_that_plays_like_the_policy(tiny_folder: Path, tmp_path: Path) -> None:
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
     learn(trainee, tiny_folder, 0)
-    trainee.trainer.save(str(tmp_path))
+    trainee.save(tmp_path)
     reread = open_model(tmp_path / "policy")
     how = SamplingParams(max_tokens=12, seed=5)
     assert slow_generate(reread, [1, 5, 6], how) == slow_generate(trainee.model, [1, 5, 6], how)
@@ -80,13 +79,13 @@ def saved(folder: Path, place: Path, kind: str = "ppo") -> Path:
     trainee = Trainee(folder, place, **KINDS[kind])
     learn(trainee, folder, 0)
     place.mkdir()
-    trainee.trainer.save(str(place))
+    trainee.save(place)
     return place
 
 
 def refuses(trainee: Trainee, place: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        trainee.trainer.restore(str(place))
+        trainee.restore(place)
     text = str(caught.value)
     assert text.startswith(f"{place}: not a checkpoint of this policy and algorithm: ")
     assert "\n" not in text
@@ -140,16 +139,44 @@ def test_a_version_that_is_none_is_refused(content: str, tiny_folder: Path, tmp_
 # --- Publishing ------------------------------------------------------------------------------------------------------
 
 
-def test_publishing_leaves_one_file_that_names_its_version(tiny_folder: Path, tmp_path: Path) -> None:
+def test_publishing_writes_a_file_that_names_its_version_and_keeps_older_ones(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
     trainee = Trainee(tiny_folder, tmp_path / "weights", preset="grpo")
-    assert trainee.trainer.publish() == Weights(0, str(tmp_path / "weights" / "version-0.safetensors"))
+    first = trainee.publish()
+    assert (first.version, first.location) == (0, str(tmp_path / "weights" / "version-0.safetensors"))
     for seed in range(2):
         learn(trainee, tiny_folder, seed)
-        weights = trainee.trainer.publish()
-    assert weights == Weights(2, str(tmp_path / "weights" / "version-2.safetensors"))
-    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["version-2.safetensors"]
-    trainee.trainer.publish()  # the same once more
-    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["version-2.safetensors"]
+    second = trainee.publish()
+    assert (second.version, second.location) == (2, str(tmp_path / "weights" / "version-2.safetensors"))
+    assert trainee.publish() == second  # the same once more
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "version-0.safetensors",
+        "version-2.safetensors",
+    ]
+
+
+def test_a_trainer_without_a_folder_publishes_no_file(tiny_folder: Path) -> None:
+    weights = Trainee(tiny_folder, None, preset="grpo").publish()
+    assert (weights.version, weights.location) == (0, "")
+
+
+@pytest.mark.parametrize("engine_dtype", ["float32", "bfloat16"])
+def test_the_checksum_changes_with_the_weights_that_the_engine_gets(
+    engine_dtype: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", engine_dtype=engine_dtype)
+    before = trainee.publish()
+    with torch.no_grad():
+        weight = trainee.model.get_input_embeddings().weight
+        weight[3, 3] *= 1 + 1e-6  # a change that bfloat16 cannot represent
+        tiny = trainee.publish()
+        weight[3, 3] += 1.0
+        large = trainee.publish()
+    assert (tiny.checksum == before.checksum) == (engine_dtype == "bfloat16")
+    assert large.checksum != before.checksum
+    (written,) = {tensor.dtype for tensor in safetensors.torch.load_file(large.location).values()}
+    assert written == getattr(torch, engine_dtype)
 
 
 def test_an_engine_plays_with_what_was_published(tiny_folder: Path, tmp_path: Path) -> None:
@@ -159,19 +186,19 @@ def test_an_engine_plays_with_what_was_published(tiny_folder: Path, tmp_path: Pa
     how = SamplingParams(max_tokens=10, seed=2)
 
     async def main() -> Completion:
-        await engine.load(trainee.trainer.publish())
+        await engine.load(await trainee.trainer.publish())
         return await engine.generate([1, 5, 6], how)
 
     got = clock.run(main, virtual=True)
     token_ids, logps = slow_generate(trainee.model, [1, 5, 6], how)
-    assert list(got.token_ids) == token_ids
-    assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
+    assert got.token_ids.tolist() == token_ids
+    assert got.logprobs.tolist() == pytest.approx(logps, abs=1e-5)
     assert got.versions == ((1, 10),)
 
 
 def test_a_model_whose_embeddings_are_its_output_layer_is_published_once(tiny_folder: Path, tmp_path: Path) -> None:
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
-    names = set(safetensors.torch.load_file(trainee.trainer.publish().location))
+    names = set(safetensors.torch.load_file(trainee.publish().location))
     assert len(names & {"model.embed_tokens.weight", "lm_head.weight"}) == 1
 
 
@@ -187,9 +214,9 @@ def test_learning_after_imitation_starts_with_an_optimizer_of_its_own(tiny_folde
     clock.run(lambda: imitator.run(Stage(2, 8, 1e-2), lambda update: samples, after=never), virtual=True)
     place = tmp_path / "checkpoint"
     place.mkdir()
-    trainee.trainer.save(str(place))
+    trainee.save(place)
     again = Trainee(tiny_folder, tmp_path, preset="grpo")
-    again.trainer.restore(str(place))
+    again.restore(place)
     assert json.loads((place / "trainer.json").read_text()) == {"version": 0}
     assert learn(again, tiny_folder, 1) == learn(trainee, tiny_folder, 1)
     assert torch.equal(again.model.get_input_embeddings().weight, trainee.model.get_input_embeddings().weight)
