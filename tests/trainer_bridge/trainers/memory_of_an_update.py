@@ -11,6 +11,7 @@ import resource
 import sys
 from typing import Any
 
+import anyio
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -58,8 +59,12 @@ def update(model: Any, micro_tokens: int, *, is_checkpointing: bool) -> float:
         sample(row[:1], (row[1:], ()), rewards=[float(number % 2)], logprobs=[-7.0] * (ROW_TOKENS - 1))
         for number, row in enumerate(ids)
     ]
-    trainer.accumulate(samples)
-    report = trainer.update()
+
+    async def learn() -> dict[str, float]:
+        await trainer.accumulate(samples)
+        return await trainer.update()
+
+    report = anyio.run(learn)
     assert report["learned_tokens"] == rows * (ROW_TOKENS - 1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

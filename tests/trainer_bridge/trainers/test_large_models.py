@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, lay_out, shared_rows
 from envkit.trainer_bridge.trainers.optimizer import rate_factor
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer, block_logps
-from envkit.types import Sample
+from envkit.types import Sample, floats
 from tests.trainer_bridge.models import sample, shake, write_tiny
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 
@@ -57,8 +58,7 @@ def groups(seed: int, *, count: int = 3, members: int = 4, vocabulary: int = 19)
 
 def learned(folder: Path, samples: Sequence[Sample], **how: Any) -> tuple[Trainee, dict[str, float]]:
     trainee = Trainee(folder, folder / "weights", **how)
-    trainee.trainer.accumulate(samples)
-    return trainee, dict(trainee.trainer.update())
+    return trainee, trainee.update(samples)
 
 
 def agree(one: Trainee, other: Trainee, *, within: float = 1e-4) -> None:
@@ -101,8 +101,7 @@ def test_a_group_is_read_with_its_prompt_once_and_is_kept_in_one_minibatch(tiny_
     trainee.model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: fed.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
     )
-    trainee.trainer.accumulate(samples)
-    trainee.trainer.update()
+    trainee.update(samples)
     assert [rows for rows, _ in fed] == [2, 2]  # two groups a minibatch, each one row
 
 
@@ -133,32 +132,31 @@ def test_bfloat16_products_keep_the_direction_of_the_gradient_and_the_format_of_
 
 def test_samples_without_advantage_are_skipped_and_the_gradient_is_the_same(tiny_folder: Path) -> None:
     samples = groups(5)
-    flat = [replace(one, rewards=tuple(0.0 for _ in one.rewards)) if one.group == "1" else one for one in samples]
+    flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) if one.group == "1" else one for one in samples]
     how = {**KINDS["grpo"], **ONE_UPDATE}
     plain, expected = learned(tiny_folder, flat, **how)
     large, report = learned(tiny_folder, flat, **how, is_large=True)
     agree(large, plain)
     assert report["skipped_samples"] == 4
-    assert report["learned_tokens"] == sum(sum(one.mask) for one in flat if one.group != "1")
+    assert report["learned_tokens"] == sum(one.num_policy_tokens for one in flat if one.group != "1")
     for name in ("policy_loss", "advantage_abs", "grad_norm"):
         assert report[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"entropy_coefficient": 0.01}, {"kl_coefficient": 0.1}])
 def test_nothing_is_skipped_where_more_than_the_advantage_is_in_the_loss(changes: Any, tiny_folder: Path) -> None:
-    flat = [replace(one, rewards=tuple(0.0 for _ in one.rewards)) for one in groups(5)]
+    flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(5)]
     _, report = learned(tiny_folder, flat, preset="grpo", **changes, is_large=True)
     assert report["skipped_samples"] == 0
 
 
 def test_an_update_without_any_advantage_moves_the_averages_of_the_optimiser_all_the_same(tiny_folder: Path) -> None:
-    flat = [replace(one, rewards=tuple(0.0 for _ in one.rewards)) for one in groups(6)]
+    flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(6)]
     ends = []
     for is_large in (False, True):
         trainee = Trainee(tiny_folder, tiny_folder, preset="grpo", minibatches=1, is_large=is_large, learning_rate=1e-3)
         for samples in (groups(6), flat):
-            trainee.trainer.accumulate(samples)
-            trainee.trainer.update()
+            trainee.update(samples)
         ends.append(trainee.weights())
     for name, values in ends[0].items():
         assert ends[1][name] == pytest.approx(values, abs=1e-5), name
@@ -170,17 +168,11 @@ def test_an_update_without_any_advantage_moves_the_averages_of_the_optimiser_all
 def split(one: Sample) -> list[Sample]:
     """A sample for each turn, whose prompt is all that came before."""
     parts = []
-    for turn in sorted({of for of, own in zip(one.turn_ids, one.mask, strict=True) if own}):
-        own = [int(is_own and of == turn) for is_own, of in zip(one.mask, one.turn_ids, strict=True)]
-        end = max(place for place, is_own in enumerate(own) if is_own) + 1
-        mask = tuple(own[:end])
-        logprobs = tuple(logp if is_own else 0.0 for logp, is_own in zip(one.logprobs[:end], mask, strict=True))
-        parts.append(
-            replace(
-                one, token_ids=one.token_ids[:end], mask=mask, logprobs=logprobs, turn_ids=one.turn_ids[:end],
-                versions=one.versions[:end],
-            )
-        )  # fmt: skip
+    for turn in np.unique(one.turn_ids[one.mask]):
+        own = one.mask & (one.turn_ids == turn)
+        end = int(np.flatnonzero(own).max()) + 1
+        cut = {name: getattr(one, name)[:end] for name in ("token_ids", "turn_ids", "versions")}
+        parts.append(replace(one, mask=own[:end], logprobs=np.where(own, one.logprobs, 0)[:end], **cut))
     return parts
 
 
@@ -340,22 +332,20 @@ def test_a_restored_trainer_continues_the_schedule_bit_for_bit(kind: str, tiny_f
     unbroken = Trainee(tiny_folder, tmp_path, **how)
     reports = []
     for seed in range(4):
-        unbroken.trainer.accumulate(groups(seed))
-        reports.append(dict(unbroken.trainer.update()))
+        reports.append(unbroken.update(groups(seed)))
         if seed == 1:
-            unbroken.trainer.save(str(tmp_path))
+            unbroken.save(tmp_path)
     assert [report["learning_rate"] / 1e-2 for report in reports] == pytest.approx([0.5, 1.0, 1.0, 0.75])
     resumed = Trainee(write_tiny(tmp_path / "other", seed=77), tmp_path, **how)
-    resumed.trainer.restore(str(tmp_path))
+    resumed.restore(tmp_path)
     for seed in (2, 3):
-        resumed.trainer.accumulate(groups(seed))
-        report = dict(resumed.trainer.update())
+        report = resumed.update(groups(seed))
         assert {**report, "peak_memory_mib": 0} == {**reports[seed], "peak_memory_mib": 0}
     assert resumed.weights() == unbroken.weights()
 
 
 def test_weight_decay_shrinks_matrices_and_leaves_norms(tiny_folder: Path) -> None:
-    flat = [replace(one, rewards=tuple(0.0 for _ in one.rewards)) for one in groups(11)]
+    flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(11)]
     before = Trainee(tiny_folder, tiny_folder, preset="grpo")
     after, _ = learned(tiny_folder, flat, preset="grpo", minibatches=1, weight_decay=0.5, learning_rate=0.1)
     shapes = {f"policy.{name}": weight.ndim for name, weight in before.model.named_parameters()}

@@ -75,7 +75,6 @@ def test_the_engine_generates_and_trainers_learn_with_their_own_number_of_thread
     engine = TransformersEngine(played, pad_id=0, threads=3)
     trainee = Trainee(tiny_folder, tmp_path, **KINDS["grpo"], threads=2)
     trainee.model.register_forward_pre_hook(note)
-    trainee.trainer.accumulate(draw_samples(0, 4, tiny_folder))
     imitator = Imitator(trainee.model, max_grad_norm=1.0, micro_tokens=1000, threads=4)
 
     async def never(update: int, loss: float) -> bool:
@@ -83,7 +82,8 @@ def test_the_engine_generates_and_trainers_learn_with_their_own_number_of_thread
 
     async def main() -> None:
         await engine.generate([1, 5, 6], params(n=1))
-        await clock.to_thread(trainee.trainer.update)
+        await trainee.trainer.accumulate(draw_samples(0, 4, tiny_folder))
+        await trainee.trainer.update()
         await imitator.run(Stage(1, 1, 1e-2), lambda update: [sample([1, 5, 6], ([7], ()))], after=never)
 
     clock.run(main)
