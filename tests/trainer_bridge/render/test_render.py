@@ -207,14 +207,14 @@ def test_a_qwen2_plays_an_environment_through_its_template(chat_folder: Path) ->
     limits = RolloutLimits(max_turns=4, max_tokens=500, turn_tokens=40, timeout_s=10, retries=0)
     rollout = Rollout(host, policy.engine, policy.renderer, limits, 8)
     tasks = [Task("Scripted-v0", seed) for seed in range(4)]
-    result = clock.run(lambda: rollout.groups(tasks, 2, temperature=2.5, seed=5), virtual=True)
+    result = clock.run(lambda: rollout.groups(tasks, 2, phase="train-1", temperature=2.5, seed=5), virtual=True)
 
     end = policy.renderer.stop[0]
     finishes = set()
     for trajectory in result.trajectories:
         expected = ids_of(render([{"role": "user", "content": texts[0]}]), CHAT)
         for number, turn in enumerate(trajectory.turns):
-            completion = turn.completion.token_ids
+            completion = tuple(turn.completion.token_ids.tolist())
             finishes.add(turn.completion.finish)
             assert end not in completion[:-1]
             assert (completion[-1] == end) == (turn.completion.finish is FinishReason.STOP)
@@ -224,9 +224,9 @@ def test_a_qwen2_plays_an_environment_through_its_template(chat_folder: Path) ->
                 closing = "" if completion[-1] == end else "<|im_end|>"
                 frame = f"{closing}\n<|im_start|>user\n{texts[number + 1]}<|im_end|>\n<|im_start|>assistant\n"
                 expected += ids_of(frame, CHAT)
-        (got,) = samples_from(trajectory, "", 0)
-        assert got.token_ids == expected
-        assert sum(got.mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+        (got,) = samples_from(trajectory)
+        assert tuple(got.token_ids.tolist()) == expected
+        assert got.num_policy_tokens == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
     assert [episode.actions for episode in host.episodes] == [
         [turn.action for turn in trajectory.turns] for trajectory in result.trajectories
     ]

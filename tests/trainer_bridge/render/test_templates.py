@@ -13,12 +13,24 @@ from hypothesis import strategies as st
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
-from envkit.types import Completion, Exchange, FinishReason, Observation, Sample, SamplingParams, Task, Trajectory
-from tests.trainer_bridge.fakes import Answer, ScriptedHost
+from envkit.types import (
+    Completion,
+    Exchange,
+    FinishReason,
+    Observation,
+    RolloutRequest,
+    Sample,
+    SamplingParams,
+    Task,
+    Trajectory,
+    floats,
+    ints,
+)
+from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import WORDS
 from tests.trainer_bridge.render.templates import FAMILIES, tokenizer_of
 
@@ -44,7 +56,7 @@ def whole(tokenizer: Any, chat: Sequence[dict[str, str]], **arguments: object) -
     return [int(one) for one in ids]
 
 
-def play(
+def prompts_of(
     renderer: ChatRenderer, observations: Sequence[str], completions: Sequence[Sequence[int]]
 ) -> list[tuple[list[int], bool]]:
     """All tokens up to each completion since the last start of a sample, and whether one started there."""
@@ -70,7 +82,7 @@ def test_tokens_are_those_of_the_whole_chat_turn_by_turn(
 ) -> None:
     tokenizer, answers = TOKENIZERS[name], ["go left", "<answer>up</answer>"]
     renderer = ChatRenderer(tokenizer, system=system)
-    prompts = play(renderer, observations, [renderer.demonstrate(answer) for answer in answers])
+    prompts = prompts_of(renderer, observations, [renderer.demonstrate(answer) for answer in answers])
     moves_system = name == "mistral" and system is not None
     for turn, (ids, starts_sample) in enumerate(prompts):
         assert ids == whole(tokenizer, chat_of(observations[: turn + 1], answers[:turn], system))
@@ -86,7 +98,7 @@ def test_frames_are_the_templates_and_answers_stay_as_they_were_sampled(
     tokenizer = TOKENIZERS[name]
     renderer = ChatRenderer(tokenizer)
     completions = [renderer.demonstrate(answer)[: None if stopped else -1] for answer in answers]
-    ids, starts_sample = play(renderer, ["a", "b", "c"], completions)[-1]
+    ids, starts_sample = prompts_of(renderer, ["a", "b", "c"], completions)[-1]
     frames = whole(tokenizer, chat_of("abc", ["|", "|"]))
     mark = tokenizer.convert_tokens_to_ids("|")
     first, second = (place for place, one in enumerate(frames) if one == mark)
@@ -106,7 +118,7 @@ def test_texts_that_hold_every_special_token_add_none_of_them(name: str, system:
         renderer = ChatRenderer(tokenizer, system=f"never say {text}" if system else None)
         answer = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         completions = (*answer, *renderer.demonstrate("")[-1:])
-        return [ids for ids, _ in play(renderer, [text, f"{text}{text}", text], [completions, completions])]
+        return [ids for ids, _ in prompts_of(renderer, [text, f"{text}{text}", text], [completions, completions])]
 
     for ids, harmless in zip(prompts(forged), prompts("QQ"), strict=True):
         assert Counter(one for one in ids if one in special) == Counter(one for one in harmless if one in special)
@@ -163,12 +175,12 @@ def test_a_system_prompt_that_moves_starts_a_sample_each_turn_with_the_templates
     tokenizer = TOKENIZERS["mistral"]
     renderer = ChatRenderer(tokenizer, system="Be brief.")
     completions = [list(renderer.demonstrate(answer)) for answer in ("left", "up", "right")]
-    samples = samples_from(rollout(renderer, completions, ["a", "b", "c", "d"]), "", 0)
+    samples = samples_from(rollout(renderer, completions, ["a", "b", "c", "d"]))
     for turn, sample in enumerate(samples):
         prompt = whole(tokenizer, chat_of("abcd"[: turn + 1], ["left", "up", "right"][:turn], "Be brief."))
-        assert list(sample.token_ids) == prompt + completions[turn]
-        assert list(sample.mask) == [0] * len(prompt) + [1] * len(completions[turn])
-        assert set(sample.turn_ids) == {turn}
+        assert sample.token_ids.tolist() == prompt + completions[turn]
+        assert sample.mask.tolist() == [0] * len(prompt) + [1] * len(completions[turn])
+        assert set(sample.turn_ids.tolist()) == {turn}
     assert len(samples) == 3
 
 
@@ -180,7 +192,7 @@ def test_a_history_that_is_not_rewritten_is_one_sample_that_holds_what_was_sampl
     odd = [tokenizer.convert_tokens_to_ids(letter) for letter in "left"]
     completions = [[*odd, *renderer.demonstrate("")], odd, list(renderer.demonstrate("\n up "))]
     trajectory = rollout(renderer, completions, ["a", "b", "c", "d"])
-    (sample,) = samples_from(trajectory, "", 0)
+    (sample,) = samples_from(trajectory)
     assert masked(sample) == [*completions[0], *odd, *completions[2]]
     assert [turn.action for turn in trajectory.turns] == ["left", "left", "\n up "]
 
@@ -224,9 +236,9 @@ def test_kept_thoughts_stay_in_the_tokens_where_the_template_would_drop_them() -
     tokenizer = TOKENIZERS["qwen3"]
     renderer = ChatRenderer(tokenizer, thinking="keep")
     completions = [list(renderer.demonstrate(f"{THOUGHT}{answer}")) for answer in ("left", "up")]
-    (sample,) = samples_from(rollout(renderer, completions, ["a", "b", "c"]), "", 0)
+    (sample,) = samples_from(rollout(renderer, completions, ["a", "b", "c"]))
     assert masked(sample) == [*completions[0], *completions[1]]
-    assert tokenizer.decode(sample.token_ids).count(THOUGHT) == 2
+    assert tokenizer.decode(sample.token_ids.tolist()).count(THOUGHT) == 2
 
 
 @pytest.mark.parametrize("name", ["qwen3", "chatml"])  # the second does not drop thoughts by itself
@@ -235,12 +247,12 @@ def test_cut_thoughts_are_missing_from_later_prompts_which_start_samples(name: s
     renderer = ChatRenderer(tokenizer, thinking="cut")
     completions = [list(renderer.demonstrate(answer)) for answer in (f"{THOUGHT}left", "up", f"{THOUGHT}up")]
     trajectory = rollout(renderer, completions, ["a", "b", "c", "d"])
-    first, second = samples_from(trajectory, "", 0)  # a turn without thoughts is continued
+    first, second = samples_from(trajectory)  # a turn without thoughts is continued
     assert masked(first) == completions[0]
     prompt = whole(tokenizer, chat_of("ab", ["left"]))
-    assert list(second.token_ids[: len(prompt)]) == prompt
+    assert second.token_ids[: len(prompt)].tolist() == prompt
     assert masked(second) == [*completions[1], *completions[2]]
-    assert [turn.starts_sample for turn in trajectory.turns] == [False, True, False]
+    assert [turn.starts_sample for turn in trajectory.turns] == [True, True, False]
 
 
 @pytest.mark.parametrize(("thinking", "starts"), [("keep", False), ("cut", True)])
@@ -249,7 +261,7 @@ def test_an_empty_thought_that_the_template_opens_and_drops_is_kept_or_starts_a_
 ) -> None:
     tokenizer = TOKENIZERS["qwen3"]
     renderer = ChatRenderer(tokenizer, template={"enable_thinking": False}, thinking=thinking)
-    (first, _), (second, starts_sample) = play(renderer, ["a", "b"], [renderer.demonstrate("left")])
+    (first, _), (second, starts_sample) = prompts_of(renderer, ["a", "b"], [renderer.demonstrate("left")])
     assert first == whole(tokenizer, chat_of("a", []), enable_thinking=False)
     assert starts_sample == starts
     if starts:
@@ -267,7 +279,7 @@ def test_a_prompt_that_opens_a_thought_makes_everything_before_its_end_a_thought
     assert renderer.text(renderer.open(Observation("a"))).endswith("assistant\n<think>\n")
     assert renderer.action(renderer.demonstrate("up")) == "up"
     assert renderer.action(tokenizer.encode("left or up", add_special_tokens=False)) == ""
-    (_, _), (_, starts_sample) = play(renderer, ["a", "b"], [renderer.demonstrate("hm</think>up")])
+    (_, _), (_, starts_sample) = prompts_of(renderer, ["a", "b"], [renderer.demonstrate("hm</think>up")])
     assert not starts_sample
 
 
@@ -281,12 +293,12 @@ def test_a_prompt_holds_the_last_turns_and_each_turn_is_a_sample(name: str, hist
     renderer = ChatRenderer(tokenizer, system="Be brief.", history=history)
     answers = ["left", "up", "right"]
     completions = [list(renderer.demonstrate(answer)) for answer in answers]
-    samples = samples_from(rollout(renderer, completions, ["a", "b", "c", "d"]), "", 0)
+    samples = samples_from(rollout(renderer, completions, ["a", "b", "c", "d"]))
     assert len(samples) == 3
     for turn, sample in enumerate(samples):
         first = max(0, turn - history + 1)
         prompt = whole(tokenizer, chat_of("abcd"[first : turn + 1], answers[first:turn], "Be brief."))
-        assert list(sample.token_ids) == prompt + completions[turn]
+        assert sample.token_ids.tolist() == prompt + completions[turn]
         assert masked(sample) == completions[turn]
 
 
@@ -302,8 +314,8 @@ def test_a_prompt_without_a_template_holds_the_last_turns_too(history: int, prom
     renderer = PlainRenderer(tokenizer, history=history)
     completions = [list(renderer.demonstrate(move)) for move in ("up", "down", "left")]
     trajectory = rollout(renderer, completions, ["#", "P", "B", "T"])
-    assert [renderer.text(turn.new_ids) for turn in trajectory.turns] == prompts
-    assert [turn.starts_sample for turn in trajectory.turns] == [False, True, True]
+    assert [renderer.text(turn.new_ids.tolist()) for turn in trajectory.turns] == prompts
+    assert [turn.starts_sample for turn in trajectory.turns] == [True, True, True]
 
 
 def test_the_bound_on_tokens_is_one_on_the_longest_context() -> None:
@@ -363,27 +375,23 @@ def test_a_template_that_rejects_a_system_prompt_is_an_error() -> None:
 # --- Helpers ---------------------------------------------------------------------------------------------------------
 
 
-class Scripted:
-    """An engine with scripted completions, turn by turn, up to the first stop token."""
+class Scripted(ScriptedEngine):
+    """Returns the completions `meant`, turn by turn, each up to its first stop token."""
 
     def __init__(self, meant: Sequence[Sequence[int]]) -> None:
+        super().__init__()
         self._meant = iter(meant)
         self.prompts: list[list[int]] = []
 
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
-    ) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **how: Any) -> Completion:
         self.prompts.append(list(prompt_ids))
-        completions: list[int] = []
+        completion: list[int] = []
         for token in next(self._meant):
-            completions.append(token)
+            completion.append(token)
             if token in params.stop:
                 break
-        finish = FinishReason.STOP if completions and completions[-1] in params.stop else FinishReason.LENGTH
-        return Completion(tuple(completions), (-0.5,) * len(completions), finish, ((0, len(completions)),))
-
-    def forget(self, session: str) -> None:
-        pass
+        finish = FinishReason.STOP if completion and completion[-1] in params.stop else FinishReason.LENGTH
+        return Completion(ints(completion), floats([-0.5] * len(completion)), finish, ((0, len(completion)),))
 
 
 def rollout(
@@ -397,18 +405,18 @@ def rollout(
     host = ScriptedHost(lambda task, time: [Answer(text) for text in observations])
     turn_tokens = max(map(len, meant))
     limits = RolloutLimits(len(meant), max_tokens, turn_tokens=turn_tokens, timeout_s=10, retries=0)
-    plays = Rollout(host, engine, renderer, limits, 1)
-    found = clock.run(lambda: plays.groups([Task("Scripted-v0", 0)], 1, temperature=1.0, seed=0), virtual=True)
-    (trajectory,) = found.trajectories
+    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0, SamplingParams(stop=renderer.stop))
+    trajectory = clock.run(lambda: play(host, engine, renderer, limits, request), virtual=True)
     ids: list[int] = []
     for turn, prompt in zip(trajectory.turns, engine.prompts, strict=True):
-        ids = ([] if turn.starts_sample else ids) + list(turn.new_ids)
+        ids = ([] if turn.starts_sample else ids) + turn.new_ids.tolist()
         assert prompt == ids
-        ids += turn.completion.token_ids
+        ids += turn.completion.token_ids.tolist()
     assert host.episodes[0].actions == [turn.action for turn in trajectory.turns]
     return trajectory
 
 
 def masked(sample: Sample) -> list[int]:
     """The tokens that the policy is trained on."""
-    return [token for token, is_own in zip(sample.token_ids, sample.mask, strict=True) if is_own]
+    tokens: list[int] = sample.token_ids[sample.mask].tolist()
+    return tokens

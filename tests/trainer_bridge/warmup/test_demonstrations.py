@@ -19,6 +19,7 @@ from envkit.types import Observation, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
 from tests.trainer_bridge.models import chat_tokenizer
+from tests.trainer_bridge.plain import plain
 
 MOVES = ("u", "d", "l", "r")
 
@@ -177,7 +178,7 @@ def test_a_bare_move_goes_to_the_policy_and_to_the_environment() -> None:
         return await demonstrations.demonstrations(host, bare, numbered(), 1, 3, max_turns=9, max_tokens=99)
 
     ((one,),) = (played.samples for played in clock.run(main, virtual=True))
-    assert text_of(one.token_ids) == "[u]u"
+    assert text_of(one.token_ids.tolist()) == "[u]u"
     assert host.episodes[0].actions == ["u"]
     lesson = bare.lesson(see("?ul"))
     assert lesson is not None
@@ -232,8 +233,8 @@ def demonstrate(
     assert host.lent == 0
     return tuple(
         [
-            text_of(one.samples[0].token_ids),
-            "".join(map(str, one.samples[0].mask)),
+            text_of(one.samples[0].token_ids.tolist()),
+            "".join(map(str, one.samples[0].mask.astype(int))),
             "".join(map(str, one.samples[0].turn_ids)),
             str(one.success),
         ]
@@ -274,10 +275,12 @@ def test_with_a_history_of_one_turn_every_state_is_a_separate_sample() -> None:
 
     (played,) = clock.run(main, virtual=True)
     prompt = "<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>"
-    assert [renderer.text(one.token_ids) for one in played.samples] == [prompt.format(move, move) for move in "uld"]
-    assert [sum(one.mask) for one in played.samples] == [2, 2, 2]
-    assert [one.mask[-2:] for one in played.samples] == [(1, 1)] * 3
-    assert [set(one.turn_ids) for one in played.samples] == [{0}, {1}, {2}]
+    assert [renderer.text(one.token_ids.tolist()) for one in played.samples] == [
+        prompt.format(move, move) for move in "uld"
+    ]
+    assert [one.num_policy_tokens for one in played.samples] == [2, 2, 2]
+    assert [one.mask[-2:].tolist() for one in played.samples] == [[True, True]] * 3
+    assert [set(one.turn_ids.tolist()) for one in played.samples] == [{0}, {1}, {2}]
 
 
 def test_a_lost_episode_is_no_success_whatever_happened_on_the_way() -> None:
@@ -311,7 +314,7 @@ def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise
     rates = []
     for noise in (0.0, 0.5, 1.0):
         played = clock.run(main, noise)
-        assert played == clock.run(main, noise)
+        assert plain(played) == plain(clock.run(main, noise))
         rates.append(sum(one.success for one in played) / 60)
     assert rates[0] == 1.0
     assert rates[0] > rates[1] > rates[2] > 0

@@ -37,7 +37,7 @@ def read(folder: Path, *lines: Mapping[str, object] | str | bytes, max_tokens: i
 def learned(sample: Sample) -> list[str]:
     """The runs of tokens that carry loss, as text."""
     runs: list[list[int]] = [[]]
-    for token, own in zip(sample.token_ids, sample.mask, strict=True):
+    for token, own in zip(sample.token_ids.tolist(), sample.mask, strict=True):
         if own:
             runs[-1].append(token)
         elif runs[-1]:
@@ -49,14 +49,16 @@ def test_every_answer_of_the_assistant_and_its_end_is_learned_and_nothing_else(t
     found = read(tmp_path, dialogue("hello", "good day", "and now?", "up"))
     (one,) = found.samples
     assert learned(one) == ["good day<|im_end|>", "up<|im_end|>"]
-    assert RENDERER.text(one.token_ids).startswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\ngood day")
+    assert RENDERER.text(one.token_ids.tolist()).startswith(
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\ngood day"
+    )
 
 
 def test_a_system_message_and_unknown_keys_are_fine_and_blank_lines_are_left_out(tmp_path: Path) -> None:
     line = {"id": 7, "messages": [{"role": "system", "content": "Be brief."}, *dialogue("a", "b")["messages"]]}
     found = read(tmp_path, "", line, "  ", dialogue("c", "d"), "")
     assert [learned(one) for one in found.samples] == [["b<|im_end|>"], ["d<|im_end|>"]]
-    assert "Be brief." in RENDERER.text(found.samples[0].token_ids)
+    assert "Be brief." in RENDERER.text(found.samples[0].token_ids.tolist())
 
 
 def test_dialogues_that_are_too_long_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -111,8 +113,8 @@ def test_every_pass_has_each_dialogue_once_in_a_new_order(tmp_path: Path) -> Non
     assert found.updates(4, 2) == 6
     passes = [[batch(update) for update in range(first, first + 3)] for first in (0, 3)]
     assert [[len(samples) for samples in one] for one in passes] == [[4, 4, 2]] * 2
-    first, second = ([one.token_ids for samples in shown for one in samples] for shown in passes)
-    assert sorted(first) == sorted(second) == sorted(one.token_ids for one in found.samples)
+    first, second = ([one.token_ids.tolist() for samples in shown for one in samples] for shown in passes)
+    assert sorted(first) == sorted(second) == sorted(one.token_ids.tolist() for one in found.samples)
     assert first != second
 
 
