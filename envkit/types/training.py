@@ -1,7 +1,7 @@
 """Data types that engine, rollout and trainer exchange.
 
-An episode is a sequence of turns, and is split into samples: runs of turns in which each prompt begins with all tokens of
-the turns before it. The first turn of a sample stores its whole prompt, and each later turn only its new tokens.
+An episode is a sequence of turns, and is split into samples: runs of turns in which each prompt begins with all tokens
+of the turns before it. The first turn of a sample stores its whole prompt, and each later turn only its new tokens.
 
 Lengths in brackets: [L] tokens, [T] turns, [G] episodes of the same task.
 """
