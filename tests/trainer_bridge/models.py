@@ -27,8 +27,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def open_model(folder: Path) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def open_model(folder: Path, *, attention: str | None = None) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return model.eval()
 
 

@@ -17,8 +17,8 @@ from tests.trainer_bridge.models import open_model, slow_generate
 class Watched:
     """An engine with a record of the rows and tokens of each forward pass."""
 
-    def __init__(self, folder: Path, *, batch_tokens: int = 65536) -> None:
-        self.model = open_model(folder)
+    def __init__(self, folder: Path, *, batch_tokens: int = 65536, attention: str | None = None) -> None:
+        self.model = open_model(folder, attention=attention)
         self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens)
         self.fed: list[tuple[int, int]] = []
         self.before_pass: Callable[[], object] = lambda: None

@@ -9,7 +9,7 @@ import anyio.from_thread
 import pytest
 
 from envkit import clock
-from envkit.types import SamplingParams
+from envkit.types import Completion, SamplingParams
 from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
 
@@ -37,7 +37,7 @@ def test_a_failing_model_raises_in_every_waiting_caller_and_the_engine_works_aft
         requests = [
             ("a", [1, 5, 6], params(1, n=3)),
             ("b", [1, 5, 6, 7, 8], params(2, n=3)),
-            ("z", [1, 9, 9, *kept.token_ids, 5], params(3, n=3)),
+            ("z", [1, 9, 9, *kept.token_ids.tolist(), 5], params(3, n=3)),
         ]
         for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
             agrees_with_the_slow_way(reference, prompt, how, got)
@@ -101,33 +101,36 @@ def test_a_batch_whose_callers_were_all_cancelled_is_cut_between_two_decode_step
     assert clock.run(main, virtual=True) == 3
 
 
-def test_a_session_can_be_forgotten_while_its_batch_runs(tiny_folder: Path) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched, reference = Watched(tiny_folder, batch_tokens=1), open_model(tiny_folder)
-        first = await watched.all_of([("a", [1, 5], params(1, n=1)), ("b", [1, 6], params(2, n=1))])
-        requests = [
-            (name, [1, 5 + number, *first[number].token_ids, 9], params(number, n=2))
-            for number, name in enumerate("ab")
-        ]
-        watched.before_pass = lambda: anyio.from_thread.run_sync(watched.engine.forget, "b")
-        second = await watched.all_of(requests)
-        for (_, prompt, how), got in zip(requests, second, strict=True):
-            agrees_with_the_slow_way(reference, prompt, how, got)
-        watched.before_pass = lambda: None
-        watched.fed.clear()
-        for (name, prompt, how), got in zip(requests, second, strict=True):
-            await watched.all_of([(name, [*prompt, *got.token_ids, 5], how)])
-        return watched.fed
+@pytest.mark.parametrize("others", [0, 63])  # with 64 sessions, every slot is taken
+def test_a_session_that_is_forgotten_while_it_runs_keeps_its_slot_until_it_ends(tiny_folder: Path, others: int) -> None:
+    async def main() -> None:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
+        late: list[Completion] = []
 
-    # a goes on from its cache, b is read from the start.
-    assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (1, 7), (1, 1)]
+        async def ask() -> None:
+            late.append(await watched.engine.generate([4, 8, 9], params(9, n=3), session="late"))
+
+        async with anyio.create_task_group() as tasks:
+
+            def forget_and_send_another() -> None:
+                if len(watched.fed) == 1:
+                    anyio.from_thread.run_sync(watched.engine.forget, "b")
+                    anyio.from_thread.run_sync(tasks.start_soon, ask)
+
+            watched.before_pass = forget_and_send_another
+            requests = [("b", [1, 5, 6], params(1, n=5))]
+            requests += [(f"c{number}", [2, 3 + number % 16, 7], params(number, n=5)) for number in range(others)]
+            got = await watched.all_of(requests)
+        agrees_with_the_slow_way(reference, [1, 5, 6], params(1, n=5), got[0])
+        agrees_with_the_slow_way(reference, [4, 8, 9], params(9, n=3), late[0])
+
+    clock.run(main, virtual=True)
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_a_request_without_a_session_that_comes_to_nothing_leaves_nothing_behind(tiny_folder: Path, end: str) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched = Watched(tiny_folder, batch_tokens=1)
-        prompt = [1, 5, 6]  # the same list again and again, so that its place in memory names nobody
+def test_a_request_without_a_session_that_ends_early_keeps_no_slot(tiny_folder: Path, end: str) -> None:
+    async def main() -> None:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
         scope = anyio.CancelScope()
 
         def end_it() -> None:
@@ -139,13 +142,12 @@ def test_a_request_without_a_session_that_comes_to_nothing_leaves_nothing_behind
         watched.before_pass = end_it
         with scope:
             try:
-                await watched.engine.generate(prompt, params(1, n=2))
+                await watched.engine.generate([1, 5, 6], params(1, n=2))
             except RuntimeError:
                 assert end == "failed"
-        watched.fed.clear()
         watched.before_pass = lambda: None
-        prompt += [7, 8]
-        await watched.engine.generate(prompt, params(1, n=1))
-        return watched.fed
+        assert len(watched.engine._slots) == 0
+        later = await watched.engine.generate([1, 5, 6, 7, 8], params(1, n=2))
+        agrees_with_the_slow_way(reference, [1, 5, 6, 7, 8], params(1, n=2), later)
 
-    assert clock.run(main, virtual=True) == [(1, 5)]
+    clock.run(main, virtual=True)

@@ -1,0 +1,69 @@
+"""Files of weights: loading that leaves the model unchanged on an error, and folders of several files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from envkit.trainer_bridge.weights.files import INDEX, checksum, load_weights, save_weights
+from tests.trainer_bridge.models import open_model, shake
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "unknown"])
+def test_a_load_that_fails_leaves_every_weight_as_it_was(damage: str, tiny_folder: Path, tmp_path: Path) -> None:
+    model = open_model(tiny_folder)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    tensors = {name: weight + 1.0 for name, weight in load_file(tiny_folder / "model.safetensors").items()}
+    last = sorted(tensors)[-1]
+    if damage == "unknown":
+        tensors["something.else"] = torch.zeros(2)
+    elif damage == "shape":
+        tensors[last] = torch.zeros(*tensors[last].shape, 2)
+    else:
+        del tensors[last]
+    save_file(tensors, tmp_path / "weights.safetensors")
+    with pytest.raises(RuntimeError, match=r"something\.else is unknown" if damage == "unknown" else last):
+        load_weights(model, tmp_path / "weights.safetensors")
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+
+
+def test_a_model_folder_of_several_files_is_read(tiny_folder: Path, tmp_path: Path) -> None:
+    tensors = load_file(tiny_folder / "model.safetensors")
+    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in tensors if places[name] == file}, tmp_path / file)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": places}))
+    model = open_model(tiny_folder)
+    shake(model, 5)
+    load_weights(model, tmp_path)
+    for name, weight in open_model(tiny_folder).named_parameters():
+        assert torch.equal(weight, model.get_parameter(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_written_weights_are_rounded_once_and_have_the_checksum_of_the_engines_copy(
+    dtype: torch.dtype, tiny_folder: Path, tmp_path: Path
+) -> None:
+    learning, playing = open_model(tiny_folder), open_model(tiny_folder)
+    shake(learning, 5)
+    save_weights(learning, tmp_path / "weights.safetensors", dtype)
+    load_weights(playing, tmp_path / "weights.safetensors")
+    for name, weight in learning.named_parameters():
+        assert torch.equal(playing.get_parameter(name), weight.to(dtype).float())
+    assert checksum(learning, dtype) == checksum(playing, dtype)
+    shake(playing, 6)
+    assert checksum(learning, dtype) != checksum(playing, dtype)
+
+
+def test_two_weights_that_change_places_change_the_checksum(tiny_folder: Path) -> None:
+    model = open_model(tiny_folder)
+    before = checksum(model, torch.float32)
+    with torch.no_grad():
+        layers = model.model.layers
+        one, other = layers[0].mlp.up_proj.weight, layers[1].mlp.up_proj.weight
+        one.data, other.data = other.data, one.data
+    assert checksum(model, torch.float32) != before
