@@ -6,8 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import anyio
+from pathlib import Path
 
 from envkit import clock
 from envkit.protocols import PolicyEngine, Trainer
@@ -59,5 +58,5 @@ class WeightChannel:
         exposed_s = clock.now() - began
         before, self._current = self._current, weights
         if before is not None and before.location and before.location != weights.location:
-            await anyio.Path(before.location).unlink(missing_ok=True)
+            await clock.to_thread(Path(before.location).unlink, missing_ok=True)
         return Push(weights, before is None or before.checksum != weights.checksum, exposed_s)
