@@ -1,0 +1,141 @@
+"""The channel of weights: order of the calls, what it measures, and the files that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.weights.channel import Push, WeightChannel
+from envkit.types import PauseMode, Weights
+from tests.trainer_bridge.fakes import ScriptedEngine, ScriptedTrainer
+from tests.trainer_bridge.models import open_model
+from tests.trainer_bridge.trainees import Trainee, draw_samples
+
+
+class RecordingEngine(ScriptedEngine):
+    """Records its calls. Pausing and loading take a second each."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.log: list[object] = []
+        self._fails = fails
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        self.log.append(mode)
+        await anyio.sleep(1)
+
+    async def resume(self) -> None:
+        self.log.append("resume")
+
+    async def load(self, weights: Weights) -> None:
+        await anyio.sleep(1)
+        if self._fails:
+            raise RuntimeError("weights of another model")
+        await super().load(weights)
+        self.log.append(weights.version)
+
+
+class Publisher(ScriptedTrainer):
+    """Publishes given weights in turn; each takes a minute."""
+
+    def __init__(self, *published: Weights) -> None:
+        super().__init__()
+        self._published = list(published)
+
+    async def publish(self) -> Weights:
+        await anyio.sleep(60)
+        return self._published.pop(0)
+
+
+def pushes(channel: WeightChannel, count: int = 1) -> list[Push]:
+    async def main() -> list[Push]:
+        return [await channel.push() for _ in range(count)]
+
+    return clock.run(main, virtual=True)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+def test_a_push_loads_while_the_engine_is_paused_and_counts_only_that_time(mode: PauseMode) -> None:
+    engine = RecordingEngine()
+    (push,) = pushes(WeightChannel(Publisher(Weights(4, "", 7)), engine, mode=mode))
+    assert engine.log == [mode, 4, "resume"]
+    assert (push.weights, push.exposed_s) == (Weights(4, "", 7), 2.0)
+
+
+def test_a_push_that_fails_resumes_the_engine() -> None:
+    engine = RecordingEngine(fails=True)
+    with pytest.raises(RuntimeError, match="weights of another model"):
+        pushes(WeightChannel(Publisher(Weights(1, "")), engine))
+    assert engine.log == [PauseMode.WAIT, "resume"]
+
+
+def test_a_push_says_whether_the_weights_differ_from_those_before() -> None:
+    published = [Weights(0, "", 5), Weights(1, "", 5), Weights(2, "", 6)]
+    found = pushes(WeightChannel(Publisher(*published), RecordingEngine()), 3)
+    assert [push.is_changed for push in found] == [True, False, True]
+
+
+def test_a_file_is_kept_until_the_engine_has_loaded_a_newer_one(tmp_path: Path) -> None:
+    files = [tmp_path / f"version-{version}.safetensors" for version in range(3)]
+    for file in files:
+        file.touch()
+    seen: list[Sequence[str]] = []
+
+    class LookingEngine(RecordingEngine):
+        async def load(self, weights: Weights) -> None:
+            seen.append(names(tmp_path))
+            await super().load(weights)
+
+    published = [Weights(version, str(file)) for version, file in enumerate(files)]
+    found = pushes(WeightChannel(Publisher(*published, published[2]), LookingEngine()), 4)
+    everything = [file.name for file in files]
+    assert seen == [everything, everything, everything[1:], everything[2:]]
+    assert names(tmp_path) == [files[2].name]  # the same one once more is not removed
+    assert found[-1].weights == published[2]
+
+
+def test_a_file_is_kept_if_the_engine_did_not_load_the_newer_one(tmp_path: Path) -> None:
+    files = [tmp_path / f"version-{version}.safetensors" for version in range(2)]
+    for file in files:
+        file.touch()
+
+    class FailingEngine(RecordingEngine):
+        async def load(self, weights: Weights) -> None:
+            if weights.version:
+                raise RuntimeError("weights of another model")
+
+    published = [Weights(version, str(file)) for version, file in enumerate(files)]
+    with pytest.raises(RuntimeError, match="weights of another model"):
+        pushes(WeightChannel(Publisher(*published), FailingEngine()), 2)
+    assert files[0].exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_an_engine_has_the_weights_of_the_trainer_after_each_push(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    trainee = Trainee(tiny_folder, weights if kind == "file" else None, preset="grpo")
+    playing = open_model(tiny_folder)
+    engine = TransformersEngine(playing, pad_id=0, source=trainee.model)
+
+    async def main() -> None:
+        channel = WeightChannel(trainee.trainer, engine)
+        for version in range(3):
+            push = await channel.push()
+            assert (push.weights.version, push.is_changed) == (version, True)
+            assert (await engine.health()).version == version
+            for name, weight in trainee.model.named_parameters():
+                assert weight.tolist() == playing.get_parameter(name).tolist()
+            await trainee.trainer.accumulate(draw_samples(version, 8, tiny_folder))
+            await trainee.trainer.update()
+
+    clock.run(main)
+    assert (names(weights) if weights.exists() else []) == (["version-2.safetensors"] if kind == "file" else [])
