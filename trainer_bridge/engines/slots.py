@@ -123,7 +123,7 @@ class SlotCache:
         position_BW = torch.from_numpy(place_BW.clip(min=0)).to(device)
         output = self._model(
             input_ids=torch.from_numpy(ids_BW).to(device),
-            attention_mask=None if is_plain and not self._windows else self._masks(position_BW),
+            attention_mask=None if is_plain and self._windows == {"all": None} else self._masks(position_BW),
             position_ids=position_BW,
             use_cache=True,
             logits_to_keep=1,
@@ -138,16 +138,15 @@ class SlotCache:
     def _masks(self, position_BW: Tensor) -> Any:
         """Return what each new token may attend to [B, 1, W, C]: the tokens of its slot up to its own position.
 
-        A model with sliding windows gets one mask per kind of layer.
+        A model with several kinds of layers gets one mask for each.
         """
         place_C = torch.arange(self._shape.width, device=position_BW.device)
         seen_BWC = place_C <= position_BW[:, :, None]
-        if not self._windows:
-            return self._mask(seen_BWC)
-        return {
+        masks = {
             kind: self._mask(seen_BWC if window is None else seen_BWC & (place_C > position_BW[:, :, None] - window))
             for kind, window in self._windows.items()
         }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(self, seen_BWC: Tensor) -> Tensor:
         mask = seen_BWC[:, None]
@@ -173,17 +172,19 @@ class SlotCache:
 
 
 def _windows(config: Any) -> dict[str, int | None]:
-    """Return the attention window of each kind of layer; empty if every layer attends to all tokens.
+    """Return the attention window of each kind of layer; None if the layers attend to all tokens.
 
     Raises:
         NotImplementedError: The model has layers without a KV cache, such as linear attention.
     """
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
+    kinds = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    if kinds is None:
+        return {"all": window if getattr(config, "use_sliding_window", True) else None}
+    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
         raise NotImplementedError(f"models with {unknown[0]} layers are not supported; use another engine")
-    if kinds == {"full_attention"} and (window is None or getattr(config, "layer_types", None)):
-        return {}
+    if set(kinds) == {"full_attention"}:
+        return {"all": None}
     return {"full_attention": None, "sliding_attention": window}
 
 

@@ -105,6 +105,7 @@ class TransformersEngine:
         self._cache = SlotCache(model, pad_id=pad_id)
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
+        self._forgotten: set[str] = set()
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._driver: _Request | None = None
@@ -182,7 +183,9 @@ class TransformersEngine:
 
     def forget(self, session: str) -> None:
         """See `envkit.protocols.Engine.forget`. The tokens stay in the slot until another session needs it."""
-        if (slot := self._slots.pop(session, None)) is not None:
+        if any(request.session == session for request in self._running):
+            self._forgotten.add(session)  # its slot is still written to
+        elif (slot := self._slots.pop(session, None)) is not None:
             self._free.append(slot)
 
     async def load(self, weights: Weights) -> None:
@@ -250,17 +253,16 @@ class TransformersEngine:
         new: list[_Request] = []
         if self._pause is None:
             new, self._waiting = sorted(self._waiting, key=lambda one: one.session), []
-        batch = [*self._running, *new]
-        if not batch:
+        begun, self._running = self._running, [*self._running, *new]
+        if not self._running:
             return
         try:
             self._assign_slots(new)
-            await clock.to_thread(self._compute, new)
+            await clock.to_thread(self._compute, begun, new)
         except Exception as error:
             self._cache.clear()
-            for request in batch:
+            for request in self._running:
                 request.failure = error
-        self._running = batch
         self._drop_finished()
 
     def _drop_finished(self) -> None:
@@ -270,16 +272,19 @@ class TransformersEngine:
                     request.wake.set()
         self._running = [request for request in self._running if not request.is_done]
         self._waiting = [request for request in self._waiting if not request.is_done]
+        forgotten, self._forgotten = self._forgotten, set()
+        for session in forgotten:
+            self.forget(session)
         if not self._running:
             self._idle.set()
 
     @torch.inference_mode()
-    def _compute(self, new: list[_Request]) -> None:
+    def _compute(self, begun: list[_Request], new: list[_Request]) -> None:
         with torch_threads(self._threads):
-            if self._running:
-                slots = [request.slot for request in self._running]
-                feeds = [ints(request.tokens[-1:]) for request in self._running]
-                self._pick(self._running, self._cache.forward(slots, feeds))
+            if begun:
+                slots = [request.slot for request in begun]
+                feeds = [ints(request.tokens[-1:]) for request in begun]
+                self._pick(begun, self._cache.forward(slots, feeds))
             if new:
                 self._pick(new, self._prefill(new))
 
