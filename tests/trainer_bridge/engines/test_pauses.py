@@ -1,0 +1,351 @@
+"""The transformers engine interrupted: abort, the three modes of pause, resume, continuations and new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+import safetensors.torch
+
+from envkit import clock
+from envkit.types import Completion, EngineHealth, FinishReason, PauseMode, SamplingParams, Weights
+from tests.trainer_bridge.models import open_model, shake, slow_generate, slow_logps, slow_pick
+from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
+
+PROMPTS = {"a": [1, 5, 6], "b": [1, 7, 8, 9], "c": [2, 10]}
+LONG = 8
+
+
+@dataclass
+class Scene:
+    """An engine that generates for several sessions, while something happens during one of its forward passes."""
+
+    watched: Watched
+    done: dict[str, Completion] = field(default_factory=dict)
+    at_s: dict[str, float] = field(default_factory=dict)
+
+    async def ask(self, name: str, how: SamplingParams, so_far: Completion | None = None) -> None:
+        self.done[name] = await self.watched.engine.generate(PROMPTS[name], how, session=name, so_far=so_far)
+        self.at_s[name] = clock.now()
+
+    async def run(self, during: int, event: Callable[[], Coroutine[Any, Any, object]], *, names: str = "abc") -> None:
+        """Generate for `names`, and start `event` while the forward pass number `during` (from 1) runs."""
+        async with anyio.create_task_group() as tasks:
+
+            async def start() -> None:
+                tasks.start_soon(event)
+                await anyio.sleep(0)  # until the event waits for the engine
+
+            def start_in_the_pass() -> None:
+                if len(self.watched.fed) == during:
+                    anyio.from_thread.run(start)
+
+            self.watched.before_pass = start_in_the_pass
+            for name in names:
+                tasks.start_soon(self.ask, name, how(name))
+        self.watched.before_pass = lambda: None
+
+
+def how(name: str, n: int = LONG) -> SamplingParams:
+    return params(ord(name), n=n)
+
+
+def whole(folder: Path, name: str, n: int = LONG) -> list[int]:
+    tokens, _ = slow_generate(open_model(folder), PROMPTS[name], how(name, n))
+    return tokens
+
+
+def begins(folder: Path, name: str, got: Completion) -> int:
+    """Check that an aborted completion is the beginning of the uninterrupted one; return its length."""
+    count = len(got.token_ids)
+    assert got.finish is FinishReason.ABORTED
+    assert got.token_ids.tolist() == whole(folder, name)[:count]
+    assert len(got.logprobs) == count == sum(tokens for _, tokens in got.versions)
+    return count
+
+
+@pytest.fixture
+def other_weights(tiny_folder: Path, tmp_path: Path) -> tuple[Any, Weights]:
+    """Another model, and its weights in a file, as version 1."""
+    other = open_model(tiny_folder)
+    shake(other, seed=99)
+    safetensors.torch.save_model(other, str(tmp_path / "version-1.safetensors"))
+    return other, Weights(1, str(tmp_path / "version-1.safetensors"))
+
+
+# --- Abort -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("during", [1, 3])  # while its prompt is processed, and later
+def test_an_aborted_session_returns_its_tokens_so_far_and_the_others_go_on(during: int, tiny_folder: Path) -> None:
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        await scene.run(during, lambda: scene.watched.engine.abort("b"))
+        assert begins(tiny_folder, "b", scene.done["b"]) < LONG
+        for name in "ac":
+            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
+
+    clock.run(main, virtual=True)
+
+
+def test_aborting_a_session_that_generates_nothing_does_nothing(tiny_folder: Path) -> None:
+    async def main() -> None:
+        watched = Watched(tiny_folder)
+        await watched.engine.abort("nobody")
+        (got,) = await watched.all_of([("a", PROMPTS["a"], how("a"))])
+        await watched.engine.abort("a")
+        assert (got.token_ids.tolist(), got.finish) == (whole(tiny_folder, "a"), FinishReason.LENGTH)
+
+    clock.run(main, virtual=True)
+
+
+def test_a_request_that_waits_during_a_pause_can_be_aborted(tiny_folder: Path) -> None:
+    async def main() -> None:
+        watched = Watched(tiny_folder)
+        await watched.engine.pause()
+        async with anyio.create_task_group() as tasks:
+            scene = Scene(watched)
+            tasks.start_soon(scene.ask, "a", how("a"))
+            await anyio.sleep(5)
+            await watched.engine.abort("a")
+        assert begins(tiny_folder, "a", scene.done["a"]) == 0
+        assert watched.fed == []
+
+    clock.run(main, virtual=True)
+
+
+# --- Continuations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps_its_cache", [True, False])
+@pytest.mark.parametrize("during", [1, 2, 6])
+def test_a_continuation_ends_with_the_tokens_of_an_uninterrupted_completion(
+    during: int, keeps_its_cache: bool, tiny_folder: Path
+) -> None:
+    async def main() -> tuple[Completion, int]:
+        scene = Scene(Watched(tiny_folder))
+        await scene.run(during, lambda: scene.watched.engine.abort("a"), names="a")
+        partial = scene.done["a"]
+        assert begins(tiny_folder, "a", partial) < LONG
+        if not keeps_its_cache:
+            scene.watched.engine._cache.clear()
+        fed = (await scene.watched.engine.health()).fed_tokens
+        await scene.ask("a", how("a"), partial)
+        return scene.done["a"], (await scene.watched.engine.health()).fed_tokens - fed
+
+    got, fed = clock.run(main, virtual=True)
+    agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS["a"], how("a"), got)
+    assert got.versions == ((0, LONG),)
+    if keeps_its_cache:
+        assert fed <= LONG  # one token for each that is missing, and nothing of the prompt
+
+
+def test_a_completion_that_is_whole_already_is_returned_as_it_is(tiny_folder: Path) -> None:
+    async def main() -> None:
+        watched = Watched(tiny_folder)
+        (got,) = await watched.all_of([("a", PROMPTS["a"], how("a"))])
+        passes = len(watched.fed)
+        again = await watched.engine.generate(PROMPTS["a"], how("a"), session="a", so_far=got)
+        assert again is got
+        assert len(watched.fed) == passes
+
+    clock.run(main, virtual=True)
+
+
+def test_a_continuation_with_new_weights_has_the_versions_of_both(
+    tiny_folder: Path, other_weights: tuple[Any, Weights]
+) -> None:
+    other, weights = other_weights
+
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        await scene.run(3, lambda: scene.watched.engine.abort("a"), names="a")
+        partial = scene.done["a"]
+        await scene.watched.engine.load(weights)
+        await scene.ask("a", how("a"), partial)
+        changed_after(open_model(tiny_folder), other, "a", scene.done["a"], len(partial.token_ids))
+
+    clock.run(main, virtual=True)
+
+
+def changed_after(before: Any, after: Any, name: str, got: Completion, count: int) -> None:
+    """Check a completion whose first `count` tokens are those of the model `before`, and the others of `after`."""
+    assert 0 < count < LONG
+    assert got.versions == ((0, count), (1, LONG - count))
+    assert got.finish is FinishReason.LENGTH
+    tokens: list[int] = []
+    for place in range(LONG):
+        logps = slow_logps(before if place < count else after, [*PROMPTS[name], *tokens])
+        tokens.append(slow_pick(logps, how(name), place))
+        assert got.logprobs[place] == pytest.approx(logps[tokens[-1]], abs=1e-5)
+    assert got.token_ids.tolist() == tokens
+
+
+# --- Pause -----------------------------------------------------------------------------------------------------------
+
+
+async def paused_for(scene: Scene, mode: PauseMode, seconds: float = 10.0) -> None:
+    """Pause for some seconds, in which nothing may be generated."""
+    engine = scene.watched.engine
+    await engine.pause(mode)
+    passes = len(scene.watched.fed)
+    assert (await engine.health()).is_paused
+    await anyio.sleep(seconds)
+    assert len(scene.watched.fed) == passes
+    await engine.resume()
+    assert not (await engine.health()).is_paused
+
+
+@pytest.mark.parametrize("during", [1, 3])
+def test_a_pause_that_keeps_stops_at_a_token_and_resume_goes_on_from_there(during: int, tiny_folder: Path) -> None:
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        await scene.run(during, lambda: paused_for(scene, PauseMode.KEEP))
+        for name in "abc":
+            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
+        assert scene.at_s == dict.fromkeys("abc", 10.0)
+        assert len(scene.watched.fed) == LONG  # nothing was processed twice
+
+    clock.run(main, virtual=True)
+
+
+@pytest.mark.parametrize("during", [1, 3])
+def test_a_pause_that_aborts_returns_everything_at_once(during: int, tiny_folder: Path) -> None:
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        await scene.run(during, lambda: paused_for(scene, PauseMode.ABORT))
+        for name in "abc":
+            assert begins(tiny_folder, name, scene.done[name]) <= during
+        assert scene.at_s == dict.fromkeys("abc", 0.0)
+
+    clock.run(main, virtual=True)
+
+
+@pytest.mark.parametrize("during", [1, 3])
+def test_a_pause_that_waits_finishes_what_runs(during: int, tiny_folder: Path) -> None:
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        await scene.run(during, lambda: paused_for(scene, PauseMode.WAIT))
+        for name in "abc":
+            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
+        assert scene.at_s == dict.fromkeys("abc", 0.0)
+
+    clock.run(main, virtual=True)
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+def test_requests_that_come_during_a_pause_wait_for_resume(mode: PauseMode, tiny_folder: Path) -> None:
+    async def main() -> tuple[EngineHealth, float]:
+        scene = Scene(Watched(tiny_folder))
+        engine = scene.watched.engine
+        await engine.pause(mode)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scene.ask, "a", how("a"))
+            tasks.start_soon(scene.ask, "b", how("b"))
+            await anyio.sleep(5)
+            health = await engine.health()
+            await engine.resume()
+        for name in "ab":
+            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
+        return health, scene.at_s["a"]
+
+    assert clock.run(main, virtual=True) == (EngineHealth(0, 0, 2, is_paused=True, fed_tokens=0), 5.0)
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+def test_a_caller_that_is_cancelled_during_a_pause_does_not_block_the_others(
+    mode: PauseMode, tiny_folder: Path
+) -> None:
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        engine = scene.watched.engine
+        await engine.pause(mode)
+        async with anyio.create_task_group() as tasks:
+            with anyio.move_on_after(5):
+                async with anyio.create_task_group() as cancelled:
+                    cancelled.start_soon(scene.ask, "b", how("b"))
+                    tasks.start_soon(scene.ask, "a", how("a"))
+            await engine.resume()
+        assert list(scene.done) == ["a"]
+        agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS["a"], how("a"), scene.done["a"])
+
+    clock.run(main, virtual=True)
+
+
+# --- New weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("during", [1, 4])
+def test_completions_that_a_pause_keeps_go_on_with_the_weights_that_were_loaded_meanwhile(
+    during: int, tiny_folder: Path, other_weights: tuple[Any, Weights]
+) -> None:
+    other, weights = other_weights
+
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        engine = scene.watched.engine
+
+        async def push() -> None:
+            await engine.pause(PauseMode.KEEP)
+            await engine.load(weights)
+            await engine.resume()
+
+        await scene.run(during, push)
+        assert (await engine.health()).version == 1
+        for name in "abc":
+            changed_after(open_model(tiny_folder), other, name, scene.done[name], during)
+
+    clock.run(main, virtual=True)
+
+
+def test_a_load_that_fails_during_a_pause_leaves_completions_and_weights_as_they_were(tiny_folder: Path) -> None:
+    async def main() -> None:
+        scene = Scene(Watched(tiny_folder))
+        engine = scene.watched.engine
+
+        async def push() -> None:
+            await engine.pause(PauseMode.KEEP)
+            with pytest.raises(ValueError, match="no location"):
+                await engine.load(Weights(1, ""))
+            await engine.resume()
+
+        await scene.run(3, push)
+        assert (await engine.health()).version == 0
+        for name in "abc":
+            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
+
+    clock.run(main, virtual=True)
+
+
+# --- Health ----------------------------------------------------------------------------------------------------------
+
+
+def test_health_counts_the_tokens_that_the_model_processed(tiny_folder: Path) -> None:
+    async def main() -> None:
+        watched = Watched(tiny_folder)
+        assert await watched.engine.health() == EngineHealth(0, 0, 0, is_paused=False, fed_tokens=0)
+        await watched.all_of([("a", [1, 5, 6], params(1, n=3)), ("b", [2, 5, 6, 7], params(2, n=2))])
+        # The prompts, and the sampled tokens without the last one of each.
+        assert await watched.engine.health() == EngineHealth(0, 0, 0, is_paused=False, fed_tokens=3 + 4 + 2 + 1)
+
+    clock.run(main, virtual=True)
+
+
+@pytest.mark.parametrize("during", [1, 3])
+def test_health_counts_what_runs_and_what_waits(during: int, tiny_folder: Path) -> None:
+    async def main() -> EngineHealth:
+        scene, found = Scene(Watched(tiny_folder)), list[EngineHealth]()
+
+        async def look() -> None:
+            found.append(await scene.watched.engine.health())
+
+        await scene.run(during, look)
+        return found[0]
+
+    health = clock.run(main, virtual=True)
+    assert (health.running, health.waiting, health.is_paused) == (3, 0, False)
