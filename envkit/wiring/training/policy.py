@@ -100,7 +100,14 @@ class Policy:
             torch.manual_seed(run.seed)
             critic = Critic(self.model) if algorithm.has_critic else None
         self._trainer = TorchTrainer(
-            self.model, algorithm, settings, None, critic=critic, reference=reference, tokenizer=self.tokenizer
+            self.model,
+            algorithm,
+            settings,
+            None,
+            engine_dtype=run.engine.dtype,
+            critic=critic,
+            reference=reference,
+            tokenizer=self.tokenizer,
         )
 
 
