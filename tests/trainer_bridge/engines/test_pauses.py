@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import pytest
 import safetensors.torch
 
@@ -39,7 +40,7 @@ class Scene:
 
             async def start() -> None:
                 tasks.start_soon(event)
-                await anyio.sleep(0)  # until the event waits for the engine
+                await anyio.lowlevel.checkpoint()  # until the event waits for the engine
 
             def start_in_the_pass() -> None:
                 if len(self.watched.fed) == during:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from envkit.config import RunConfig
 from envkit.config.training import RendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.types import EpisodeRecord, Exchange, Observation, SamplingParams, Task, Weights
+from envkit.trainer_bridge.weights.files import checksum
+from envkit.types import EpisodeRecord, Exchange, Observation, Sample, SamplingParams, Task
 from envkit.wiring import environments
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
@@ -26,7 +28,6 @@ from envkit.wiring.training import resolve
 from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
-from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 from tests.trainer_bridge.trainees import draw_samples
 
 TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
@@ -41,6 +42,14 @@ def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> 
         **sections,
     }
     return resolve.resolve(config.parse(content))
+
+
+def train(policy: Policy, samples: Sequence[Sample]) -> None:
+    async def main() -> None:
+        await policy.trainer.accumulate(samples)
+        await policy.trainer.update()
+
+    clock.run(main)
 
 
 def weights(policy: Policy) -> torch.Tensor:
@@ -82,8 +91,7 @@ def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path
     policy = open_policy(run)
     policy.begin_training(resolve.algorithm_of(run), run)
     before = weights(policy).clone()
-    policy.trainer.accumulate([sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
-    policy.trainer.update()
+    train(policy, [sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
     assert not torch.equal(weights(policy), before)
 
 
@@ -159,13 +167,6 @@ def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: 
     policy = open_policy(run)
     policy.begin_training(resolve.algorithm_of(run), run)
     assert policy.trainer._settings.temperature == 0.6
-
-
-def test_a_full_disk_is_reported_when_weights_are_written(tmp_path: Path) -> None:
-    policy = open_policy(run_of())
-    disk = tmp_path / "disk"
-    with full_disk(disk, 8 << 10), pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):
-        policy.write_weights(disk / "weights" / "warmup.safetensors")
 
 
 # --- Read from a folder ----------------------------------------------------------------------------------------------
@@ -299,18 +300,18 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
     assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
     before = weights(policy).clone()
     policy.begin_training(resolve.algorithm_of(run), run)
-    policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
-    policy.trainer.update()
+    train(policy, draw_samples(0, 8, tiny_folder))
     changed = (weights(policy) != before).float().mean()
     assert changed > 0.5
 
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.add_(0.1)
-    published = policy.trainer.publish()
-    assert published == Weights(1, "")  # nothing is written: the engine copies
 
     async def play() -> None:
+        published = await policy.trainer.publish()
+        assert (published.version, published.location) == (1, "")  # nothing is written: the engine copies
+        assert published.checksum == checksum(policy.model, torch.bfloat16)
         await policy.engine.load(published)
         completion = await policy.engine.generate([1, 5, 6], SamplingParams(max_tokens=3, seed=4))
         assert len(completion.token_ids) == 3

@@ -6,15 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 import torch
-from torch import nn
 
 from envkit import clock
+from envkit.trainer_bridge.engines import sampling
+from envkit.trainer_bridge.engines.sampling import sample
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.types import Completion, SamplingParams, stable_hash
 from tests.trainer_bridge.models import open_model, slow_logps
@@ -24,25 +24,11 @@ DICE = (0.1, 0.4, 0.05, 0.3, 0.15)
 SEED = 3
 
 
-class Dice(nn.Module):
-    """A model that always gives the chances of `DICE`."""
-
-    device = torch.device("cpu")
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        logits_V = torch.tensor(DICE).log() + 3.0  # what is added to all logits changes nothing
-        return SimpleNamespace(logits=logits_V.expand(input_ids.shape[0], 1, -1))
-
-
 def roll(count: int, **how: Any) -> list[tuple[int, float]]:
-    """Sample `count` tokens in one completion."""
-    engine = TransformersEngine(Dice(), pad_id=0)  # type: ignore[arg-type]
-
-    async def main() -> Completion:
-        return await engine.generate([1], SamplingParams(max_tokens=count, seed=SEED, **how))
-
-    got = clock.run(main, virtual=True)
-    return list(zip(got.token_ids, got.logprobs, strict=True))
+    """Sample `count` tokens of one completion."""
+    logits_V = torch.tensor(DICE).log() + 3.0  # what is added to all logits changes nothing
+    params = SamplingParams(max_tokens=count, seed=SEED, **how)
+    return sample(logits_V.expand(count, -1), [params] * count, range(count))
 
 
 def shares(count: int = 1500, **how: Any) -> list[float]:
@@ -108,21 +94,23 @@ def test_logprobs_are_those_of_the_tempered_distribution_before_top_k_and_top_p(
 
 
 def test_each_row_of_a_batch_is_cut_by_its_own_parameters() -> None:
-    engine = TransformersEngine(Dice(), pad_id=0)  # type: ignore[arg-type]
     ways: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_k": 3}]
-    seen: dict[int, set[int]] = {}
+    seen: list[set[int]] = [set() for _ in ways]
+    logits_BV = torch.tensor(DICE).log().expand(len(ways), -1)
+    for position in range(200):
+        params = [SamplingParams(seed=SEED, **way) for way in ways]
+        for row, (token, _) in enumerate(sample(logits_BV, params, [position] * len(ways))):
+            seen[row].add(token)
+    assert seen == [{0, 1, 2, 3, 4}, {1}, {1, 3}, {1}, {1, 3, 4}]
 
-    async def one(number: int) -> None:
-        got = await engine.generate([1], SamplingParams(max_tokens=200, seed=SEED, **ways[number]))
-        seen[number] = set(got.token_ids)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(len(ways)):
-                tasks.start_soon(one, number)
-
-    clock.run(main, virtual=True)
-    assert [seen[number] for number in range(5)] == [{0, 1, 2, 3, 4}, {1}, {1, 3}, {1}, {1, 3, 4}]
+def test_rows_are_sampled_in_parts_as_they_are_at_once() -> None:
+    vocabulary = sampling._SAMPLED_NUMBERS // 2  # two rows a part
+    logits_BV = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(1))
+    params = [SamplingParams(seed=row, temperature=0.7 * (row % 3), top_p=0.9 if row == 3 else 1.0) for row in range(5)]
+    positions = [3, 1, 4, 1, 5]
+    apart = [sample(logits_BV[row : row + 1], params[row : row + 1], positions[row : row + 1])[0] for row in range(5)]
+    assert sample(logits_BV, params, positions) == apart
 
 
 def test_the_same_seed_gives_the_same_token_wherever_the_row_stands(tiny_folder: Path) -> None:
@@ -147,9 +135,9 @@ def test_the_same_seed_gives_the_same_token_wherever_the_row_stands(tiny_folder:
 
     alone = clock.run(main, "m", 0, virtual=True)
     first, last = clock.run(main, "a", 6, virtual=True), clock.run(main, "z", 6, virtual=True)
-    assert alone.token_ids == first.token_ids == last.token_ids
-    assert first.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
-    assert last.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+    for other in (first, last):
+        assert other.token_ids.tolist() == alone.token_ids.tolist()
+        assert other.logprobs.tolist() == pytest.approx(alone.logprobs.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
@@ -161,6 +149,7 @@ def test_logprobs_are_the_models_log_softmax_at_the_temperature(tiny_folder: Pat
         return await engine.generate([1, 5, 6], SamplingParams(max_tokens=6, seed=3, temperature=temperature))
 
     got = clock.run(main, virtual=True)
-    for place, (token, logprob) in enumerate(zip(got.token_ids, got.logprobs, strict=True)):
-        logps = slow_logps(model, [1, 5, 6, *got.token_ids[:place]], temperature)
+    tokens = got.token_ids.tolist()
+    for place, (token, logprob) in enumerate(zip(tokens, got.logprobs.tolist(), strict=True)):
+        logps = slow_logps(model, [1, 5, 6, *tokens[:place]], temperature)
         assert logprob == pytest.approx(logps[token], abs=1e-5)
