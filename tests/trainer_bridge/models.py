@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Sample, SamplingParams, stable_hash
+from envkit.wiring.training.resolve import has_fast_bfloat16
 
 _EPISODES = itertools.count()
 
@@ -25,6 +26,11 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def fast_format() -> str:
+    """The number format in which a pretrained model plays and learns on this machine."""
+    return "bfloat16" if has_fast_bfloat16("auto") else "float32"
 
 
 def open_model(folder: Path) -> Any:
