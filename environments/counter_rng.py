@@ -48,7 +48,7 @@ def episode_seed(first: int, episode: int) -> int:
 
 
 def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return `episode_seed` of each pair. `first_B` must contain ``spread(first)``; episode numbers must be above 0."""
+    """Return `episode_seed` for arrays. `first_B` must contain ``spread(first)``; episode numbers must be above 0."""
     z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
     z_B >>= np.uint64(33)
     return z_B

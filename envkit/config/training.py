@@ -111,8 +111,8 @@ class RolloutSection(Section):
     max_turns: Count = 16
     """Maximum number of turns; longer episodes are cut off."""
     max_tokens: Count = 2048
-    """Maximum length in tokens of a turn's prompt and the completion (turn_tokens). If the next prompt is too long, the
-    episode is cut off."""
+    """Maximum number of tokens of a turn's prompt plus turn_tokens. If the next prompt is too long, the episode is cut
+    off."""
     turn_tokens: Count | None = None
     """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
     128."""
