@@ -9,9 +9,9 @@ memory  Peak memory of an update with 4,096 tokens per pass, with and without gr
         vocabularies of 1,000 and 152,000 tokens.
 sums    ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, and REINFORCE and PPO with one seed and a quarter of
         the train steps. For comparison, the untrained model with 64 tokens per answer and three prompts. The share of
-        its answers that contain a number separates the answer format from arithmetic.
+        its answers with any number, right or wrong, shows how many fail because of their format.
 lake    ``examples/llm-lake.yaml``: imitation, then GRPO, with one board per prompt. For comparison, imitation alone for
-        the same time, and prompts with the whole history for half of the train steps.
+        the same time, and a run half as long whose prompts contain the whole history.
 trl     Seconds until the sums reach the same held-out success, compared with TRL's unmodified GRPOTrainer in a separate
         virtual environment. Both have the same model, order of sums, episodes per train step, learning rate, clipping,
         float32 weights under bfloat16 autocast, and one thread. The same command evaluates both policies. The time for

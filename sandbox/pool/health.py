@@ -170,7 +170,7 @@ async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> No
     """Run `check` until it returns why the sandbox is lost, or until the sandbox has been removed."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_loss, instance, check)
-        # Do not cancel the check before the removal: the check waits for the sandbox's server to close the connection.
+        # Until the sandbox has been removed, the check waits for the connection of its server to close, so let it run.
         await instance.cleared.wait()
         tasks.cancel_scope.cancel()
 
