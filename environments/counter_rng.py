@@ -71,7 +71,7 @@ def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDAr
 def chance_B(
     first_B: NDArray[np.uint32], stride_B: NDArray[np.uint32], count_B: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Return ``chance(seed, count) * 2**32`` for each pair; `chances_of_B` makes the first two arguments of the seeds."""
+    """Return ``chance(seed, count) * 2**32`` for each pair. `chances_of_B` returns the first two arguments."""
     z_B = count_B * stride_B
     z_B += first_B
     z_B ^= z_B >> _16_1
