@@ -1,5 +1,5 @@
-# The commands of the project. Another interpreter: make test PYTHON=python3.12. Arguments for pytest: make test ARGS="-k lake".
-# Workers of pytest: make test WORKERS=8. Environments and images are cached in $ENVKIT_CACHE, or ~/.cache/envkit.
+# The commands of the project. PYTHON=python3.12 chooses the interpreter, ARGS="-k lake" passes arguments to pytest, and
+# WORKERS=8 sets its number of workers. Environments and images are cached in $ENVKIT_CACHE, or ~/.cache/envkit.
 .POSIX:
 SHELL = /bin/sh
 PYTHON = python3
@@ -14,7 +14,7 @@ PYTEST = $(BIN)/pytest --durations=40
 
 .PHONY: install quickstart quickstart-llm test test-fast peers lint bench bench-sandboxes bench-fleet bench-many-sandboxes bench-false-losses docs clean clean-cache
 
-# The requirements of playing, serving and training.
+# Install envkit in .venv with all that playing, serving and training need.
 install: .venv/train
 
 # Train a tiny policy on this machine's CPU: runs/quickstart/.
@@ -26,9 +26,9 @@ quickstart-llm: install
 	$(BIN)/envkit model get smollm2-135m
 	$(BIN)/envkit train examples/llm-arithmetic.yaml --output runs/quickstart-llm
 
-# All tests: first in parallel, then those marked `alone`, one by one. Tests whose component (Docker, bubblewrap, the
-# language model) is missing are skipped with the reason. At most three failed tests are run once more. Durations are in
-# .reports/.
+# All tests: first in parallel, then those marked `alone`, one by one. A test is skipped with the reason if
+# what it needs (Docker, bubblewrap, the language model) is missing. If at most three tests fail, they are run once more.
+# Durations are in .reports/.
 test: .venv/dev .venv/model
 	docker/install-missing
 	rm -f .pytest_cache/v/cache/lastfailed .reports/flaky.txt
@@ -45,7 +45,7 @@ test-fast: .venv/dev
 	$(PYTEST) --junitxml=.reports/fast.xml -n $(WORKERS) --dist loadgroup -m "not (alone or slow or docker or bwrap or ray)" \
 	--ignore=tests/e2e --ignore=tests/docs/test_commands.py $(ARGS)
 
-# The packages that tests/parity compares with; without them those tests are skipped.
+# Install the projects that tests/parity compares envkit with; without them, these tests are skipped.
 peers: .venv/peers/done
 
 lint: .venv/dev
@@ -55,8 +55,8 @@ lint: .venv/dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# The benchmarks; see benchmarks/README.md. ARGS=--quick uses the smallest settings, to show that they run. All run, and make
-# fails at the end if one failed. ARGS="--roll PATH --ragen PATH" names the checkouts of these peers.
+# The benchmarks; see benchmarks/README.md. ARGS=--quick uses the smallest settings, to show that they run. If one fails, the
+# others still run, and make fails at the end. ARGS="--roll PATH --ragen PATH" also compares with checkouts of ROLL and RAGEN.
 bench: .venv/dev .venv/bench/done
 	failed=; for name in text_games vector_games levels; do \
 	$(BIN)/python benchmarks/bench_$$name.py $(ARGS) || failed="$$failed $$name"; done; \
@@ -64,7 +64,7 @@ bench: .venv/dev .venv/bench/done
 	$(BIN)/python benchmarks/bench_$$name.py $$quick || failed="$$failed $$name"; done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-# The cost of sandboxes, compared with SWE-ReX and ROCK, whose server it starts. Five minutes, and five more to install ROCK.
+# The cost of sandboxes, compared with SWE-ReX and with a ROCK server. Five minutes, and five more to install ROCK.
 bench-sandboxes: .venv/sandboxes/done .venv/rock/done
 	docker/install-missing
 	docker/with-daemon docker/with-base .venv/sandboxes/bin/python benchmarks/bench_sandboxes.py $(ARGS)
@@ -100,14 +100,14 @@ clean:
 	rm -rf .venv .reports dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Remove the cache of all clones; existing .venv folders still work. Do not run it while a cached environment is being made.
+# Remove the cache, which all clones share; existing .venv folders still work. Do not run this while another make fills it.
 clean-cache:
 	rm -f .venv/model
 	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
-# torch is installed first and alone: pip's own settings choose its wheel, such as one from a folder of CPU wheels, and later
-# installs do not replace it.
+# torch is installed in a step of its own, before the rest, so that later steps do not replace it. pip's settings choose its
+# wheel, such as one from a folder of CPU wheels.
 .venv/train: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"envkit needs Python 3.11 or newer, not {v[0]}.{v[1]}: make PYTHON=...")'
 	$(VENV) .venv $(TRAIN)
@@ -117,11 +117,11 @@ clean-cache:
 	$(VENV) .venv $(TRAIN) ".[dev]"
 	touch .venv/train $@
 
-# The language model of the tests, in the cache of all clones. Offline, the tests that need it are skipped.
+# Download the language model of the tests to the cache. Without a network, the tests that need it are skipped.
 .venv/model: .venv/dev
 	@$(BIN)/envkit model get smollm2-135m >$@ || { rm -f $@; echo "continuing without the model smollm2-135m" >&2; }
 
-# Peers have environments of their own: they need older versions of envkit's requirements.
+# Peers are installed in separate virtual environments: they need older versions of packages than envkit.
 .venv/peers/done: tests/parity/peers.txt
 	$(VENV) .venv/peers @tests/parity/peers.txt
 	touch $@

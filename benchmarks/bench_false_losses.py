@@ -1,7 +1,6 @@
 """Count false losses: healthy sandboxes that are declared lost or suspect while all processors are busy. By default,
-half of the sandboxes are containers and half use bubblewrap (``--docker``, ``--local``). Every second, some of the
-sandboxes run a program. The exit status is 1 if a sandbox was lost or a program failed. Ctrl-C ends the measurement
-early.
+there are 100 containers (``--docker``) and 100 bubblewrap sandboxes (``--local``). Every second, a few of them run a
+program. The exit status is 1 if a sandbox was declared lost or a program failed. Ctrl-C ends the measurement early.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from envkit.types import SandboxSpec, SandboxState
 
 _ALARMS = (SandboxState.SUSPECT, SandboxState.LOST)
 _CALLS = 4
-"""Number of programs to run per second."""
+"""Number of programs to start per second, each in another sandbox."""
 _STARTING = 8
 
 
@@ -106,9 +105,9 @@ async def _report(pools: list[Pool], seen: Counter[str]) -> None:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--minutes", type=float, default=30, help="how long")
-    arguments.add_argument("--docker", type=int, default=100, help="containers")
-    arguments.add_argument("--local", type=int, default=100, help="sandboxes of bubblewrap")
+    arguments.add_argument("--minutes", type=float, default=30, help="duration in minutes")
+    arguments.add_argument("--docker", type=int, default=100, help="number of containers")
+    arguments.add_argument("--local", type=int, default=100, help="number of bubblewrap sandboxes")
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
     settings = parsed(arguments, minutes=0.1, docker=2, local=2)
     try:

@@ -1,7 +1,7 @@
 """The cost of the gateway: sandboxes over HTTP, compared with ROCK, and environment steps, compared with OpenEnv.
 
-Run it with the interpreter that has the peers, ``.venv/sandboxes/bin/python``; a missing peer is left out. Required
-images: ``--image`` for sandboxes, and ``--games-image`` (``envkit image build games``).
+Run it with the interpreter that has the peers, ``.venv/sandboxes/bin/python``; a missing peer is left out. Two
+images must exist: ``--image`` for sandboxes, and ``--games-image``, which ``envkit image build games`` makes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from waiting import Claim, Findings
 from envkit import clock
 
 _OPENENV = ["OpenEnv"]
-"""OpenEnv with an environment as in its guide. `_ASYNC` is OpenEnv with an environment that has the async methods."""
+"""OpenEnv with an environment written as in its guide. In `_ASYNC`, the environment also has async methods."""
 _ASYNC = ["OpenEnv, async"]
 
 CLAIMS = (
@@ -42,12 +42,12 @@ CLAIMS = (
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of all sandboxes")
-    arguments.add_argument("--games-image", default="envkit/games:1", help="image of the environments' sandbox")
+    arguments.add_argument("--games-image", default="envkit/games:1", help="image of the sandbox with environments")
     arguments.add_argument("--only", choices=["sandboxes", "steps"], help="measure this part alone")
-    arguments.add_argument("--starts", type=int, default=20, help="warm leases, and refusals")
-    arguments.add_argument("--calls", type=int, default=200, help="single calls of each contestant")
+    arguments.add_argument("--starts", type=int, default=20, help="number of warm leases, and of refused requests")
+    arguments.add_argument("--calls", type=int, default=200, help="number of single calls per contestant")
     arguments.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
-    arguments.add_argument("--round-s", type=float, default=2, help="seconds of a round of many callers")
+    arguments.add_argument("--round-s", type=float, default=2, help="seconds per round with many callers")
     arguments.add_argument("--rock-s", type=float, default=70, help="seconds to wait for ROCK's refusal")
     settings = parsed(arguments, starts=2, calls=5, rounds=1, round_s=0.2, rock_s=1)
     findings = Findings()

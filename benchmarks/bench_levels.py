@@ -1,9 +1,9 @@
 """The cost of generating a Sokoban level, and whether the levels are solvable.
 
-envkit generates a level at each reset, with default options and a new seed. The peers use their own defaults. `solver`,
-which is independent of all generators, solves the first levels of each contestant. It reports how many are solvable,
-how long the solutions are, and whether envkit's ``info["level"]["shortest"]`` is right. ROLL and RAGEN (``--roll PATH
---ragen PATH``) take part, but no claim is about them.
+envkit generates a level at each reset, with default options and a new seed. The peers use their own defaults. Then
+`games/solver.py`, which is independent of all generators, solves the first levels of each contestant. This reports how
+many are solvable, how long solutions are, and whether envkit's ``info["level"]["shortest"]`` is right. ROLL and RAGEN
+(``--roll PATH --ragen PATH``) take part, but no claim is about them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CLAIMS = (
 KINDS = ((8, 2), (6, 1), (6, 2), (10, 4))
 """Sizes and numbers of boxes of the levels to generate."""
 SLOW = (10, 4)
-"""The size and number of boxes at which a peer takes seconds per level. Each round generates only one such level, with
-only the two contestants of the claims.
+"""The size and number of boxes at which a peer takes seconds per level. Rounds are short (one level of such a peer),
+and of the peers only the two that claims name take part.
 """
 
 
@@ -64,7 +64,7 @@ class Own:
 
 
 def grade(name: str, levels: Sequence[Made], size: int) -> None:
-    """Solve the levels and print the results."""
+    """Solve the levels of the contestant `name`, whose boards have `size` rows, and print the results."""
     lengths: list[int | None] = []
     reported, right = 0, 0
     for text, shortest in levels:
@@ -87,7 +87,7 @@ def grade(name: str, levels: Sequence[Made], size: int) -> None:
 
 
 def compare(size: int, boxes: int, settings: argparse.Namespace) -> Rates:
-    """Time and grade levels of one kind."""
+    """Time and grade levels of one size and number of boxes."""
     kind = f"{size}x{size}, {boxes} box{'es' if boxes > 1 else ''}"
     is_slow = (size, boxes) == SLOW
     print(f"Sokoban {kind}: new levels")
@@ -112,7 +112,7 @@ def compare(size: int, boxes: int, settings: argparse.Namespace) -> Rates:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=5, round_cpu_s=2.0)
-    arguments.add_argument("--kinds", type=int, default=len(KINDS), help="how many sizes, the slowest last")
+    arguments.add_argument("--kinds", type=int, default=len(KINDS), help="number of kinds of levels; slowest last")
     settings = parsed(arguments, rounds=1, round_cpu_s=0.02, kinds=1)
     rates: dict[str, Sequence[float]] = {}
     for size, boxes in KINDS[: settings.kinds]:

@@ -1,9 +1,9 @@
 """Many sandboxes at once in one pool: how much memory each takes, how fast each answers, and how long it takes to
 stop them.
 
-The sandboxes have no command, only a running agent; ``--docker 0`` or ``--local 0`` leaves one backend out. No
-further sandbox is started while the machine has less than 4 GiB of free memory. Exits with status 1 if anything is
-left afterwards.
+The sandboxes have no command, only a running agent; ``--docker 0`` or ``--local 0`` leaves out a backend. No
+further sandbox is started while the machine has less than 4 GiB of free memory. Exits with status 1 if a sandbox was
+lost, or if a process, container or folder is left at the end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHOWN = 100
 
 
 async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
-    """Fill a pool, measure, and empty it; return whether nothing is left."""
+    """Start `number` sandboxes, measure, and stop them; return whether no sandbox was lost and nothing is left."""
     spec = SandboxSpec(image=image if kind == "docker" else None)
     free = available_mib()
     begin = clock.now()
@@ -56,7 +56,7 @@ async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
         pool = await stack.enter_async_context(Pool([Node("here", backend)]))
         names = await start_all(pool, spec, number)
         print(f"{len(names)} {kind} sandboxes\n  all started in {clock.now() - begin:13.1f} s")
-        await anyio.sleep(2)  # until memory that only starting needs is free
+        await anyio.sleep(2)  # until memory that sandboxes need only while they start is free
         print(f"  memory of the machine {(free - available_mib()) / len(names):9.1f} MiB each")
         print(f"  of its processes {await clock.to_thread(_pss_mib, kind) / len(names):14.1f} MiB each", flush=True)
         await answer(findings, pool, spec, kind, [pool.get(name) for name in names])
@@ -69,7 +69,7 @@ async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
 
 
 async def start_all(pool: Pool, spec: SandboxSpec, number: int) -> list[str]:
-    """Lease up to `number` sandboxes, and return their names."""
+    """Lease `number` sandboxes, fewer if memory runs low, and return their names."""
     names: list[str] = []
     turn = anyio.CapacityLimiter(_STARTING)
 
@@ -153,8 +153,8 @@ def _left(kind: str) -> list[str]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--docker", type=int, default=200, metavar="COUNT", help="sandboxes of Docker")
-    arguments.add_argument("--local", type=int, default=1000, metavar="COUNT", help="sandboxes of bubblewrap")
+    arguments.add_argument("--docker", type=int, default=200, metavar="COUNT", help="number of containers")
+    arguments.add_argument("--local", type=int, default=1000, metavar="COUNT", help="number of bubblewrap sandboxes")
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
     settings = parsed(arguments, docker=2, local=4)
     findings = Findings()
@@ -166,7 +166,7 @@ def main() -> None:
     ]
     print(f"Load average after: {os.getloadavg()[0]:.1f}")
     if not all(are_clean):
-        sys.exit("some were lost, or something is left")
+        sys.exit("sandboxes were lost, or something is left; see above")
     findings.check([claim for claim in CLAIMS if vars(settings)[claim.what.split()[-2]]], is_strict=not settings.quick)
 
 

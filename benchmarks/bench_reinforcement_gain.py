@@ -1,8 +1,8 @@
 """The gain from reinforcement learning: the quickstart, compared with imitation alone for the same time.
 
-This runs ``examples/quickstart.yaml``, and then the same file without reinforcement learning. The second run has more
-imitation updates, in the ratio of the first run's total time to its warm-up time. It prints the held-out success of
-both runs and of the demonstrators, and the ratio of the runs. It takes about twice as long as the quickstart.
+This runs ``examples/quickstart.yaml``, and then the same file without reinforcement learning. The second run makes
+more imitation updates, so that it takes about as long as the first. The output is the held-out success of both runs,
+their ratio, and the success of the imitated demonstrators. All takes about twice as long as the quickstart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def warmup_updates(updates: Mapping[str, float]) -> list[str]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[7], help="of the runs, each of which is a row")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[7], help="seeds; each one is a row of the output")
     settings = parsed(arguments)
     updates = {name: 1 if settings.quick else getattr(WarmupSection(), name) for name in STAGES}
     changes = SMALLEST if settings.quick else []

@@ -1,10 +1,9 @@
-"""What a sandbox costs: its start, a program, a step of a persistent shell, a file of 1 MiB; also with 16 concurrent
-callers.
+"""How long a sandbox takes to start, to run a program or a command of a persistent shell, and to transfer 1 MiB.
 
-Compares two of envkit's backends with SWE-ReX and ROCK. Run it with the interpreter that has the peers,
-``.venv/sandboxes/bin/python``; a missing peer is left out. ``--rock URL`` uses a running server of ROCK; without
-it, one is started. All containers run in ``--image``, which must exist, with bash and the libraries that a Python needs
-(libssl, libffi); ``docker/with-base`` makes the default image.
+Compares two of envkit's backends with SWE-ReX and ROCK, also with 16 concurrent callers. Run it with the
+interpreter that has the peers, ``.venv/sandboxes/bin/python``; a missing peer is left out. ``--rock URL`` uses a
+running ROCK server; by default, one is started. All containers use ``--image``, which must exist and contain bash and
+the libraries that Python needs (libssl, libffi); ``docker/with-base`` makes the default image.
 """
 
 from __future__ import annotations
@@ -155,12 +154,12 @@ async def reading(contestant: Contestant) -> None:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of all containers")
-    arguments.add_argument("--rock", metavar="URL", help="a server of ROCK; without it, one is started")
+    arguments.add_argument("--rock", metavar="URL", help="a running ROCK server; by default, one is started")
     arguments.add_argument("--only", choices=["local", "docker"], help="measure only this backend")
-    arguments.add_argument("--starts", type=int, default=40, help="starts of each contestant")
-    arguments.add_argument("--calls", type=int, default=200, help="single calls of each contestant")
+    arguments.add_argument("--starts", type=int, default=40, help="number of starts per contestant")
+    arguments.add_argument("--calls", type=int, default=200, help="number of single calls per contestant")
     arguments.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
-    arguments.add_argument("--round-s", type=float, default=2, help="seconds of a round of 16 callers")
+    arguments.add_argument("--round-s", type=float, default=2, help="seconds per round with 16 callers")
     settings = parsed(arguments, starts=2, calls=5, rounds=1, round_s=0.2)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")

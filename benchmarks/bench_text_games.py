@@ -1,4 +1,4 @@
-"""The cost of a Sokoban step in text, from a whole answer to an observation, in one environment with automatic resets.
+"""The cost of a Sokoban step, from an answer as text to an observation as text, with a reset after each episode.
 
 Rooms are 6x6 with one box and 10,000 moves. All contestants play the same random moves. ROLL and RAGEN require
 checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment receives numbers, since it does not parse answers itself.

@@ -1,4 +1,4 @@
-"""The cost of a step in 1,024 games at a time: with grids and action numbers, compared with envpool, and with text.
+"""The cost of a step of 1,024 games at once, with grids and action numbers (compared with envpool), and with text.
 
 envpool's Sokoban plays one built-in level (10x10, four boxes, 120 moves) in all environments. envkit's levels have the
 same number of boxes and moves, and are drawn from a set of 1,000. envpool's lake is the slippery 4x4 map with 100
@@ -34,12 +34,12 @@ ROOM: dict[str, Any] = {"size": 10, "boxes": 4, "max_moves": 120}
 LAKE: dict[str, Any] = {"map": "4x4", "max_moves": 100}
 SMALL: dict[str, Any] = {"size": 6, "boxes": 1, "max_moves": 10_000}
 WARM_STEPS = 1_500
-"""Number of steps that draw each of 1,000 levels: 12 episodes in each of 1,024 environments."""
+"""Number of untimed steps before the measurement, which draw all 1,000 levels: 12 episodes of 1,024 environments."""
 ROUNDS_OF_NEW_LEVELS = 3
 
 
 def vector(num_envs: int, env_id: str, warm_steps: int = 0, **options: Any) -> Play:
-    """Step envkit's vector environment with random action numbers."""
+    """Return a `Play` that steps envkit's vector environment with random action numbers."""
     envs = envkit.make_vec(env_id, num_envs, mode="native", observation="grid", action="index", **options)
     envs.reset(seed=0)
     play = stepping_all(envs, list(batches(num_envs)))
@@ -48,7 +48,7 @@ def vector(num_envs: int, env_id: str, warm_steps: int = 0, **options: Any) -> P
 
 
 def episodes(num_envs: int, moves: int, **options: Any) -> Play:
-    """Play whole episodes. Random moves solve almost no room, so all rooms are reset at the same step."""
+    """Return a `Play` of whole episodes. Random moves rarely solve a room, so all rooms are reset at the same step."""
     play = vector(num_envs, "Sokoban-v0", max_moves=moves, **options)
     return lambda times: play(times * (moves + 1))
 
@@ -77,7 +77,7 @@ def one_of_text() -> Play:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--envs", type=int, default=1024, help="environments at once")
+    arguments.add_argument("--envs", type=int, default=1024, help="number of environments that are stepped at once")
     settings = parsed(arguments, rounds=1, round_cpu_s=0.05, envs=16)
 
     def own(make: Callable[..., Play], *words: Any, **options: Any) -> Callable[[], Turn]:

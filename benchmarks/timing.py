@@ -15,11 +15,11 @@ from operator import truediv
 from typing import NamedTuple, TypeAlias
 
 Play: TypeAlias = Callable[[int], int]
-"""Function that works the given number of times, and returns the number of units (steps, levels)."""
+"""Function that repeats its work the given number of times, and returns the number of steps or levels done."""
 Turn: TypeAlias = Callable[[float], float]
-"""Function that plays for at least the given CPU seconds, and returns the units per CPU second."""
+"""Function that works for at least the given CPU seconds, and returns the steps or levels per CPU second."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
-"""Units per CPU second in each round, for each contestant."""
+"""Steps or levels per CPU second in each round, for each contestant."""
 
 _CALIBRATED_S = 0.02
 

@@ -19,7 +19,7 @@ from envkit import clock
 Call: TypeAlias = Callable[[], Awaitable[object]]
 """Makes one call. If it returns a function, this function is called for clean-up afterwards and is not timed."""
 CallBy: TypeAlias = Callable[[int], Awaitable[object]]
-"""Makes one call for the caller with the given number. If it returns a number, it counts as that many calls."""
+"""Makes one call for the caller with the given number. A number that it returns is how many calls it counts as."""
 Rounds: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """Seconds of every call in each round, for each contestant."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
@@ -30,7 +30,7 @@ _VERDICTS = {True: "holds", False: "BROKEN", None: "not checked"}
 
 
 class FailedCallError(Exception):
-    """A peer answered a call with an error; the call does not count."""
+    """A server answered a call with an error, so the call does not count."""
 
 
 class Claim(NamedTuple):
@@ -68,7 +68,7 @@ class Findings:
         """
         seconds: dict[str, list[list[float]]] = {name: [] for name in calls}
         failed = dict.fromkeys(calls, 0)
-        for call in calls.values():  # the first call may load modules or data
+        for call in calls.values():  # the first call is not timed, since it may load modules or data
             await _tidy(await call())
         for name in _turns(calls, rounds):
             seconds[name].append([])
@@ -124,7 +124,7 @@ class Findings:
                     failed[name] += 1
 
         for name in _turns(calls, rounds):
-            before_s = cpu_s[name]() if cpu_s else 0.0  # slow if there are many processes
+            before_s = cpu_s[name]() if cpu_s else 0.0  # not timed: slow with many processes
             done, begin = 0, clock.stopwatch()
             async with anyio.create_task_group() as tasks:
                 for caller in range(callers if isinstance(callers, int) else callers[name]):

@@ -1,5 +1,5 @@
-# envkit/games: the server of the games, which is envkit with its dependencies, on any base with Python 3.11 or newer.
-# `envkit image build games` makes the build context, which contains wheels and the installed envkit.
+# envkit/games: the image of sandboxes that run environments: envkit and its dependencies, on a base with Python 3.11 or newer.
+# `envkit image build games` makes the build context: the wheels of the dependencies, and the installed envkit.
 ARG BASE
 FROM ${BASE} AS install
 ARG BUILD

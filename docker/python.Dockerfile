@@ -1,4 +1,4 @@
-# envkit/python: Python and chosen packages, for programs that do not need envkit in their sandbox.
+# envkit/python: an image with Python and chosen packages, for programs that do not need envkit in their sandbox.
 # `envkit image build python --with PACKAGE` makes the build context, which contains the packages as wheels.
 ARG BASE
 FROM ${BASE} AS install

@@ -48,9 +48,9 @@ SOCKET = """
 A WebSocket at `/v1/ws` carries many calls. Each call is a frame `{"id": ..., "method": ..., "params": {...}}`. The
 server answers it with `{"id": ..., "result": ...}` or `{"id": ..., "error": ...}`; answers may come in another order.
 `id` is a number or a text that the client chooses. A message contains one frame, or a list of up to 1,000 frames. If
-the WebSocket closes, the server cancels each call about a sandbox that was sent without `key`, and completes all other
-calls. To get the result of a completed call, repeat it over a new WebSocket, with the same `key` if it had one. `?`
-marks a parameter that may be omitted. The methods:
+the WebSocket closes, the server cancels the sandbox calls that have no parameter `key`, and completes all other calls.
+To get the result of a completed call, repeat it over a new WebSocket, with the same `key` if it had one. `?` marks a
+parameter that may be omitted. The methods:
 
 | method | parameters |
 |---|---|

@@ -149,7 +149,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         self._problem: ArithmeticProblem | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Start an episode. `seed` selects the first question of a sequence; a reset without it takes the next one."""
+        """Start an episode. A `seed` starts a sequence of questions; a reset without `seed` takes the next question."""
         self._problem = None
         chosen = override(self._defaults, options)
         super().reset(seed=seed)

@@ -48,7 +48,7 @@ def episode_seed(first: int, episode: int) -> int:
 
 
 def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return `episode_seed` of each pair. `first_B` must contain ``spread(first)``; episode numbers must be above 0."""
+    """Return `episode_seed` for arrays. `first_B` must contain ``spread(first)``; episode numbers must be above 0."""
     z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
     z_B >>= np.uint64(33)
     return z_B
@@ -71,7 +71,7 @@ def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDAr
 def chance_B(
     first_B: NDArray[np.uint32], stride_B: NDArray[np.uint32], count_B: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Return `chance` of each seed and count, times 2**32. The first two arguments are the result of `chances_of_B`."""
+    """Return ``chance(seed, count) * 2**32`` for each pair. `chances_of_B` returns the first two arguments."""
     z_B = count_B * stride_B
     z_B += first_B
     z_B ^= z_B >> _16_1

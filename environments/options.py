@@ -76,8 +76,8 @@ def check_symbols(name: str, value: object, *, instead_of: str) -> None:
     ):
         raise OptionError(
             name,
-            f"must be {len(instead_of)} different printable characters without spaces, in the order of "
-            f"{instead_of}, got {value!r}",
+            f"must be {len(instead_of)} different printable characters without spaces, to show instead of "
+            f"{instead_of} in this order, got {value!r}",
         )
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MAX_TURNS_WITHOUT_TIME = 100_000
-"""Iterations of a loop with virtual time after which it raises an error if its time has not moved."""
+"""Iterations after which a `VirtualLoop` raises an error if its time has not changed."""
 
 OWN_LATENESS_S = 0.25
 """Seconds by which a timer of this process may fire late before the delay counts as lag of its event loop."""
@@ -133,7 +133,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     (`_ready`, `_scheduled`, `_run_once`, `_timer_handle_cancelled`): check them for each new Python version.
 
     Attributes:
-        holds: Number of waits in real time (for threads, sockets, processes). Virtual time stands still unless it is 0.
+        holds: Number of running waits in real time (for threads, sockets, processes), during which virtual time stops.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._timers_dead -= 1
 
     def _wait_or_jump(self) -> None:
-        """Poll sockets and pipes. If nothing is ready and no real wait is pending, set the time to the next timer."""
+        """Poll sockets and pipes. If nothing is ready and `holds` is 0, set the time to that of the next timer."""
         if self._ready:  # type: ignore[attr-defined]
             self._turns_without_time += 1
             if self._turns_without_time > MAX_TURNS_WITHOUT_TIME:
@@ -220,7 +220,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def compensate_loop_lag(answered_at: float, late_s: float, *, now: float) -> float:
-    """Return `answered_at`, moved forward by the lag of this process's event loop, which reads no answers meanwhile.
+    """Return `answered_at` moved forward by `late_s`, in which this process could not read the peer's answers.
 
     Args:
         answered_at: Time of a peer's last answer, or the result of an earlier call of this function.

@@ -60,7 +60,7 @@ class AsyncEnv(ABC):
     """An environment that does I/O, for example with a sandbox, a server or a judge model.
 
     Attributes:
-        metrics: Metrics that it reports in ``info``: ``"mean"``, ``"last"`` or ``"sum"`` over an episode, by name.
+        metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
@@ -209,7 +209,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return step.observation.text, step.reward, step.terminated, step.truncated, info
 
     def close(self) -> None:
-        """End the episode and close the host; idempotent. Without this call, it happens when the interpreter exits."""
+        """End the episode and close the host; idempotent. At its exit, the interpreter does the same."""
         self._episode = None
         self._finalizer()
 
@@ -226,8 +226,8 @@ def loop_thread() -> BlockingPortalProvider:
 def close_here(pid: int, resources: ExitStack) -> None:
     """Close resources that process `pid` opened; do nothing in a process that was forked from it.
 
-    The garbage collector may call this in any thread. In a thread with a running event loop, which may be the shared
-    loop, closing could wait for itself; a new thread then closes the resources.
+    The garbage collector may call this in any thread. If the thread runs an event loop, which may be the shared one,
+    closing there could deadlock, so a new thread closes the resources.
     """
     if os.getpid() != pid:
         return
@@ -248,7 +248,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
     An error that environments raise on purpose (`_INTENDED_ERRORS`) is returned unchanged. Any other error becomes an
-    `EnvError`, and also a `ConfigError` or `UsageError` from the code that opens sandboxes for environments.
+    `EnvError`. So does a `ConfigError` or `UsageError` that the code which opens sandboxes for environments raised.
 
     Args:
         error: The exception, with its traceback.

@@ -130,7 +130,7 @@ def specs() -> Iterator[EnvSpec]:
 def load_entry_points() -> None:
     """Call the entry points of installed packages, so that they register environments. If one fails, issue a warning.
 
-    A package that is still being imported, or whose own entry point makes this call, is left to the next call.
+    A package that is still being imported, or whose own entry point makes this call, is skipped until the next call.
     """
     with _LOCK:
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -165,5 +165,5 @@ def load(entry_point: str | Callable[..., Any]) -> Any:
 
 
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:
-    """Return the options of a spec, with the caller's `options` added or put in their place."""
+    """Return the options of `spec`, overridden and extended by the caller's `options`."""
     return {**spec.options, **options}

@@ -3,7 +3,7 @@
 //     envkit serve
 //     node examples/play.mjs http://127.0.0.1:8000 FrozenLake-v0 7
 //
-// The token, if the server needs one, is in ENVKIT_TOKEN.
+// If the server needs a token, set the environment variable ENVKIT_TOKEN.
 
 const [url = "http://127.0.0.1:8000", envId = "FrozenLake-v0", seed = "1"] = process.argv.slice(2);
 const headers = { "content-type": "application/json" };
@@ -11,8 +11,8 @@ if (process.env.ENVKIT_TOKEN) {
   headers.authorization = `Bearer ${process.env.ENVKIT_TOKEN}`;
 }
 
-// Makes a call, and repeats it while the server asks for that: 202 means that a reset is still running, and `retry` that
-// the server has no capacity now. Every call of the API is safe to repeat.
+// Sends a request, and repeats it while the server asks for that: status 202 means that a reset is still running, and the
+// field `retry` that the server has no capacity now. Every request of the API is safe to repeat.
 async function call(method, path, body) {
   for (;;) {
     const response = await fetch(url + path, { method, headers, body: body && JSON.stringify(body) });

@@ -1,15 +1,15 @@
 """Make a virtual environment from cached layers: ``cached_venv.py FOLDER LAYER...``.
 
-A LAYER is one ``pip install``: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
-requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed only in
-FOLDER, as editable; its build requirements are the first layer, so that a filled cache works without a network.
+A LAYER is one ``pip install``: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for the requirements
+of this project with these extras, or ``@FILE`` for a file of requirements. The project itself is not in a layer: it is
+installed only in FOLDER, as editable. Its build requirements are the first layer, so a filled cache needs no network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
 interpreter, pip's environment variables, the month, and all requirements up to this layer. Layers are thus rebuilt once
-a month with the newest releases. A layer is built in a temporary folder beside its final one, under a lock, and renamed
-when complete. After that, layers that were not used for 60 days are removed. The files in FOLDER are hard links to
-those of the last layer (copies on another file system), so do not edit them in place; pip replaces them instead. If
-FOLDER already contains an environment, pip updates it. If the cache cannot be written, FOLDER is made without it.
+a month with the newest releases. A layer is built under a lock, in a temporary folder that is renamed when the layer is
+complete. Then layers that were not used for 60 days are removed. The files in FOLDER are hard links to those of the
+last layer (copies on another file system), so do not edit them in place; pip replaces files instead of editing them.
+If FOLDER already contains an environment, pip updates it. If the cache is not writable, FOLDER is made without it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
 def main(folder: Path, layers: list[str]) -> None:
-    """Make or update the environment in `folder`. A second process waits for the first."""
+    """Make or update the environment in `folder`. Processes that use the same folder wait for each other."""
     wanted = [_requirements(layer) for layer in layers]
     editable = any(_PROJECT.fullmatch(layer) for layer in layers)
     if editable:
@@ -57,7 +57,7 @@ def main(folder: Path, layers: list[str]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` during the block; wait if another process holds it."""
+    """Lock the file `path` during the block; wait while another process has locked it."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(lock.fileno())
@@ -123,7 +123,7 @@ def _cached(cache: Path, layers: list[list[str]]) -> Path:
 
 
 def _remove_unused(cache: Path, since_s: float) -> None:
-    """Remove the layers, but not the lock files, whose lock was last taken before `since_s` (seconds since 1970)."""
+    """Remove each layer whose lock was last taken before `since_s` (seconds since 1970). The lock files remain."""
     for path in cache.glob("*.lock"):
         if path.stat().st_mtime < since_s:
             for suffix in ("", ".new"):
@@ -136,7 +136,7 @@ def _pip_install(folder: Path, arguments: list[str]) -> None:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Remove an environment whose interpreter no longer exists, but not the environments inside `folder`."""
+    """Remove the broken virtual environment in `folder`, but not other virtual environments in its subfolders."""
     (folder / "pyvenv.cfg").unlink(missing_ok=True)
     for name in ("bin", "lib"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -160,7 +160,7 @@ def _link(source: Path, target: Path) -> None:
 def _link_files(source: Path, target: Path, names: list[str]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (target / name).unlink(missing_ok=True)  # a link such as lib64, or a file of an interrupted run
+        (target / name).unlink(missing_ok=True)  # left by an interrupted run, or made by venv (the link lib64)
         try:
             os.link(source / name, target / name, follow_symlinks=False)
         except OSError:  # `source` is on another file system
@@ -174,7 +174,7 @@ def _name_programs(folder: Path, new: Path, old: Path | None = None) -> None:
         content = b"" if file.is_symlink() else file.read_bytes()
         if old_name in content and b"\0" not in content[:1024]:
             mode = file.stat().st_mode
-            file.unlink()  # unlink first, since it may be a hard link to a file in the cache
+            file.unlink()  # it may be a hard link to a file in the cache, which must not change
             file.write_bytes(content.replace(old_name, new_name))
             file.chmod(mode)
 

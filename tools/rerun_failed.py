@@ -1,6 +1,6 @@
 """Run the tests that failed in the last run of pytest once more, one by one: ``rerun_failed.py``.
 
-The names are those in pytest's cache. If at most three tests failed and each of them passes now, the exit code is 0,
+Their names are in pytest's cache. If at most three tests failed and each of them passes now, the exit code is 0,
 and the tests are printed as flaky and written to ``.reports/flaky.txt``. Otherwise the exit code is 1.
 """
 

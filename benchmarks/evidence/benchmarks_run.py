@@ -1,7 +1,7 @@
 """Check that every benchmark of the Makefile runs in a fresh clone, with its smallest setting.
 
-This clones the commit into a new folder, and makes each target there, including its virtual environment. It records the
-exit code, the duration and the end of the output. It requires root, as Docker's tests do, and takes about 20 minutes.
+This clones HEAD into a new folder and runs ``make`` for each target there, which also makes its virtual environment. It
+records the exit code, the duration and the end of the output. It requires root and takes about 20 minutes.
 The exit status is 1 if a target failed.
 """
 
@@ -35,14 +35,14 @@ _LINES_KEPT = 8
 
 
 def make(clone: Path, target: str) -> dict[str, Any]:
-    """Make a target with its smallest setting, show its output, and return its result."""
+    """Run ``make`` for a target with its smallest setting, show the output, and return the result."""
     done = run(["make", target, "ARGS=--quick"], clone)
     return {"exit_code": done["exit_code"], "seconds": done["seconds"], "last_lines": done["lines"][-_LINES_KEPT:]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fresh", action="store_true", help="also make again what was made on this commit")
+    parser.add_argument("--fresh", action="store_true", help="run all targets again, even if results are stored")
     settings = parser.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, fresh=settings.fresh)
     with TemporaryDirectory(prefix="envkit-clone-") as folder:

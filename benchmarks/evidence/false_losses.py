@@ -21,9 +21,9 @@ TWIN = "tests/project/test_benchmarks.py::test_sandboxes_on_busy_processors_are_
 
 def main() -> int:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--minutes", type=float, default=30, help="how long")
-    arguments.add_argument("--docker", type=int, default=100, help="containers")
-    arguments.add_argument("--local", type=int, default=100, help="sandboxes of bubblewrap")
+    arguments.add_argument("--minutes", type=float, default=30, help="duration in minutes")
+    arguments.add_argument("--docker", type=int, default=100, help="number of containers")
+    arguments.add_argument("--local", type=int, default=100, help="number of bubblewrap sandboxes")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     sizes = ["--minutes", str(asked.minutes), "--docker", str(asked.docker), "--local", str(asked.local)]

@@ -1,9 +1,9 @@
-"""Simulate days of 1,000 sandboxes that fail at random, on virtual time: each one and each lease is accounted for.
+"""Simulate days of 1,000 sandboxes that fail at random, and check that each sandbox and each lease ends exactly once.
 
     python benchmarks/evidence/fleet_day.py
 
-Each day has a seed of its own. Takes about half a minute of processor time a day. Ends with status 1 when something
-is not accounted for.
+The simulation runs on virtual time, and takes about half a minute of CPU time per day. Each day has another seed. The
+exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TWIN = "tests/sim/test_fleet_day.py::test_each_sandbox_and_lease_ends_once_and_t
 
 
 def day(hours: float, seed: int) -> dict[str, Any]:
-    """Simulate this number of hours, and return the outcomes of leases and sandboxes."""
+    """Simulate `hours` of virtual time, and return the outcomes of leases and sandboxes."""
     users = NODES * SANDBOXES_PER_NODE
     began_s = sum(os.times()[:2])
     lived = live(hours, users, seed)
@@ -43,8 +43,8 @@ def day(hours: float, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--days", type=int, default=3, help="days, each with a seed of its own")
-    arguments.add_argument("--hours", type=float, default=24, help="virtual hours of a day")
+    arguments.add_argument("--days", type=int, default=3, help="number of days, each with another seed")
+    arguments.add_argument("--hours", type=float, default=24, help="virtual hours per day")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     are_whole = []

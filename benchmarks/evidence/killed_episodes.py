@@ -1,4 +1,4 @@
-"""Play 1,000 episodes on a real gateway, and kill the sandbox of every twentieth.
+"""Play 1,000 episodes on a running ``envkit serve``, and kill the sandbox of about every twentieth episode.
 
 Each episode must end exactly once, and nothing may be left behind.
 
@@ -39,7 +39,7 @@ def play(backend: str, episodes: int) -> dict[str, Any]:
 
 def main() -> int:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--episodes", type=int, default=1000, help="of each backend")
+    arguments.add_argument("--episodes", type=int, default=1000, help="number of episodes per backend")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     try:

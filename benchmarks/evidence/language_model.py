@@ -4,14 +4,14 @@
     make .venv/trl/done
     python benchmarks/evidence/language_model.py [--only memory|sums|lake|trl]
 
-memory  Peak memory of an update with 4,096 tokens per pass, with and without gradient checkpointing. Also the peak
-        beyond weights, gradients and optimiser state for two layers of the same width, with vocabularies of 1,000 and
-        152,000.
+memory  Peak memory of an update with 4,096 tokens per pass, with and without gradient checkpointing. Also, for a
+        model with two layers of the same width, the peak beyond weights, gradients and optimiser state, with
+        vocabularies of 1,000 and 152,000 tokens.
 sums    ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, and REINFORCE and PPO with one seed and a quarter of
         the train steps. For comparison, the untrained model with 64 tokens per answer and three prompts. The share of
-        its answers that contain a number separates the answer format from arithmetic.
+        its answers with any number, right or wrong, shows how many fail because of their format.
 lake    ``examples/llm-lake.yaml``: imitation, then GRPO, with one board per prompt. For comparison, imitation alone for
-        the same time, and prompts with the whole history for half of the train steps.
+        the same time, and a run half as long whose prompts contain the whole history.
 trl     Seconds until the sums reach the same held-out success, compared with TRL's unmodified GRPOTrainer in a separate
         virtual environment. Both have the same model, order of sums, episodes per train step, learning rate, clipping,
         float32 weights under bfloat16 autocast, and one thread. The same command evaluates both policies. The time for
@@ -70,8 +70,8 @@ TRL_PASSES = 2
 
 def main() -> None:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--only", choices=PARTS, help="measure one of the three")
-    arguments.add_argument("--python", type=Path, default=ROOT / ".venv/trl/bin/python", help="which has TRL")
+    arguments.add_argument("--only", choices=PARTS, help="measure only this part")
+    arguments.add_argument("--python", type=Path, default=ROOT / ".venv/trl/bin/python", help="interpreter with TRL")
     options = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=options.folder, fresh=options.fresh)
     for name, measure in PARTS.items():
@@ -100,13 +100,13 @@ def memory(evidence: Evidence, _: Path) -> None:
 
 
 def peak_mib(what: str, kind: str) -> float:
-    """Return the peak in MiB that the program ``memory_of_an_update.py`` prints for 4,096 tokens per pass."""
+    """Return an update's peak in MiB with 4,096 tokens per pass. `what` is a model folder or a vocabulary size."""
     command = [sys.executable, "-m", "tests.trainer_bridge.trainers.memory_of_an_update", what, kind, "4096"]
     return round(float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout))
 
 
 def growth_mib(kind: str) -> float:
-    """Return by how much the peak of an update grows from a vocabulary of 1,000 tokens to one of 152,000."""
+    """Return the growth of an update's peak from 1,000 to 152,000 tokens of vocabulary. `kind` is tied or untied."""
     return round(peak_mib("152000", kind) - peak_mib("1000", kind))
 
 

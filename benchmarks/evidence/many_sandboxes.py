@@ -1,9 +1,9 @@
-"""Many sandboxes at once: memory of each, response times, and how long it takes to end all.
+"""Many sandboxes at once: the memory of each, the response times, and how long it takes to stop all.
 
     python benchmarks/evidence/many_sandboxes.py
 
-Runs `benchmarks/bench_many_sandboxes.py`. Ends with status 1 if a claim is broken, a sandbox was
-lost, or processes are left.
+Runs `benchmarks/bench_many_sandboxes.py`. The exit status is 1 if a claim does not hold, a sandbox was lost, or
+processes are left at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TWIN = "tests/project/test_benchmarks.py::test_many_sandboxes_answer_and_end"
 
 def main() -> int:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--docker", type=int, default=200, help="containers")
-    arguments.add_argument("--local", type=int, default=1000, help="sandboxes of bubblewrap")
+    arguments.add_argument("--docker", type=int, default=200, help="number of containers")
+    arguments.add_argument("--local", type=int, default=1000, help="number of bubblewrap sandboxes")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     sizes = ["--docker", str(asked.docker), "--local", str(asked.local)]

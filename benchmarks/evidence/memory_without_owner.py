@@ -3,9 +3,9 @@
     python benchmarks/evidence/memory_without_owner.py
 
 Such memory remains when the processes that allocated it have ended: System V shared memory, unread data in sockets, and
-empty files. A hostile agent allocates as much as the kernel permits. Then a grader of 25 MiB is timed. It must run in
-at least 10 of the 12 combinations, and a lost sandbox must report that it ran out of memory. Sandboxes run one after
-another, and none may exceed its memory limit.
+empty files. A hostile agent allocates as much as the kernel permits. Then a grader that needs 25 MiB is timed. It must
+end within a second in at least 10 of the 12 combinations of backend, kind of memory and memory limit. If a sandbox is
+lost instead, its cause must be that it ran out of memory. The sandboxes run one after another.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ for place in ("/workspace", "/tmp", "/dev/shm"):
         pass
 """,
 }
-"""Programs of the agent, each bounded."""
+"""Programs that the hostile agent runs, by the kind of memory they allocate. Each stops after a fixed amount."""
 
 GRADER = ["python3", "-c", "bytearray(16 << 20)"]
-"""A small one, which takes about 25 MiB."""
+"""The grader, a small program that needs about 25 MiB."""
 
 Figures = dict[str, Any]
 
 
 async def attacked(backend: LocalBackend | DockerBackend, image: str | None, hog: str, memory_mib: int) -> Figures:
-    """Return what became of a sandbox and of its grader once the agent has run `hog`."""
+    """Run the program `hog` as the agent of a new sandbox, then a grader; return what happened to both."""
     sandbox = await backend.start(SandboxSpec(image=image, untrusted=True, memory_mib=memory_mib))
     assert isinstance(sandbox, AgentSandbox)
     found: Figures = {"cause": None, "grader_exit_code": None, "grader_s": None, "agent_after": None}
@@ -112,7 +112,7 @@ async def attacked(backend: LocalBackend | DockerBackend, image: str | None, hog
 
 
 async def _most_mib(sandbox: AgentSandbox) -> int:
-    """Return how many MiB the sandbox has in use once that grows no more."""
+    """Wait until the memory in use by the sandbox stops growing, and return its maximum in MiB."""
     most, quiet = 0, 0
     with anyio.move_on_after(FILL_S):
         while quiet < STEADY_LOOKS:
@@ -134,12 +134,12 @@ def measured(kind: str, image: str, hog: str, memory_mib: int) -> Figures:
 
 
 def main() -> int:
-    """Measure, and return the exit code: 1 if too few graders ran."""
+    """Measure, and return the exit code: 1 if too few graders ended in time, or a cause is wrong."""
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--kind", choices=("local", "docker"), action="append", help="only these sandboxes")
+    arguments.add_argument("--kind", choices=("local", "docker"), action="append", help="only this backend; repeatable")
     arguments.add_argument("--image", default=OFFLINE_BASE, help="image of the containers")
-    arguments.add_argument("--within-s", type=float, default=MOST_S, help="seconds that a grader may take")
-    arguments.add_argument("--short", action="store_true", help=f"only sandboxes of {SHORT_MIB} MiB")
+    arguments.add_argument("--within-s", type=float, default=MOST_S, help="maximum seconds that a grader may take")
+    arguments.add_argument("--short", action="store_true", help=f"only a memory limit of {SHORT_MIB} MiB")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}

@@ -35,7 +35,7 @@ def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments of every program: ``--folder`` and ``--fresh``."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--folder", type=Path, default=FOLDER, help=f"where {name}.json is written")
-    made.add_argument("--fresh", action="store_true", help="measure again what is there already")
+    made.add_argument("--fresh", action="store_true", help="measure parts again that are already stored")
     return made
 
 
@@ -71,7 +71,7 @@ class Evidence:
 
         Args:
             name: Name of the part.
-            measure: Returns JSON-compatible figures. They are stored with the date and the load average before.
+            measure: Returns JSON-compatible figures. They are stored with the date and load average at the start.
         """
         if name not in self._parts:
             load = os.getloadavg()[0]

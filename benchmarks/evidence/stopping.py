@@ -2,8 +2,8 @@
 
     python benchmarks/evidence/stopping.py
 
-A small run is stopped by Ctrl-C and by kill -9, ten times each, and by ``timeout 20``. The moments are in its warm-up,
-train steps and evaluations, and while it writes a checkpoint. Each run is resumed and compared with an uninterrupted
+Small runs are stopped by Ctrl-C (ten runs), by kill -9 (ten runs), and by ``timeout 20``: during the warm-up, a train
+step or an evaluation, and while the run writes a checkpoint. Each run is resumed and compared with an uninterrupted
 run: metrics and evaluations must be equal to the last digit. The processes that start the runs adopt orphans, so they
 detect processes that a run leaves behind.
 """
@@ -69,7 +69,7 @@ class Runs:
 
     Args:
         place: An empty folder for the runs.
-        words: Further arguments of every command.
+        words: Further arguments of every ``envkit train``.
     """
 
     def __init__(self, place: Path, words: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class Runs:
         return (self._place / f"{name}.log").read_text()
 
     def finish(self, name: str, *words: str) -> None:
-        """Run the command to its end; exit if it fails."""
+        """Run ``envkit train`` to its end; exit with its log if it fails."""
         code = self.start(name, *words).wait(PATIENCE_S)
         if code != 0:
             raise SystemExit(f"{name} ended with exit code {code}:\n{self.log(name)}")
@@ -115,7 +115,7 @@ class Runs:
 
 
 def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: random.Random) -> Figures:
-    """Stop a run at the given moment, resume it, and return the figures, including the train steps lost."""
+    """Start a run, send it the signal `send` at the given moment, resume it, and return the figures."""
     process = runs.start(name)
     _wait(process, _reached(runs, name, moment, chance))
     if moment != "checkpoint":
@@ -152,7 +152,7 @@ def timed_out(runs: Runs, seconds: int) -> Figures:
     name = "timeout"
     parts: list[Figures] = []
     for _ in range(2):
-        # On busy cores, the first checkpoint may take more than 20 s.
+        # On busy cores, the first part may end before it has a checkpoint.
         resume = () if runs.checkpoint(name) is None else ("--resume",)
         words = ("--set", "trainer.steps=100000", *resume)
         code = runs.start(name, *words, before=("timeout", str(seconds))).wait(PATIENCE_S)
@@ -167,7 +167,7 @@ def timed_out(runs: Runs, seconds: int) -> Figures:
 
 
 def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Callable[[], bool]:
-    """Return a function that tells whether a run has reached the given moment."""
+    """Return a function that tells whether a run has reached `moment` (of `MOMENTS`); `chance` draws the step."""
     checkpoints, steps = runs.folder(name) / "checkpoints", chance.randrange(6)
 
     def count(file: str) -> int:
@@ -183,11 +183,11 @@ def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Calla
 
 
 def _wait(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """Wait until a run has reached the moment, or has ended."""
+    """Wait until `reached` returns true or the run has ended."""
     until = clock.stopwatch() + PATIENCE_S
     while not reached() and process.poll() is None:
         if clock.stopwatch() > until:
-            raise SystemExit("the run did not come to the moment at which it was to be stopped")
+            raise SystemExit("the run took too long to reach the moment at which it is to be stopped")
         _pause(0.001)
 
 
@@ -205,7 +205,7 @@ def _adopt_orphans() -> None:
 
 
 def _left_behind() -> list[str]:
-    """Return the command lines of descendants that still run after some seconds."""
+    """Wait up to 10 s until all descendants have ended; return the command lines of those that still run."""
     until = clock.stopwatch() + 10
     while left := _descendants():
         if clock.stopwatch() > until:
@@ -241,10 +241,10 @@ def _command(pid: int) -> str:
 
 
 def main() -> int:
-    """Measure, and return the exit code: 1 if a run lost too much work."""
+    """Measure; return exit code 1 if a stopped run lost too much work, left processes or resumed differently."""
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    arguments.add_argument("--short", action="store_true", help="one kill of a smaller run")
+    arguments.add_argument("--jobs", type=int, default=1, help="number of concurrent runs")
+    arguments.add_argument("--short", action="store_true", help="only one kill -9, of a smaller run")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}

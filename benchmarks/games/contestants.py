@@ -1,4 +1,4 @@
-"""Contestants of the game benchmarks. envkit runs in this process, and each peer in a process (`peer_process.py`)."""
+"""Contestants of the game benchmarks. envkit runs in this process, each peer in a child process (`peer_process.py`)."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     """Return a parser for the arguments of the game benchmarks."""
     parser = settings.parser(about)
     parser.add_argument("--peers", type=Path, default=_PYTHON, metavar="PYTHON", help="interpreter that has the peers")
-    parser.add_argument("--roll", type=Path, metavar="PATH", help="checkout of ROLL; without it, it is left out")
-    parser.add_argument("--ragen", type=Path, metavar="PATH", help="checkout of RAGEN; without it, it is left out")
+    parser.add_argument("--roll", type=Path, metavar="PATH", help="checkout of ROLL; by default, ROLL is left out")
+    parser.add_argument("--ragen", type=Path, metavar="PATH", help="checkout of RAGEN; by default, RAGEN is left out")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of which the median counts")
-    parser.add_argument("--round-cpu-s", type=float, default=0.4, help="CPU seconds a contestant and round, at least")
+    parser.add_argument("--round-cpu-s", type=float, default=0.4, help="minimum CPU seconds per contestant and round")
     return parser
 
 
 @contextmanager
 def taking_part(starts: Mapping[str, Callable[[], ContestantT]]) -> Iterator[dict[str, ContestantT]]:
-    """Run the contestants during the block. Missing peers are left out, with a message."""
+    """Start the contestants, and end their processes after the block. Missing peers are left out, with a message."""
     with ExitStack() as stack:
         started = {}
         for name, start in starts.items():

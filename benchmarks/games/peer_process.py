@@ -3,9 +3,9 @@
     PYTHONPATH=benchmarks .venv/bench/bin/python -m games.peer_process NAME [ARGUMENT ...]
 
 NAME is a key of `peers.PEERS`. Standard input and output carry one JSON value per line. The first output is
-``{"missing": REASON}``, or ``{}`` once the peer is warm. After that, the reply to ``{"cpu_s": SECONDS}`` is the rate of
-a turn, in units per CPU second of this process. The reply to ``{}`` is the first levels that the peer generated. The
-process ends when its input ends.
+``{"missing": REASON}``, or ``{}`` once the peer is ready. After that, the reply to ``{"cpu_s": SECONDS}`` is the speed
+during these CPU seconds of this process, in steps or levels per CPU second. The reply to ``{}`` is the first levels
+that the peer generated. The process ends when its input ends.
 """
 
 from __future__ import annotations

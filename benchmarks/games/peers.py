@@ -24,12 +24,12 @@ from timing import Play
 LevelT = TypeVar("LevelT")
 
 SIZE, BOXES, MAX_MOVES = 6, 1, 10_000
-"""The rooms in which single text steps are measured."""
+"""Size, number of boxes and move limit of the rooms in which single text steps are measured."""
 MOVES = [Random(0).choice(("up", "down", "left", "right")) for _ in range(1 << 16)]
 GRADED = 100
 """Number of levels to store for each generator."""
 
-_SYMBOLS = "#_O√XPS"  # by the cell codes of gym-sokoban, which other projects also use
+_SYMBOLS = "#_O√XPS"  # the index is gym-sokoban's code of a cell, which other projects also use
 _ENDLESS = 10**9
 
 MakeLevel: TypeAlias = Callable[[int], str]
@@ -53,14 +53,14 @@ class Maker(Generic[LevelT]):
 
 
 def stepping(env: Any, actions: Sequence[object]) -> Play:
-    """Step `env` with `actions` repeatedly, and reset it after each episode."""
+    """Return a `Play` that steps `env` with `actions` again and again, and resets `env` after each episode."""
     following = cycle(actions)
     seeds = count(1)
     env.reset(seed=0)
 
     def play(times: int) -> int:
         for action in islice(following, times):
-            if True in env.step(action)[2:-1]:  # the values between reward and info tell whether the episode has ended
+            if True in env.step(action)[2:-1]:  # the values between reward and info are true if the episode ended
                 env.reset(seed=next(seeds))
         return times
 
@@ -73,7 +73,7 @@ def batches(num_envs: int) -> Any:
 
 
 def stepping_all(envs: Any, batches: Sequence[Any]) -> Play:
-    """Step the vector environment `envs` with `batches` in turn; it resets itself."""
+    """Return a `Play` that steps the vector environment `envs`, which resets itself, with `batches` in turn."""
     following = cycle(batches)
 
     def play(times: int) -> int:
@@ -130,7 +130,7 @@ def ragen_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> An
 
 
 def gym_sokoban_levels(size: int, boxes: int) -> MakeLevel:
-    """Return gym-sokoban's ``generate_room``, repeated until it succeeds, as in its reset."""
+    """Return a function that calls gym-sokoban's ``generate_room`` until it succeeds, as gym-sokoban's reset does."""
     rooms = import_module("gym_sokoban.envs.room_utils")
 
     def make(seed: int) -> str:
@@ -147,17 +147,17 @@ def gym_sokoban_levels(size: int, boxes: int) -> MakeLevel:
 
 
 def gem_levels(size: int, boxes: int) -> MakeLevel:
-    """Return the reset of GEM's Sokoban."""
+    """Return a function that generates levels by the reset of GEM's Sokoban."""
     return _resets(gem_sokoban(size, boxes, max_turns=_ENDLESS))
 
 
 def roll_levels(checkout: str, size: int, boxes: int) -> MakeLevel:
-    """Return the reset of ROLL's Sokoban."""
+    """Return a function that generates levels by the reset of ROLL's Sokoban."""
     return _resets(roll_sokoban(checkout, size, boxes, max_steps=_ENDLESS))
 
 
 def ragen_levels(checkout: str, size: int, boxes: int) -> MakeLevel:
-    """Return the reset of RAGEN's Sokoban."""
+    """Return a function that generates levels by the reset of RAGEN's Sokoban."""
     return _resets(ragen_sokoban(checkout, size, boxes, max_steps=_ENDLESS))
 
 
@@ -175,7 +175,7 @@ def _board(fixed: Any, state: Any) -> str:
 
 
 def _find(checkout: str, packages: tuple[str, ...]) -> None:
-    """Make the modules of a checkout importable without its packages' ``__init__``, which import a whole trainer."""
+    """Make a checkout's modules importable without running its packages' ``__init__``, which import a whole trainer."""
     if not Path(checkout, packages[0]).is_dir():
         raise ImportError(f"there is no folder {packages[0]} in {checkout}")
     for name in packages:
@@ -185,7 +185,7 @@ def _find(checkout: str, packages: tuple[str, ...]) -> None:
 
 
 def _levels(start: Callable[..., MakeLevel], *arguments: str) -> Maker[str]:
-    """Return a generator of levels. The last two arguments are the size and the number of boxes."""
+    """Return a `Maker` for `start`, which gets `arguments`; the last two are the size and the number of boxes."""
     *checkout, size, boxes = arguments
     return Maker(start(*checkout, int(size), int(boxes)))
 

@@ -10,7 +10,7 @@ class TooLargeError(Exception):
 
 
 def shortest_solution(board: str, *, max_states: int = 300_000) -> int | None:
-    """Return the length of a shortest solution; None if the board is unsolvable.
+    """Return the number of moves of a shortest solution; None if the board is unsolvable.
 
     Raises:
         TooLargeError: The search exceeded `max_states` states.

@@ -27,7 +27,7 @@ _LISTS = {"CapAdd": "--cap-add", "CapDrop": "--cap-drop", "SecurityOpt": "--secu
 _SWITCHES = {"ReadonlyRootfs": "--read-only", "AutoRemove": "--rm", "Init": "--init"}
 _PROFILE = "seccomp="
 _UNLIKE = {"ContainerIDFile", "ConsoleSize", "ReadonlyPaths", "RestartPolicy"}
-"""Settings that the docker program sets itself or has no flag for."""
+"""Settings that may differ: the docker program sets them itself, or has no flag for them."""
 
 
 class Plain:
@@ -50,7 +50,7 @@ class Plain:
         finally:
             self.remove(try_out)
         if other := [name for name in host if name not in _UNLIKE and _plain(host[name]) != _plain(mine.get(name))]:
-            raise ValueError(f"docker run was not given the same flags: {', '.join(other)}")
+            raise ValueError(f"docker run started a container with other settings; add flags for: {', '.join(other)}")
 
     async def starting(self) -> Callable[[], Awaitable[None]]:
         """Start a container; return the function that removes it."""
@@ -73,7 +73,7 @@ class Plain:
         return _PROFILE + self._profile.name
 
     def _container(self, sandbox_id: str) -> str:
-        """Return the id of the sandbox's container. Other processes may have sandboxes with the same name."""
+        """Return the id of our container of a sandbox. Other processes may have sandboxes with the same id."""
         find = [self._docker, "ps", "--filter", f"label=envkit.sandbox={sandbox_id}", "--format"]
         found = subprocess.run(
             [*find, '{{.Label "envkit.owner"}} {{.ID}}'], check=True, capture_output=True, text=True
@@ -84,7 +84,7 @@ class Plain:
         command = [self._docker, "inspect", container]
         found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
         for mount in found["HostConfig"].get("Mounts") or ():
-            mount["VolumeOptions"].pop("Labels", None)  # labels identify the owner
+            mount["VolumeOptions"].pop("Labels", None)  # they name the owner, so they differ
         options = found["HostConfig"]["SecurityOpt"]
         found["HostConfig"]["SecurityOpt"] = [_compact(option) for option in options]
         return found

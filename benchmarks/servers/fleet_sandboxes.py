@@ -34,9 +34,9 @@ AT_ONCE = 8
 _WARM = 4
 _MEMORY_MIB = 512
 _NOT_WARM_MIB = 513
-"""Memory of sandboxes that the warm pool does not contain."""
+"""Memory of sandboxes that must start cold, because the warm pool has none of this size."""
 _CPUS = 12.0
-"""More CPUs than the machine of ROCK's server has, but below 16, above which ROCK rejects any request."""
+"""CPUs of an impossible request to ROCK: more than the machine has, but below 16, since ROCK rejects more anyway."""
 _ATTEMPTS = 5
 """Number of attempts to start a sandbox of ROCK. Its database rejects some of several concurrent requests."""
 
@@ -137,7 +137,7 @@ async def _starts(findings: Findings, url: str, settings: argparse.Namespace) ->
             if "impossible" not in str(error):
                 raise
             return
-        raise FailedCallError("it was given")
+        raise FailedCallError("the server accepted an impossible request")
 
     await _until_stocked(http)
     await findings.latency("warm lease", {"envkit": lend}, number=settings.starts, rounds=1)
@@ -158,7 +158,7 @@ async def _starts(findings: Findings, url: str, settings: argparse.Namespace) ->
 
 
 async def _starts_of_rock(findings: Findings, server: str, settings: argparse.Namespace) -> None:
-    """Measure the same for ROCK, which has no warm pool, with fewer calls, since ROCK is slower."""
+    """Measure starts and a rejected request of ROCK, which has no warm pool; only a few, since ROCK is slower."""
     aiohttp = import_module("aiohttp")
     async with aiohttp.ClientSession(server + ROCK_ROUTES) as http:
 

@@ -28,7 +28,7 @@ BY_LEAN = f"steps of {SESSIONS} games of Sokoban"
 BY_POST = "POST steps of an environment without work"
 CONNECTIONS = 16
 BATCHES = 2
-"""Lists into which a batching client divides its sessions: the server works on one while we read the other."""
+"""Number of lists into which a client divides its sessions: the server works on one while we read the other's reply."""
 
 _SERVER, _CLIENT = 0, 1
 _MOVES = 9_000
@@ -233,9 +233,7 @@ class HttpPlayer:
 
 
 class EchoPlayer:
-    """One session of an environment that does no work, stepped by single requests. A bare server gets the same
-    requests.
-    """
+    """One session of an environment that does no work, or the same step requests to a bare server."""
 
     def __init__(self, http: Http, name: str) -> None:
         self._http = http
@@ -285,7 +283,7 @@ async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
 
 
 async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure a lean client per CPU second of the servers. The servers share one core, and this process has another."""
+    """Measure a lean client's steps per CPU second of the server. Servers run on one core, this process on another."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
         sandboxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
@@ -356,7 +354,7 @@ async def _rate(
 
 
 async def _answer_of_echo(url: str) -> str:
-    """Return the gateway's reply to a step of `Echo`, with the length that most replies have."""
+    """Return the gateway's reply to a step of `Echo`, with a turn number of four digits, as in most replies."""
     player = await EchoPlayer.begin(url, CONNECTIONS)
     await player.play()
     await player.close()

@@ -133,7 +133,7 @@ class WebSocket(Connection):
             if len(self._came) < begin + size:
                 return
             if kind in (_TEXT, _BINARY):
-                if self._answer is None or self._answer.done():  # keep it for the next call
+                if self._answer is None or self._answer.done():  # keep the message for the next call
                     return
                 self._give(begin + size, begin)
                 continue

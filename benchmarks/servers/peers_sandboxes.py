@@ -2,8 +2,8 @@
 
 ROCK's programs run from a separate virtual environment, `ROCK_FOLDER`.
 
-Their servers, and all ports of their containers, listen only on 127.0.0.1, because a wrapper replaces ``docker``. The
-wrapper also removes ``--privileged``, which ROCK always passes and many machines reject. It changes nothing else.
+A wrapper replaces ``docker``, so that ROCK's and SWE-ReX's containers publish their ports only on 127.0.0.1. It
+also removes ``--privileged``, which ROCK always passes and many machines reject. It changes nothing else.
 """
 
 from __future__ import annotations
@@ -242,12 +242,12 @@ async def _until_alive(http: Any, sandbox_id: str) -> None:
             if answer.get("status") == "Success" and answer["result"]["is_alive"]:
                 return
             await anyio.sleep(0.2)
-    raise MissingPeerError(f"its sandbox did not start: {answer}")
+    raise MissingPeerError(f"ROCK's sandbox did not start: {answer}")
 
 
 @asynccontextmanager
 async def rock_server() -> AsyncIterator[str]:
-    """Start the parts of a ROCK server: Ray, the program that serves the host, and the server itself."""
+    """Start a ROCK server and yield its address. It consists of Ray, ``rocklet`` and the HTTP server."""
     if not (ROCK_FOLDER / "done").exists():
         raise MissingPeerError("not installed: make .venv/rock/done")
     with TemporaryDirectory(prefix="rock-") as name:
@@ -275,7 +275,7 @@ async def rock_server() -> AsyncIterator[str]:
 
 
 def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, str]:
-    """Write ROCK's configuration; return the environment variables of its programs.
+    """Write ROCK's configuration to `folder`; return the environment variables of its programs, which use these ports.
 
     ROCK's interpreter and packages are mounted read-only into each sandbox.
     """

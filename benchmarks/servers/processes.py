@@ -46,7 +46,7 @@ def pss_mib(pids: Iterable[int]) -> float:
     """Return the memory of processes in MiB. Shared memory counts proportionally (PSS)."""
     kib = 0
     for pid in pids:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return kib / 1024
@@ -59,7 +59,7 @@ def available_mib() -> float:
 
 
 def _all() -> Iterator[tuple[int, list[str]]]:
-    """Yield the pid of each process and the fields of its ``stat`` after the name; the first is the state."""
+    """Yield the pid of each process and the fields of its ``stat`` after the name, from the state on."""
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             yield int(path.parent.name), path.read_text().rpartition(")")[2].split()

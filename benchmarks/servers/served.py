@@ -28,7 +28,7 @@ class Echo(gymnasium.Env[str, str]):
 
 
 def bring() -> None:
-    """Register the environment. This is the entry point of a package that `serving.py` creates."""
+    """Register `Echo`. This is the entry point of a package that `serving.py` creates."""
     from envkit import registry
 
     registry.register(ECHO, f"{__name__}:Echo")

@@ -51,7 +51,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def on_processor(number: int | None) -> Iterator[None]:
-    """Restrict this process, and programs started in the block, to one of its processors; None means all."""
+    """During the block, restrict this process and programs that it starts to processor `number`; None: no limit."""
     before = os.sched_getaffinity(0)
     if number is not None:
         os.sched_setaffinity(0, {sorted(before)[number]})
@@ -66,7 +66,7 @@ async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Se
     """Start ``envkit serve`` without an access log, with the environment of `served.py`.
 
     Args:
-        words: Further arguments.
+        words: Further arguments of ``envkit serve``.
         processor: Core on which the server's processes run; None means any core.
     """
     with TemporaryDirectory(prefix="envkit-bench-") as folder:
@@ -138,7 +138,7 @@ def _answers(url: str) -> bool:
 def _with_environments(folder: Path) -> dict[str, str]:
     """Install `served.py` in a folder, and return environment variables that let programs find it."""
     folder.chmod(0o755)  # the users of sandboxes must read it
-    folder /= "site-packages"  # sandboxes see only this part of the path
+    folder /= "site-packages"  # of PYTHONPATH, sandboxes see only folders with this name
     metadata = folder / "served-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: served\nVersion: 1.0\n")

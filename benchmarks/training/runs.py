@@ -33,7 +33,7 @@ def train(example: str, *changes: str) -> Figures:
 
 
 def figures(folder: Path) -> Figures:
-    """Return the figures recorded in a run's folder."""
+    """Return the policy, the times and the learning curve (see `train`) that a run's folder records."""
     summary = json.loads((folder / "summary.json").read_text())
     warmup_s = summary["warmup"]["wall_s"] if summary["warmup"] else 0.0
     seconds = [0.0]
@@ -52,7 +52,7 @@ def figures(folder: Path) -> Figures:
 
 
 def evaluate(policy: str, env_id: str, *words: str) -> Figures:
-    """Return the sampled success of a policy on held-out tasks, and the share of valid answers."""
+    """Return a policy's sampled success on held-out tasks, and the share of valid answers. `words` are options."""
     command = [sys.executable, "-m", "envkit", "eval", env_id, "--policy", policy, "--json", *words]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     metrics = json.loads(done.stdout)["metrics"]

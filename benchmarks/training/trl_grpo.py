@@ -1,7 +1,7 @@
 """GRPO by TRL's own trainer, in a virtual environment without envkit; `evidence/language_model.py` starts it.
 
-It reads a JSON object from the command line, trains, and saves the policy after chosen train steps. It writes the
-seconds of training until each of these steps, without the time for saving.
+The command line is a JSON object with the settings. The program trains, saves the policy after chosen train steps, and
+writes the seconds of training until each of these steps, without the time for saving.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def right(completions: list[Any], answer: list[int], **_: Any) -> list[float]:
-    """Return reward 1 for each completion whose last number is the answer, otherwise 0."""
+    """Return reward 1 for each completion whose last number equals the expected `answer`, otherwise 0."""
     texts = [one[0]["content"] for one in completions]
     numbers = [_NUMBER.findall(text) for text in texts]
     return [float(bool(found) and int(found[-1]) == wanted) for found, wanted in zip(numbers, answer, strict=True)]

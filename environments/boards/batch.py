@@ -12,7 +12,7 @@ from .level_cache import Drawn
 from .physics import CODES, Physics
 
 _WAYS = 8
-"""Factor in the table index ``cell * 8 + action``: at least the number of actions, and a power of two for speed."""
+"""The 8 in the table index ``cell * 8 + action``: at least the number of actions, and a power of two for speed."""
 # NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
@@ -24,7 +24,7 @@ class PlayedMoves(NamedTuple):
     Attributes:
         moved_N: Whether the board changed.
         gain_N: Decrease of the number of cells that the player must still complete.
-        won_N: Whether no such cells are left.
+        won_N: Whether the player has completed all such cells.
         over_N: Whether the game is won or lost.
     """
 
@@ -76,7 +76,7 @@ class BoardBatch(ABC):
 
 
 class Pushing(BoardBatch):
-    """Boards on which a move changes the cell ahead of the player and the one beyond it."""
+    """Boards on which a move can change the cell ahead of the player and the cell beyond that."""
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         super().__init__(physics, num_boards, side)

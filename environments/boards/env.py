@@ -118,7 +118,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return f"{type(self).__name__}({changed})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode. `seed` selects the first level of a sequence; a reset without it takes the next level.
+        """Start an episode. A `seed` starts a sequence of levels; a reset without `seed` takes the next level.
 
         For this episode, `options` override the options given to `make`. The method returns the observation and an
         info dict with ``success``, ``legal_moves`` and, if facts about the level are known, ``level``.
@@ -197,7 +197,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(notice), total, won or lost, late, info
 
     def render(self) -> Any:
-        """Return the board as `render_mode` asks; None before the first reset, or if `render_mode` is None."""
+        """Return the board in the form of `render_mode`; None before the first reset, or if `render_mode` is None."""
         if not self._cells or self.render_mode is None:
             return None
         return show("".join(self._cells), self.game, self._options, self.render_mode)

@@ -87,7 +87,7 @@ SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "dow
 def slipped(move: str, slip: float, chance: float) -> str:
     """Return the direction in which the player goes after choosing `move`, given a random number `chance`.
 
-    The result is the first of `SIDES` if `chance` is below ``slip / 2``, the second from ``1 - slip / 2``, else `move`.
+    The result is the first of ``SIDES[move]`` for a `chance` below ``slip / 2``, the second from ``1 - slip / 2``.
     """
     if chance < slip / 2:
         return SIDES[move][0]

@@ -27,7 +27,7 @@ class BoardOptions(ABC):
         max_moves: Moves until the episode is truncated, 1 to 10,000; None means the game's default for the size.
         split: Draw only levels of this split ("train", "validation" or "eval"); None draws any.
         num_levels: Size of the fixed set of levels to draw from, 1 to 100,000; None draws a new level for every seed.
-            Small levels may occur more than once in a large set.
+            On small boards, a large set may contain the same level more than once.
         instructions: Whether observations include rules and notices. If false, they contain only the board.
         symbols: The characters to show instead of those in `canonical`, in the same order; None shows `canonical`.
         spaced: Whether to put spaces between the symbols of a line; a BPE tokenizer would merge ``____`` into one
@@ -142,7 +142,7 @@ class BoardGame(ABC, Generic[OptionsT]):
         return 0.0
 
     def num_levels(self, options: OptionsT) -> int | None:
-        """Return the size of the fixed set of levels, from which `draw` takes an index instead of a seed; else None."""
+        """Return the size of the fixed set of levels, if any. With such a set, `draw` takes an index, not a seed."""
         return options.num_levels
 
     def params(self, options: OptionsT) -> BatchParams:

@@ -1,7 +1,7 @@
 """The rules of moves in a board game. Single boards (text) and batches of boards (arrays) use the same rules.
 
 A move changes at most three cells in a row: the player's cell, the cell ahead of the player, and the cell beyond that.
-`Physics` evaluates its rule for every pair of symbols ahead and beyond when it is created. A move is then a lookup.
+A new `Physics` evaluates its rule once for every pair of symbols in the last two cells. A move is then a lookup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STAY = len(MOVES)
 EDGE = "\n"
 """The symbol that stands for a cell off the board."""
 CODES = 8
-"""Factor in the index of a pair of codes, ``ahead * 8 + beyond``: above every code, and a power of two for speed."""
+"""The 8 in the index of a pair of codes, ``ahead * 8 + beyond``: above every code, and a power of two for speed."""
 
 Rule = Callable[[str, str], "tuple[str, str] | None"]
 
@@ -40,8 +40,8 @@ class Tables(NamedTuple):
         beyond_K: New code of the cell beyond.
         moves_K: Whether the player moves.
         gain_K: Decrease of the number of cells that the player must still complete.
-        left_S: New code of the cell on which the player was before the move, given its old code: entry ``code`` if the
-            player stays, entry ``8 + code`` if the player moves.
+        left_S: New code of the cell on which the player was before the move. The index is the old code of the cell if
+            the player stays, and 8 plus the old code if the player moves.
         is_fatal_S: Whether the game is lost when the player's cell has this code.
     """
 
@@ -58,9 +58,9 @@ class Physics:
 
     Args:
         symbols: The symbols of the cells, at most 7; the code of a symbol is its index.
-        players: The player's symbols, each with the symbol of the cell after the player has left it.
-        rule: Function from the symbols ahead and beyond (`EDGE` if off the board) to their new symbols. The function
-            returns None if the player cannot move. It is never called with a player's symbol ahead.
+        players: Maps each symbol of a cell with the player to the symbol of this cell without the player.
+        rule: Takes the symbols of the cell ahead and of the cell beyond (`EDGE` if off the board); returns their new
+            symbols, or None if the player cannot move. It is never called with a player's symbol ahead.
         wanted: The game is won when no cell has this symbol.
         done: The symbol of a wanted cell after the player has completed it.
         fatal: The game is lost when the player's cell has this symbol; empty if the game cannot be lost.
@@ -108,7 +108,7 @@ class Physics:
             step: Difference between the index of the cell ahead and `here`.
 
         Returns:
-            By how much the number of cells with the symbol `wanted` decreased; None if the move was blocked.
+            Number of cells that the move completed, negative if it undid one; None if the move was blocked.
         """
         at = here + step
         past = at + step

@@ -17,7 +17,7 @@ _AHEAD = 32
 
 
 class SlipNoise:
-    """Applies `episode_params.slipped` to the moves on N boards, with the random numbers of each board's own seed."""
+    """Lets moves on N boards slip, by `episode_params.slipped` with random numbers from each board's own seed."""
 
     def __init__(self, num_boards: int) -> None:
         self._first_N = np.zeros(num_boards, np.uint32)
@@ -63,7 +63,7 @@ class SlipNoise:
 
 
 def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint32]:
-    """Scale shares to bounds on 32-bit random numbers; use 64-bit integers if a bound does not fit into 32 bits."""
+    """Return bounds for 32-bit random numbers, which are below their bound with chance `share_N` (at most 1)."""
     bound_N: NDArray[np.float64] = np.ceil(share_N * 2.0**32)
     return bound_N.astype(np.uint64) if bound_N.max() >= 2.0**32 else bound_N.astype(np.uint32)
 

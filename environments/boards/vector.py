@@ -110,7 +110,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             ("spaced", chosen.spaced != self._defaults.spaced),
         ):
             if differs:
-                raise OptionError(name, "reset cannot change it for a batch; set it in make_vec, or use mode='sync'")
+                raise OptionError(name, "reset cannot change it in native mode; set it in make_vec, or use mode='sync'")
         seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
         cache = self._level_cache if chosen is self._defaults else LevelCache(self.game, chosen)
@@ -221,7 +221,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return read_answers(actions, self._params.turn) if self._is_text else read_indices(actions)
 
     def _next(self, row: int, seed: int | None) -> tuple[int, int]:
-        """Return seed and number of the next episode on board `row`; `seed`, if not None, starts a new sequence."""
+        """Return the next episode on board `row`: first seed of its sequence, number. A `seed` starts a sequence."""
         if seed is None and self._firsts[row] is None:
             seed = int(self.np_random.integers(1 << 31))
         return (self._firsts[row], int(self._episode_N[row]) + 1) if seed is None else (int(seed), 0)

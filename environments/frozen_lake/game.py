@@ -60,7 +60,7 @@ class LakeOptions(BoardOptions):
         lake = self.own_lake
         if lake is not None:
             if self.size not in (None, self.side):
-                raise OptionError("size", f"is {self.size}, but the map has {self.side} rows")
+                raise OptionError("size", f"is {self.size}, but the map has {self.side} rows; leave size out")
             for name in ("split", "num_levels"):
                 if getattr(self, name) is not None:
                     raise OptionError(name, "applies to random lakes, not to a map")

@@ -88,7 +88,7 @@ class SokobanOptions(BoardOptions):
     def _check_file(self) -> None:
         rooms = self.rooms
         if self.size not in (None, self.side):
-            raise OptionError("size", f"is {self.size}, but the rooms of {self.level_file} are {self.side} wide")
+            raise OptionError("size", f"is {self.size}, but {self.level_file} has size {self.side}; leave size out")
         for name in ("boxes", "moves", "pushes", "split", "num_levels"):
             if getattr(self, name) is not None:
                 raise OptionError(name, f"applies to random levels, but level_file is set ({len(rooms)} levels)")

@@ -71,7 +71,7 @@ def draw_level(
         OptionError: The boxes do not fit into the room, or the search reached its limits without finding a level.
     """
     if 2 * boxes >= (size - 2) ** 2:
-        raise OptionError("boxes", f"{boxes} boxes, their targets and a player do not fit into a room of size {size}")
+        raise OptionError("boxes", f"{boxes} boxes, their targets and a player do not fit into size {size}; raise size")
     rng = Random(stable_hash("Sokoban", seed, size, boxes, *moves, *(pushes or ())))
     chance = rng.random  # Use only `random()`: other methods may return other numbers in other Python versions.
     low, high = moves
@@ -148,7 +148,7 @@ def _starts(
     Args:
         room: The room.
         moves: Minimum and maximum moves from the start to a solution.
-        pushes: Minimum and maximum pushes.
+        pushes: Minimum and maximum pushes from the start to this solution.
         most_done: Maximum number of boxes that start on a target.
         together: Whether to yield all starts in one list. If false, yield one list per number of moves, the smallest
             number first.

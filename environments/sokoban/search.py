@@ -138,10 +138,9 @@ class PushGraph:
 
 
 class Position(NamedTuple):
-    """A board, separated into its room and its state.
+    """A board, separated into its room (walls and targets) and its state.
 
     Attributes:
-        room: The room.
         state: The places of the player and the boxes, as one integer.
     """
 

@@ -1,4 +1,4 @@
-"""The command line. Each command parses its arguments, makes one call and prints. Commands import slow modules late."""
+"""The command line. Each command parses its arguments, imports slow modules, makes one call and prints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ app.add_typer(token.app, name="token")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command, and exit with 0 (success), 1 (failure), 2 (invalid request), 130 (interrupted) or its own code.
+    """Run a command; exit with 0 (success), 1 (failure), 2 (invalid request), 130 (interrupted) or the command's code.
 
     Args:
         arguments: The arguments of the command line; None uses `sys.argv`.

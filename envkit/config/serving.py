@@ -84,7 +84,7 @@ class EnvsSection(Section):
     warm: Annotated[int, Field(ge=0)] = 1
     """Number of additional sandboxes that are ready to replace a lost sandbox."""
     image: Text | None = None
-    """Docker image with envkit installed; required by the docker backend."""
+    """Image with envkit installed, for the backend docker. null: envkit/games:1."""
     memory_mib: Mib | None = None
     """Memory limit of one sandbox."""
     cpus: Annotated[float, Field(gt=0)] | None = None
@@ -129,10 +129,10 @@ class LivenessSection(Section):
 
 
 class ReplacementSection(Section):
-    """Limit on restarts: one for each sandbox that serves environments, and one for all sandboxes of a `warm` entry."""
+    """Limit on the restarts of each sandbox that serves environments, and of a `warm` entry's sandboxes together."""
 
     budget: Count = 5
-    """Maximum restarts within one window. A further restart waits until the oldest one leaves the window."""
+    """Maximum restarts within one window. A further restart waits until the oldest restart leaves the window."""
     window_s: Seconds = 600.0
     """Length of the window in seconds."""
 

@@ -49,7 +49,7 @@ class TransformersEngineSection(Section):
     """auto uses a GPU if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the weights for sampling. The trainer's weights are float32 and are rounded when the engine gets
-    them. auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
+    them. auto: bfloat16 for a pretrained model on a GPU or a processor with bfloat16 instructions, else float32."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
     """Size of the tiny policy's hidden states."""
     layers: Count = 3
@@ -111,8 +111,8 @@ class RolloutSection(Section):
     max_turns: Count = 16
     """Maximum number of turns; longer episodes are cut off."""
     max_tokens: Count = 2048
-    """Maximum length in tokens of a turn's prompt and the completion (turn_tokens). If the next prompt is too long, the
-    episode is cut off."""
+    """Maximum number of tokens of a turn's prompt plus turn_tokens. If the next prompt is too long, the episode is cut
+    off."""
     turn_tokens: Count | None = None
     """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
     128."""
@@ -183,8 +183,8 @@ class TorchTrainerSection(Section):
     weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
     """AdamW's weight decay; not applied to norms and biases."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of matrix products while learning; the weights stay float32. auto: float32 for a tiny policy,
-    bfloat16 (autocast) for a pretrained model."""
+    """Number format of matrix products while learning; the weights stay float32. auto: bfloat16 (autocast) for a
+    pretrained model on a GPU or a processor with bfloat16 instructions, else float32."""
     gradient_checkpointing: bool | None = None
     """Whether to recompute activations in the backward pass, which saves memory and takes more time. null: false for a
     tiny policy, true for a pretrained model."""

@@ -90,7 +90,7 @@ async def watch_disks(
     """Check the disks until cancelled, and emit an alert whenever one has less than `NEAR` times the required space.
 
     Args:
-        look: Returns the free and the required MiB of each disk, by its name.
+        look: Returns, for each disk by name, its free MiB and the MiB that must stay free.
         alert: Emits an alert: called with its kind, ``"disk"``, and a one-line message.
         interval_s: Seconds between two checks.
     """

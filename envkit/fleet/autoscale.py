@@ -21,7 +21,7 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
 
     Args:
         wanted: Returns the number of sandboxes that the fleet lacks, or minus the number that it can do without.
-        act: Called with the smaller of the two changes. If it raises, the exception is logged and polling continues.
+        act: Called with the change that is closer to 0. If it raises, the exception is logged and polling continues.
         interval_s: Seconds between two polls.
     """
     before = 0
@@ -37,7 +37,7 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
 
 
 def steadily(before: int, now: int) -> int:
-    """Return the smaller of two changes if both are positive or both are negative; otherwise 0."""
+    """Return the change that is closer to 0 if both are positive or both are negative; otherwise 0."""
     if min(before, now) > 0:
         return min(before, now)
     return max(before, now) if max(before, now) < 0 else 0
@@ -65,7 +65,7 @@ async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 
 async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     output = bytearray()
     process = None
-    with anyio.CancelScope(shield=True):  # cancelled during its start, a process could not be found and killed
+    with anyio.CancelScope(shield=True):  # a process whose start is cancelled could not be found and killed
         process = await anyio.open_process(
             words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -54,7 +54,7 @@ async def connect_when_serving(connect: ConnectSandbox, sandbox: Sandbox) -> Asy
 
 
 class WorkerLostError(SandboxLostError):
-    """The worker was lost. For use inside the fleet, whose callers get a `SandboxLostError`.
+    """The worker was lost. The fleet converts this error to a `SandboxLostError` for its callers.
 
     Attributes:
         worker: The lost worker.
@@ -170,7 +170,7 @@ class EnvWorker:
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:
-        """Leave the block, without an error, as soon as the worker ends."""
+        """Cancel the ``with`` block, without an error, as soon as the worker ends."""
         with anyio.CancelScope() as scope:
             if self.gone.is_set():
                 scope.cancel()
@@ -186,7 +186,7 @@ class WorkerSlot(NamedTuple):
 
     Attributes:
         worker: The worker.
-        lease: Lease of the episode on the worker's server. To enter it may already reset the environment.
+        lease: Lease of the episode on the worker's server. Entering it may already reset the environment.
     """
 
     worker: EnvWorker

@@ -27,7 +27,7 @@ REBUILDS = 3
 """Default of the maximum number of rebuilds per episode."""
 
 _UNRESPONSIVE = 1
-"""An episode that lost more unresponsive workers than this is not rebuilt. Losses that others caused do not count."""
+"""An episode with more losses of unresponsive workers is not rebuilt. Losses attributed to others do not count."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class FleetEpisode:
         self._pending_action = ""
         """The action of the last `start_step`."""
         self._step_loss: WorkerLostError | None = None
-        """The loss of the worker that ended the last step of `start_step`; None if no loss did."""
+        """The loss of the worker that ended the last started step; None if no loss ended it."""
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
@@ -327,7 +327,7 @@ class FleetEpisode:
             await lease.__aexit__(kind, error, trace)
 
     async def _replay(self) -> int | None:
-        """Replay the reset and all actions. Return the first turn (0 for the reset) with another answer, or None."""
+        """Replay the reset and all actions. Return the first turn (0: reset) that was answered differently, or None."""
         if self._start is None:  # the episode was not reset yet
             return None
         if _fingerprint((await self._worker.call(self._episode.reset)).observation) != self._start:

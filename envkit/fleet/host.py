@@ -52,8 +52,8 @@ class FleetHost:
         connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
             yet.
         kind: Kind of the workers, which is part of the ids of their sandboxes. ``"shared"`` workers always run.
-            ``"suspect"`` workers run only while episodes wait for them or are played in them. ``"own"`` workers do,
-            too, and each plays only one episode.
+            ``"suspect"`` and ``"own"`` workers run only while episodes wait for them or are played in them. An
+            ``"own"`` worker plays only one episode.
         workers: Number of workers.
         slots_per_sandbox: Maximum number of concurrent episodes per worker.
         restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
@@ -165,9 +165,9 @@ class FleetHost:
         return self._episode(task, key)
 
     def resumable_task(self, key: TenantKey) -> Task | None:
-        """Return the task of the episode that is recorded under `key`; None if it or its worker is gone.
+        """Return the task of the episode that is recorded under `key`; None without one, or if its worker has ended.
 
-        A server process finds the episodes that its predecessor recorded.
+        An earlier server process may have recorded the episode.
         """
         found = None if self._session_store is None else self._session_store.get(key)
         return None if found is None or self._worker_of(found) is None else found.task
@@ -325,7 +325,7 @@ class FleetHost:
             return self._pool.get(self._left_running.pop())
         id = f"{self._prefix}{uuid.uuid4().hex[:8]}"
         try:
-            # Do not wait for capacity until it was once missing, so that the host can open with fewer workers.
+            # Wait for capacity only after it was missing once, so that the host can open with fewer workers.
             await self._pool.create(id, self._spec, wait_s=math.inf if self._was_full else None)
         except CapacityError:
             self._was_full = True

@@ -112,9 +112,9 @@ class Ledger:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Wait until the records added since the last write started are written.
+        """Wait until all records added so far are written.
 
-        They form one batch. The first task that waits for it writes it, as soon as the previous batch is written.
+        They form one batch. The first task that waits for the batch writes it, after the previous batch is written.
         """
         batch = self._next
         if batch.is_begun:

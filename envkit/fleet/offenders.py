@@ -1,8 +1,8 @@
 """Offenders: environments whose episodes, for one tenant, repeatedly kill their sandboxes.
 
-A loss of a sandbox that is attributed to an episode counts against the pair of its tenant and environment.
-After `FREE_LOSSES` losses of a pair within a time window, each new episode of it runs in a separate sandbox. If more
-losses follow than the restart budget allows, new episodes are rejected until the oldest loss leaves the window.
+A loss of a sandbox that is attributed to an episode counts against the pair of the episode's tenant and environment.
+After `FREE_LOSSES` losses of a pair within a time window, each new episode of the pair runs in a separate sandbox. If
+more losses follow than the restart budget allows, new episodes are rejected until the oldest loss leaves the window.
 """
 
 from __future__ import annotations

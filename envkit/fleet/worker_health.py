@@ -37,7 +37,7 @@ class HeartbeatTimes:
 
     @property
     def unresponsive_s(self) -> float:
-        """Seconds without an answer of the event loop until heartbeats are requested and new episodes go elsewhere."""
+        """Seconds without an answer of the event loop until heartbeats are sent and other workers get new episodes."""
         return self.lost_s / 2
 
 
@@ -77,7 +77,7 @@ class ServerMonitor:
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the event loop has not answered for `unresponsive_s` seconds, so that new episodes go elsewhere."""
+        """Whether the event loop has not answered for `unresponsive_s` seconds; other workers then get new episodes."""
         return clock.now() - self._answered_at >= self._times.unresponsive_s
 
     async def run(self) -> Cause:

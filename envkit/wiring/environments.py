@@ -117,7 +117,7 @@ def make_vec(
         mode = "sync" if spec.vector_entry_point is None or url is not None else "native"
     if mode == "native":
         if spec.vector_entry_point is None or url is not None:
-            raise ConfigError([f"mode: {env_id} has no native mode, or not with url; use 'sync' or 'async'"])
+            raise ConfigError([f"mode: no native mode for {env_id}, or url is set; use 'sync' or 'async'"])
         envs: VectorEnv[Any, Any, Any] = registry.load(spec.vector_entry_point)(
             num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
         )

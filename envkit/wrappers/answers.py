@@ -63,8 +63,8 @@ class StrictAnswer(TextWrapper):
 def strict_answer(reply: str, *, think: bool) -> str | None:
     """Return the ``<answer>...</answer>`` part of `reply`; None if `reply` contains anything else.
 
-    With `think`, a ``<think>...</think>`` part must precede it. Whitespace around the tags is allowed, and tags are
-    case-insensitive. The run time is linear in the reply's length.
+    If `think` is true, a ``<think>...</think>`` part must precede the answer. Whitespace around the tags is
+    allowed, and tags are case-insensitive. The run time is linear in the reply's length.
     """
     tags = [(found[0].lower(), found.start(), found.end()) for found in islice(_TAGS.finditer(reply), 5)]
     if [tag for tag, _, _ in tags] != (_THOUGHT if think else []) + ["<answer>", "</answer>"]:

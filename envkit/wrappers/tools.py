@@ -50,7 +50,7 @@ class ToolUse(TextWrapper):
 
     Replies without a call go to the environment. After `max_uses` calls, all replies go to the environment. Each output
     states how many calls remain. If a tool raises, the observation is the error message. ``info`` contains the counts
-    ``tool_uses`` and ``tool_errors`` and, for each tool, ``tool_uses_NAME``. The last counts are the metrics.
+    ``tool_uses`` and ``tool_errors`` and, for each tool, ``tool_uses_NAME``. The counts at the end are metrics.
 
     Args:
         env: A text environment.

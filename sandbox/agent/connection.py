@@ -202,7 +202,7 @@ class HostConnection:
         return self._calls.get(number)
 
     def send_last(self, header: Header) -> None:
-        """Write all queued frames and a last one, as far as possible without blocking. The caller must then exit."""
+        """Write the queued frames and one with `header`, as far as possible without blocking. The caller then exits."""
         try:
             os.write(self._files[1], b"".join([*self._out, framing.frame(header)]))
         except OSError:

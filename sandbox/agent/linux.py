@@ -184,7 +184,7 @@ def die_with_parent(number: int) -> None:
 
 
 class Score:
-    """The ``oom_score_adj`` of this process, which forked children inherit. The kernel kills high scores first.
+    """The ``oom_score_adj`` of this process, which forked children inherit. High scores are killed first.
 
     Args:
         lent: Descriptor of the score's file, from `lent_files`; None to open the file in /proc.
@@ -298,7 +298,7 @@ def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
 
 
 def _library() -> CDLL | None:
-    """Return the C library; None if it cannot be loaded; then only the container's own protections apply.
+    """Return the C library; None if it cannot be loaded. Without it, only the container's own protections apply.
 
     Imports ctypes only when called, because the import would take a fifth of the time until the agent's first reply.
     """

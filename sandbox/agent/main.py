@@ -95,7 +95,7 @@ class Agent:
         return connection
 
     def _remove_client(self) -> None:
-        """Subtract a client. If `_orphan_ttl_s` is set, the sandbox ends that long after its last client has left."""
+        """Count one client less. If `_orphan_ttl_s` is set, the sandbox ends this time after its last client left."""
         self._channels -= 1
         if self._channels == 0 and self._orphan_ttl_s is not None:
             remaining_s = max(self._last_client_at + self._orphan_ttl_s - time.monotonic(), 0.0)

@@ -91,7 +91,7 @@ class Context:
         return self.user(name)
 
     def environment(self, user: linux.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
-        """Return a program's variables: those of the sandbox, overridden by those of the user, then by `more`."""
+        """Return the environment of a program: the sandbox's variables, overridden by the user's, then by `more`."""
         return {**self._env, **user.env, **_encoded(more)}
 
     def start_folder(self, user: linux.User) -> str:

@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
 """Maximum number of unacknowledged bytes that either side of a forwarded connection may send."""
 GRACE_S = 10.0
-"""Seconds after a call's timeout until its reply must arrive. For a call without timeout: seconds between frames."""
+"""Maximum seconds from the timeout of a call to its reply or, if the call has no timeout, between two frames."""
 
 _QUEUE_BYTES = 1 << 20
 """Reading from the channel pauses while the caller of any streamed call has left more than this many bytes unread."""

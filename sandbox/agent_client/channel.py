@@ -90,7 +90,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """How many OOM kills a sandbox has survived, because they did not kill its process 1, and when.
+    """The OOM kills that a sandbox has survived, because they did not kill its process 1.
 
     Attributes:
         oom_kills: Number of OOM kills since the start of the sandbox.
@@ -165,14 +165,14 @@ class AgentChannel:
     ) -> Reply:
         """Make a call to the agent and return the reply.
 
-        A reply that exceeds the fields ``timeout_s`` (plus a grace), ``keep_bytes`` or ``max_bytes`` ends the channel.
+        A reply later than ``timeout_s`` plus 10 s, or larger than ``keep_bytes`` or ``max_bytes``, ends the channel.
         Cancelling this method cancels the call in the sandbox, and waits at most 2 s for the call's program to end.
 
         Args:
             do: Name of the call.
             feed: Input of the call; None for no input.
             queue_s: Seconds that the call may wait in the agent's queue, in addition to the call's timeout.
-            fields: Arguments of the call.
+            fields: Arguments of the call, such as ``timeout_s``.
 
         Raises:
             RefusedCallError: The agent refused the call.

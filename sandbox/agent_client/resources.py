@@ -16,7 +16,7 @@ class HostResources:
     """Callbacks and paths with which the host reaches, inspects and ends a sandbox.
 
     Attributes:
-        cause: Receives the OOM kills that the sandbox survived; returns within 2 s why the sandbox has ended.
+        cause: Receives the OOM kills that the sandbox survived; returns within 3 s why the sandbox has ended.
         kill: Kills all processes of the sandbox and removes its files and other resources; may be called repeatedly.
         release_resources: Closes the host's handles without ending the sandbox; None if there are no handles.
         sockets: Host folder that contains the sandbox's sockets; None to connect through the agent instead.

@@ -279,8 +279,8 @@ class AgentSandbox:
     async def stats(self) -> dict[str, JSON]:
         """Return the resource use of the sandbox: ``processes`` and ``uptime_s``, and if known also ``memory_bytes``.
 
-        If known, also ``disk_place``, the path of the fullest writable file system, and ``disk_percent``, how full this
-        file system is.
+        If known, the result has ``disk_place``, the path of the fullest writable file system, and ``disk_percent``,
+        how full this file system is.
         """
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}

@@ -17,7 +17,7 @@ class AgentShell:
 
     Args:
         sandbox: The sandbox that the shell runs in.
-        name: Name of the shell, unique for each user of the sandbox.
+        name: Name of the shell, unique among the shells of `user`.
         user: The user that the shell runs as.
     """
 

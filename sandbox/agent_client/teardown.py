@@ -23,7 +23,7 @@ _FAREWELLS = {
     CauseKind.ORPHANED: "no client connected for orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
-"""Detail of a cause for each kind that the agent reports. For other kinds, the detail is what the backend found."""
+"""Detail of the cause, by the kind that the agent reports. For other kinds, the backend's detail is used."""
 
 
 class Teardown:

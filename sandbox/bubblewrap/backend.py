@@ -100,7 +100,7 @@ class LocalBackend:
         return self._sandboxes.disks()
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox; see `envkit.protocols.SandboxBackend.start`. Its image is a folder: a root file system."""
+        """Start a sandbox; see `envkit.protocols.SandboxBackend.start`. `spec.image` is a folder of the host."""
         return await self._start(self._sandboxes.new_id(), spec, spec.command)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:

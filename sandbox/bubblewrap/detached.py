@@ -36,7 +36,7 @@ class DetachedNote:
 
 
 def begin(pid: int) -> tuple[str, Path]:
-    """Create the folder of the detached sandbox with the bubblewrap process `pid`; return sandbox id and folder."""
+    """Create the folder of a detached sandbox whose bubblewrap process is `pid`; return sandbox id and folder."""
     folder = run_dirs.new_run_folder(pid)
     return f"bwrap-{_tail(folder)}", folder
 
@@ -64,7 +64,7 @@ def find(sandbox_id: str) -> DetachedNote | None:
 def ids(ledger: str | None = None) -> list[str]:
     """Return the sorted ids of our user's detached sandboxes on this machine.
 
-    If `ledger` is not None, return only the sandboxes that this ledger records.
+    If `ledger` is not None, return only the sandboxes that the ledger with this id records.
     """
     named = {f"bwrap-{_tail(folder)}" for folder in run_dirs.of_tail("*") if (folder / _FILE).exists()}
     found = {sandbox_id: find(sandbox_id) for sandbox_id in named}

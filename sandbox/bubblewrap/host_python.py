@@ -42,7 +42,7 @@ def standard_library() -> list[str]:
 
 
 def readable() -> list[str]:
-    """Return host paths that a sandbox needs, at the same paths, for the host's Python; none is inside another."""
+    """Return the host paths that a sandbox needs, at the same paths, for the host's Python. None contains another."""
     wanted = [Path(sys.base_prefix), Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()]
     wanted += [Path(sys.prefix, name) for name in _OF_VENV] if sys.prefix != sys.base_prefix else []
     wanted += [*_site_folders(), *_packages()]
@@ -106,7 +106,7 @@ def _places(name: str) -> list[Path]:
 
 
 def _with_links(package: Path, root: Path) -> Iterator[Path]:
-    """Yield `package` and, of the symbolic links in it, those targets that are inside the project at `root`."""
+    """Yield `package`, and the targets of its symbolic links that are inside the project at `root`."""
     yield package
     if package.is_dir():
         targets = (entry.resolve() for entry in package.iterdir() if entry.is_symlink())

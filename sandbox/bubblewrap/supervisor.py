@@ -74,7 +74,7 @@ class Supervisor:
         self.holds_reserve = group.of_agent is not None and group.of_agent.exists
 
     def first(self) -> FirstProcess | None:
-        """Return process 1 of the sandbox; None if bubblewrap has not yet reported its pid, or it exited too early."""
+        """Return process 1 of the sandbox; None until bubblewrap reports its pid, and if it has exited by then."""
         while self._first is None and self._info is not None:
             os.set_blocking(self._info, False)
             try:
@@ -115,7 +115,7 @@ class Supervisor:
         await clock.to_thread(self._join, (self.pid, first.pid))
 
     async def cause(self, survived: Survived) -> Cause:
-        """Wait at most 2 s for the sandbox's end; return its cause. `survived` counts OOM kills of other processes."""
+        """Wait at most 2 s for the sandbox's end; return its cause. `survived` counts OOM kills that did not end it."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
         if self._child is None:

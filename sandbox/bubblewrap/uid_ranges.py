@@ -2,7 +2,7 @@
 
 The kernel limits many resources (inotify instances, queued signals and timers, memory of pipes and message queues) per
 user. What is used in a user namespace also counts for the user that created the namespace. Each namespace is therefore
-created by a uid of its own range, so a sandbox does not use up the limits of other sandboxes or of real accounts.
+created as a uid of its own range, so a sandbox does not use up the limits of other sandboxes or of real accounts.
 
 Uid 0 in a namespace is the host's root, because bubblewrap must mount files that only root can reach. It has no
 capabilities outside the namespace. Uids 1 to 4094 and 65534 (nobody) map into the namespace's range. No other uids
@@ -38,7 +38,7 @@ class UidRange:
     """A range of host uids, and the user namespace whose uids map to the range.
 
     Args:
-        base: First uid of the range. A process with this uid creates the namespace; no uid in it maps to this uid.
+        base: First uid of the range. A process with this uid creates the namespace, in which no uid maps to it.
         lock: The socket that reserves the range; `close` closes it.
         ranges: Pool to which `recycle` returns the range; None if `recycle` closes the range.
 
@@ -154,7 +154,7 @@ def _new_range(ranges: UidRanges | None = None) -> UidRange:
 
 
 def _new_namespace(base: int) -> int:
-    """Return the descriptor of a new user namespace: uid `base` creates it; its uids map to the range after `base`."""
+    """Return the descriptor of a new user namespace. Uid `base` creates it, and its uids map to those after `base`."""
     argv = ["setpriv", f"--reuid={base}", f"--regid={base}", "--clear-groups", "unshare", "--user", "cat"]
     pipe = subprocess.PIPE
     env = {"PATH": os.environ.get("PATH", os.defpath)}

@@ -72,7 +72,7 @@ class Daemon:
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether each OOM kill that the daemon reports is due to the container's own memory limit: with cgroups v1."""
+        """Whether each OOM kill that the daemon reports is due to the container's own limit, as in cgroups v1."""
         return str(self.info.get("CgroupVersion") or "1") == "1"
 
     @classmethod
@@ -94,7 +94,7 @@ class Daemon:
         self._creations.add(creation)
         creation.add_done_callback(self._creations.discard)
         with anyio.CancelScope(shield=True):
-            # If asyncio cancels the task, this wait ends, but the thread continues. `settle` waits for the thread.
+            # If asyncio cancels the task, this wait ends, but the creating thread continues. `settle` waits for it.
             await asyncio.wait([creation])
         return str(creation.result()["Id"])
 

@@ -282,7 +282,7 @@ class DockerBackend:
             if spec.detached and CONTROL_DIR not in volumes:
                 raise SandboxRefusedError(plan.sandbox_id, container.NOT_REACHABLE)
             if spec.profile == "system" and spec.disk_mib is not None and not (paths or self._limits_disk):
-                why = "Docker limits the root file system only on xfs with project quotas; else envkit must be root"
+                why = "Docker limits the root file system only on xfs with project quotas; else run envkit as root"
                 raise SandboxRefusedError(plan.sandbox_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):

@@ -204,7 +204,7 @@ def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
 
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
-    """Return the names of kernel resources that a daemon's sandboxes share, also with the host's uids 1000 and 1001."""
+    """Return the names of kernel resources that sandboxes share with each other and the host's uids 1000 and 1001."""
     return SHARED_PER_UID if _is_open(daemon) else (*SHARED_PER_UID, "terminals")
 
 

@@ -154,8 +154,8 @@ def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ..
 
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """Return the environment variables of a sandbox's programs. The spec's override all others. The image's override
-    ``PATH`` and ``LANG`` of envkit, but not ``HOME`` and ``ENVKIT_SOCKETS``.
+    """Return the environment variables of a sandbox's programs. Those of the spec override all others. Those of the
+    image override envkit's ``PATH`` and ``LANG``, but not its ``HOME`` and ``ENVKIT_SOCKETS``.
     """
     home = "/root" if spec.profile == "system" else WORK
     return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, "HOME": home, "ENVKIT_SOCKETS": SOCKETS, **spec.env}

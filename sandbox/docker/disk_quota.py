@@ -35,9 +35,9 @@ _FASTEST_BYTES_S = 4 << 30
 _SOONEST_S = 0.05
 _LATEST_S = 0.5
 _STALE_S = 5.0
-"""Minimum seconds after which files are summed again although the free space has decreased only a little."""
+"""Minimum number of seconds between two sums of the files if the free space has decreased only a little."""
 _REST = 20
-"""Minimum of the same pause, as a multiple of the time that the last sum took. The longer of both pauses applies."""
+"""Minimum time between two such sums, as a multiple of the time that the first took. The longer minimum applies."""
 _COUNT_S = 30.0
 _FILES_PER_MIB = 256
 """Number of files allowed for each MiB of quota: one for each 4 KiB block."""
@@ -170,7 +170,7 @@ class _UseOf:
     _rest_s: float = 0.0
 
     async def exceeds_limit(self, paths: DiskPaths, free: int) -> bool:
-        """Return whether the use exceeds the quota. Sum the files at intervals, or if `free` decreased enough for that.
+        """Return whether the use exceeds the quota. Sum the files at intervals, and if `free` fell by more than `left`.
 
         Args:
             paths: Paths of the sandbox's files.
@@ -191,7 +191,7 @@ class _UseOf:
         return self.taken > self.limit
 
     async def _sum(self, paths: DiskPaths) -> int:
-        """Return the use of the files; a file that is deleted during this method counts only at the next sum."""
+        """Return how much the files use; a file that is deleted during this method counts only at the next sum."""
         # Scan the deleted files first: in the other order, a file that is deleted in between would count twice.
         deleted = await clock.to_thread(_deleted_bytes, paths) if self.counts_deleted else 0
         command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, paths.folders)]

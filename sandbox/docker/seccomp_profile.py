@@ -112,7 +112,7 @@ def _equals(index: int, bits: int, value: int) -> JSON:
 def _blocks_without(values: Sequence[int], length: int = 0, start: int = 0) -> Iterator[tuple[int, int]]:
     """Split all 32-bit numbers except `values` into blocks with the same leading bits; yield (mask, bits) per block.
 
-    The filter has a rule for each block: a rule has only one condition per argument, so it cannot exclude `values`.
+    The filter has a rule for each block: a rule has one condition per argument, so it cannot exclude several values.
     The recursion splits the block whose first `length` bits are those of `start`.
     """
     bits = _WORD & ~(_WORD >> length)

@@ -77,7 +77,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
     if (why := why_no_network(spec.network)) is not None:
         return why
     is_alone = spec.detached and not isinstance(spec.network, str)
-    return "a detached sandbox cannot have an allowlist: the proxy ends with this process" if is_alone else None
+    return "a detached sandbox cannot have an allowlist: its proxy ends with this process" if is_alone else None
 
 
 def is_public(text: str) -> bool:

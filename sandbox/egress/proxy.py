@@ -65,9 +65,9 @@ def variables(spec: SandboxSpec) -> Mapping[str, str]:
 
 
 def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
-    """Return an argv that runs `command`; if `spec` has an allowlist, the argv waits for the relay first.
+    """Return an argv that runs `command`; if `spec` has an allowlist, the argv first waits until the relay listens.
 
-    An empty `command` stays empty.
+    If `command` is empty, return an empty argv.
     """
     return (*_WAIT, *command) if command and not isinstance(spec.network, str) else tuple(command)
 
@@ -124,7 +124,7 @@ class ProxyRequest:
 
     @classmethod
     def parse(cls, head: bytes) -> ProxyRequest:
-        """Parse the request line and the headers, including the final empty line.
+        """Parse `head`, which is the request line, the headers and the empty line after them.
 
         Raises:
             RefusedError: `head` is not a valid proxy request.
@@ -133,7 +133,7 @@ class ProxyRequest:
         if any(part in one for one in (line, *headers) for part in (b"\r", b"\n", b"\0")):
             raise RefusedError(400, "not a request")  # Servers may treat a lone CR, LF or NUL as the end of a header.
         if any(one.startswith((b" ", b"\t")) for one in headers):
-            # A server would append an indented line to the header before it, which may be one that the proxy adds.
+            # Servers read an indented line as part of the line before it, which may be a header that the proxy adds.
             raise RefusedError(400, "not a request")
         try:
             method, target, version = line.decode("ascii").split(" ")
@@ -237,11 +237,11 @@ async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
             received += piece
         head, _, rest = received.partition(_END)
         return head + _END, rest
-    raise RefusedError(400, f"not a request within {_HEAD_S:g} s")
+    raise RefusedError(400, f"no complete request within {_HEAD_S:g} s")
 
 
 async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
-    """Send `first` to `upstream`, then copy bytes both ways until `upstream` ends or nothing moves for `_IDLE_S`."""
+    """Send `first` to `upstream`, then copy bytes both ways until `upstream` ends or no data comes for `_IDLE_S`."""
 
     async def carry_up() -> None:
         with suppress(ConnectionError):

@@ -1,8 +1,8 @@
 """The relay that runs inside a sandbox with an allowlist and forwards HTTP clients to the proxy on the host.
 
 It listens at the address in ``HTTP_PROXY`` and joins each client with a connection that the proxy has opened to the
-relay. Only the host opens connections between the two, so the sandbox can reach nothing on the host. The sandbox's own
-Python runs this file, so the file uses only Python 3.7 and the standard library.
+relay. Only the proxy opens connections between proxy and relay, so the sandbox can reach nothing on the host. The
+sandbox's own Python runs this file, so the file uses only Python 3.7 and the standard library.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ INSIDE = "/sys/fs/cgroup/memory/agent/tasks"
 
 
 def reserve_mib(memory_mib: int) -> int:
-    """Return how many MiB of a sandbox's memory limit its agent cannot use: 1/8, between 32 and 64 MiB, at most 1/4.
+    """Return how many MiB of the limit the agent cannot use: 1/8, raised to 32 or cut to 64 MiB, but at most 1/4.
 
     Args:
         memory_mib: Memory limit of the sandbox in MiB.
@@ -111,7 +111,7 @@ class AgentCgroup:
 def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
     """Return the agent's cgroup of a Docker container, for which `make` may not have been called yet.
 
-    None in cgroups version 2, where the container's cgroup contains processes, and therefore cannot have children.
+    Return None with cgroups version 2: the container's cgroup then contains processes, so it cannot have children.
 
     Args:
         container_id: Docker's id of the container.

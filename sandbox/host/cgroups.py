@@ -1,8 +1,8 @@
 """Cgroups limit the memory, processes and CPUs of a sandbox, and report whether the sandbox ran out of memory.
 
 Both versions of cgroups are supported. Version 1 has one tree of cgroups for each controller, such as
-``/sys/fs/cgroup/memory``. Version 2 has a single tree; new cgroups are created in the cgroup of this process, or in the
-nearest cgroup above that allows the controllers. The owner of a cgroup is the process that supervises the sandbox. The
+``/sys/fs/cgroup/memory``. Version 2 has a single tree. New cgroups are created in the cgroup of this process, or in
+its nearest ancestor that allows the controllers. The owner of a cgroup is the process that supervises the sandbox. The
 name of the cgroup starts with `envkit.sandbox.host.run_dirs.owner_name` of the owner, so that a later process can find
 and remove cgroups whose owner has ended. Further owners are recorded as empty child cgroups with their `owner_name`.
 """
@@ -25,7 +25,7 @@ ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 
 _HUGE_PAGE_BYTES = 2 << 20
-"""Size of a huge page. Its allocation can hit the memory limit while the recorded peak is this far below the limit."""
+"""Size of a huge page. Allocating one can hit the memory limit while the recorded peak is this far below the limit."""
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 
@@ -51,7 +51,7 @@ class CgroupFolders:
 
     Attributes:
         is_unified: Whether the machine uses cgroups version 2.
-        parents: Folder in which to create cgroups, by name of the controller. Controllers without one are missing.
+        parents: Folder in which to create cgroups, by name of the controller. Unavailable controllers are missing.
     """
 
     is_unified: bool
@@ -82,7 +82,7 @@ class MemoryCounters:
             return None
         if self.limit_hit:
             return Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
-        return Cause(CauseKind.OUT_OF_MEMORY, "out of memory: the host's, not the sandbox's limit")
+        return Cause(CauseKind.OUT_OF_MEMORY, "out of memory: the host ran out before the sandbox reached its limit")
 
 
 class Cgroup:
@@ -179,7 +179,7 @@ class Cgroup:
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove the cgroup, unless it contains processes; return whether none of its folders exists any more."""
+        """Remove the cgroup, unless it contains processes; return whether all its folders are gone."""
         if self.of_agent is not None:
             self.of_agent.remove()
         for folder in self._each():
@@ -244,7 +244,7 @@ def _counts(file: Path) -> dict[str, int]:
 
 
 def _is_limit_hit(folder: Path) -> bool:
-    """Whether a version 1 cgroup reached its limit: by its peak, since new kernels do not update memory.failcnt."""
+    """Whether a version 1 cgroup reached its limit, judged by its peak, as new kernels do not update memory.failcnt."""
     peak, limit = (_number(folder / name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
     return 0 < limit <= peak + _HUGE_PAGE_BYTES
 
@@ -279,7 +279,7 @@ def _upwards(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _has_controllers(folder: Path) -> bool:
-    """Whether children of the version 2 cgroup `folder` get all controllers. This enables missing ones, if possible."""
+    """Try to enable all controllers for children of the version 2 cgroup `folder`; return whether all are enabled."""
     if not _is_writable(folder):
         return False
     switch = folder / "cgroup.subtree_control"

@@ -150,7 +150,7 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return the cause for the exit code of a sandbox's process 1. For a signal, it does not say who sent it.
+    """Return the cause for the exit code of a sandbox's process 1. For a signal, the cause does not name the sender.
 
     Args:
         returncode: Exit code, or the negative signal number; None if the process has not ended.

@@ -77,7 +77,7 @@ class LiveSandboxes:
             raise SandboxError("; ".join(str(failure) for failure in failures))
 
     def disks(self) -> dict[str, tuple[int, int]]:
-        """Return the free MiB, and the MiB that must stay free, of the run directory's disk, by a name of the disk."""
+        """Return, by a name for the disk of the run directory, its free MiB and the MiB that must stay free."""
         free_mib = shutil.disk_usage(self.folder).free >> 20
         return {f"the disk of {self.folder.parent}": (free_mib, run_dirs.LEAST_FREE_MIB)}
 
@@ -157,7 +157,7 @@ def refuse(
         raise SandboxRefusedError(sandbox_id, f"views is refused: {fault}")
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
         raise SandboxRefusedError(
-            sandbox_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}"
+            sandbox_id, f"untrusted programs are refused: this backend does not enforce {', '.join(missing)}"
         )
     asked = {
         "memory": ("memory_mib", spec.memory_mib),

@@ -49,7 +49,7 @@ def _enter_and_mount(first: FirstProcess, files: Mapping[str, str]) -> None:
         for source, target in files.items():
             copies[target] = call(_OPEN_TREE, _AT_FDCWD, source.encode(), _CLONE | os.O_CLOEXEC)
             opened.callback(os.close, copies[target])
-        first.require_life()  # if it still runs, its pid was not reused while the files were opened
+        first.require_life()  # if process 1 still runs, its pid was not reused while the files were opened
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_FS) or libc.setns(namespace, _CLONE_NEWNS):
             code = ctypes.get_errno()

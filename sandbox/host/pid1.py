@@ -82,7 +82,7 @@ class FirstProcess:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(f"/proc/{self.pid}/root{path}", flags)
         try:
-            self.require_life()  # if it still runs, its pid was not reused when the folder was opened
+            self.require_life()  # if process 1 still runs, its pid was not reused when the folder was opened
         except BaseException:
             os.close(handle)
             raise
@@ -118,7 +118,7 @@ class FirstProcess:
 
 
 def host_id(pid: int, inside: int) -> int:
-    """Return the uid on the host (and gid) that stands for uid `inside` in the user namespace of process `pid`.
+    """Return the host's uid (and gid) to which the user namespace of process `pid` maps its uid `inside`.
 
     Raises:
         OSError: The process has exited.
@@ -128,4 +128,4 @@ def host_id(pid: int, inside: int) -> int:
         first, outside, count = (int(part) for part in line.split())
         if first <= inside < first + count:
             return outside + inside - first
-    raise ValueError(f"process {pid} has no user {inside}")
+    raise ValueError(f"the user namespace of process {pid} does not map uid {inside}")

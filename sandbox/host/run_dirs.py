@@ -158,7 +158,7 @@ def roots() -> Iterator[Path]:
 
 
 def common_first() -> list[Path]:
-    """Return the `roots`, but ``/tmp`` first, where processes with other environment variables search, too."""
+    """Return the `roots` with ``/tmp`` first, because processes with other environment variables search there, too."""
     return sorted(roots(), key=lambda root: root != _COMMON)
 
 

@@ -167,7 +167,7 @@ def _if(comparison: int, operands: Sequence[int], number: int) -> Iterator[_Inst
 
 
 def _with_argument(call: int, argument: int, checks: Sequence[_Instruction]) -> Iterator[_Instruction]:
-    """Yield instructions that apply `checks` to the argument of `call` at offset `argument`; by default allow it."""
+    """Yield instructions for `call` that apply `checks` to its argument at offset `argument`, and then allow it."""
     yield _IF_EQUAL, 0, len(checks) + 2, call
     yield _LOAD, 0, 0, argument
     yield from checks

@@ -1,4 +1,4 @@
-"""Validate arguments, environment variables and limits of commands, including types, for callers without a checker."""
+"""Validate arguments, environment variables and limits of commands, including types that callers did not check."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class RecentlyEnded:
             self._freed.add(key)
 
     def take_key(self, key: TenantKey) -> None:
-        """Drop the view of `key` if a new sandbox may get `key`: it was freed, or the old sandbox was never ready."""
+        """Drop the view of `key` if a new sandbox may use it: after `free`, or if the old sandbox was never ready."""
         view = self.get(key)
         if view is not None and (key in self._freed or {phase.state for phase in view.phases} <= _NEVER_UP):
             del self._views[key]
@@ -239,9 +239,9 @@ class EventLog:
             self.past.add(instance.record(), now=clock.now())
 
     def renamed(self, before: SandboxView, name: str) -> None:
-        """Record that a warm sandbox with the view `before` was leased, which gave it the id `name`, a tenant or both.
+        """Record that a warm sandbox was leased and got the id `name`, a tenant or both; `before` is its last view.
 
-        An event reports the end of the old id. There is no event if only the tenant is new.
+        If the id is new, an event reports the end of the old id.
         """
         view = ended(before, Cause(CauseKind.STOPPED, f"leased as {name}"))
         if name != before.id:

@@ -104,7 +104,7 @@ class ReportsStats(Protocol):
 
 
 async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
-    """Monitor a running sandbox until the pool records its end, then stop what still runs of it.
+    """Monitor a running sandbox until the pool records its end, then stop whatever still runs in it.
 
     The stop is shielded from cancellation and takes at most 15 s.
     """
@@ -170,7 +170,7 @@ async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> No
     """Run `check` until it returns why the sandbox is lost, or until the sandbox has been removed."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_loss, instance, check)
-        # Do not cancel the check before the removal: the check waits for the sandbox's server to close the connection.
+        # Until the sandbox has been removed, the check waits for the connection of its server to close, so let it run.
         await instance.cleared.wait()
         tasks.cancel_scope.cancel()
 
@@ -218,7 +218,7 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
 
 
 def _unhandled(instance: Instance, error: Exception) -> Cause:
-    """Log an unexpected exception, and return it as the cause of the sandbox's end. It must not end the whole pool."""
+    """Log an unexpected exception, and return it as the cause of the sandbox's end. The pool continues."""
     _log.error("unhandled exception in sandbox %s", instance.id, exc_info=error)
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 

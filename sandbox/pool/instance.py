@@ -23,7 +23,7 @@ STOPPED = Cause(CauseKind.STOPPED, "stopped")
 GIVEN_UP = Cause(CauseKind.STOPPED, "its caller gave up during the start")
 
 KEPT_PHASES = 100
-"""Maximum number of phases in a history (the first and the last 99), since a sandbox may become suspect very often."""
+"""Maximum number of phases in a history: the first and the last 99. A sandbox may become suspect very often."""
 
 _REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
 _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
@@ -40,7 +40,7 @@ def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -
     """Return `phases` followed by a new phase that begins now. Beyond `KEPT_PHASES`, drop the second-oldest phase.
 
     Raises:
-        ValueError: `state` cannot follow the state of the last phase, as nothing follows lost and stopped.
+        ValueError: `state` cannot follow the state of the last phase. Nothing can follow lost and stopped.
     """
     if phases and state not in _NEXT[phases[-1].state]:
         raise ValueError(f"invalid transition from {phases[-1].state} to {state}")
@@ -78,7 +78,7 @@ class Instance:
         snapshot: Name, given by the node, of the snapshot that the sandbox starts from; None means no snapshot.
         is_leased: Whether the sandbox is leased; otherwise it is warm.
         is_named: Whether a caller of `Pool.create` chose the id. The lease then does not end with the caller.
-        is_own: Whether the pool's own process uses the sandbox. It then counts towards no tenant's limits.
+        is_own: Whether the pool's own process uses the sandbox. Such a sandbox counts towards no tenant's limits.
         sandbox: The backend's sandbox; None until it has started.
         phases: History of the sandbox's states.
         failure: Error for callers that wait for the start; None unless the start failed or was cancelled.
@@ -156,7 +156,7 @@ class Instance:
         return self._view(expires)
 
     def record(self) -> SandboxView:
-        """Return a view for the ledger. Uses are not recorded: the lease expires `ttl_s` after the last phase began."""
+        """Return a view for the ledger. Its expiry time ignores uses: it is `ttl_s` after the last phase began."""
         if self.ttl_s is None or self.is_over:
             return self._view(None)
         return self._view(self.phases[-1].at_s + self.ttl_s)
@@ -169,7 +169,7 @@ class Instance:
         self._notify(self)
 
     def reattach(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
-        """Set the sandbox, its history and its state, when the pool takes it over from a previous process."""
+        """Record that the pool has taken over `sandbox`, which has the history `phases`, from a previous process."""
         self.sandbox = sandbox
         self.phases = (*phases, phase(state, "re-attached after a restart"))
         self.settled.set()
@@ -198,7 +198,7 @@ class Instance:
                 self._finish(SandboxState.LOST, cause)
 
     def fail(self, cause: Cause, why: SandboxError | None = None) -> None:
-        """Record that the start failed. Waiting callers get an error with this cause, of the same class as `why`."""
+        """Record a failed start. Waiting callers get a `SandboxStartError`, or its subclass to which `why` belongs."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
                 self.failure = SandboxRefusedError(self.id, cause, why.everywhere)
@@ -280,6 +280,6 @@ def _ignore(cause: Cause) -> None:
 
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
-    """Return the view of a sandbox that ends now: `view` with a new phase `state`, and without an expiry time."""
+    """Return the view of a sandbox that ends now: `view` without expiry time, and with `state` as its last phase."""
     phases = (*view.phases, phase(state, cause))
     return replace(view, phases=phases, expires_at_s=None)

@@ -172,7 +172,7 @@ class Pool:
         return Lease(instance)
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
-        """Run `check` on a leased sandbox, and call `on_end` at its end; see `envkit.protocols.ServerPool.watch`."""
+        """Run `check` for a leased sandbox, and `on_end` when it ends; see `envkit.protocols.ServerPool.watch`."""
         instance = self._scheduler.instances[TenantKey("", id)]
         instance.on_end = on_end
         self._tasks.start_soon(watch, instance, check)
@@ -249,11 +249,11 @@ class Pool:
         )
 
     def wanted(self) -> int:
-        """Return for how many sandboxes capacity is missing; if negative, the number of further sandboxes that fit.
+        """Return for how many sandboxes capacity is missing; a negative number says how many more sandboxes would fit.
 
         The free capacity is counted in sandboxes of one size: that of the first request or warm sandbox that waits for
-        capacity; without one, that of the first warm stock; without stocks, that of a default spec. Requests do not
-        count if more nodes could not serve them: they exceed a tenant's limit, or need a snapshot of a certain node.
+        capacity; without one, that of the first warm stock; without stocks, that of a default spec. Requests that no
+        additional node could serve do not count: those above a tenant's limit, or for a snapshot on a certain node.
         """
         missing, stocks = self._scheduler.missing(), self._scheduler.stocks
         demand = next(iter(missing), ResourceRequest.of(stocks[0].warm_spec.spec if stocks else SandboxSpec()))
@@ -320,7 +320,7 @@ class Pool:
             self._history.forget()
 
     def _clear(self, node: Node) -> None:
-        """Remove unknown sandboxes from a node that joins, left from before a restart or a lost connection."""
+        """Remove sandboxes that the pool does not know, e.g. from an earlier connection, from a node that joins."""
         if self._ledger is not None:
             self._tasks.start_soon(reattach.end_others, self._ledger.id, {node.name: node}, self._known)
 
@@ -376,7 +376,7 @@ class Pool:
             raise LeaseNotPersistedError
 
     def _pending(self, key: TenantKey) -> anyio.Event | None:
-        """Return an event that is set when the pending creation or removal of sandbox `key` ends; None without one."""
+        """Return an event that is set when the creation or removal of sandbox `key` ends; None if none is pending."""
         instance = self._scheduler.instances.get(key)
         if instance is not None and instance.is_forgotten:
             return instance.cleared

@@ -88,8 +88,8 @@ async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[],
     Args:
         ledger: Id of the ledger.
         nodes: Nodes to search.
-        known: Called after a node's sandboxes were listed. Returns the backend ids of the sandboxes to keep on all
-            nodes, because two nodes may be the same machine. It may wait for sandboxes that are starting.
+        known: Called after a node's sandboxes were listed. Returns the backend ids of the sandboxes to keep, also on
+            other nodes, because two nodes may be the same machine. It may wait for sandboxes that are starting.
     """
 
     async def end(node: Node, backend: Attaches, sandbox_id: str) -> None:

@@ -147,7 +147,7 @@ class Scheduler:
                 request.woken.set()
 
     def missing(self) -> list[ResourceRequest]:
-        """Return the unmet demands that additional nodes could serve: of requests, then of missing warm sandboxes."""
+        """Return the demands that additional nodes could serve: of waiting requests, then of missing warm sandboxes."""
         held = dict(self._held)
         found = []
         for request in self.queue.all():
@@ -196,7 +196,7 @@ class Scheduler:
             stock.instances[instance] = None
         instance.reattach(view.phases, SandboxState.LEASED if is_leased else SandboxState.READY, sandbox)
         if is_leased and not is_named:
-            instance.end(Cause(CauseKind.ORPHANED, "its holder is gone"))
+            instance.end(Cause(CauseKind.ORPHANED, "the process that leased it is gone"))
         elif not is_leased and (stock is None or instance not in stock.instances):
             instance.end(Cause(CauseKind.STOPPED, "no warm stock needs it"))
         tasks.start_soon(self._live, instance, None)
@@ -364,7 +364,7 @@ class Scheduler:
         return self._why_bound(request, self._held.get(request.tenant)) is not None
 
     def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
-        """Return, as text, the limit that a tenant who uses `held` would exceed by `request`; None without one."""
+        """Return which limit a tenant that uses `held` would exceed with `request`; None if it would exceed none."""
         if held is None or request.is_own:
             return None
         if self._max_per_tenant is not None and held.sandboxes >= self._max_per_tenant:

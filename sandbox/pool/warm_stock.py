@@ -33,7 +33,7 @@ class WarmSpec:
 
     def __post_init__(self) -> None:
         if self.spec.ttl_s is not None:
-            raise ValueError(f"ttl_s={self.spec.ttl_s:g} is refused: it would run before the lease; do not set ttl_s")
+            raise ValueError(f"ttl_s={self.spec.ttl_s:g} is refused: it would begin before the lease; do not set ttl_s")
 
     @property
     def name(self) -> str:

@@ -88,7 +88,7 @@ class ProcessBackend:
             sandbox_id, AgentChannel(stream), resources, work=str(home), forget=self._sandboxes.forget
         )
         self._sandboxes.add(sandbox)
-        with suppress(ConnectionError):  # The agent has already ended. `started` will raise the reason.
+        with suppress(ConnectionError):  # The agent has already ended. `started` will raise an error with the reason.
             await stream.send(self._opening)
         env = {"ENVKIT_SOCKETS": str(sockets), "HOME": str(home), "TMPDIR": str(home), **_ENV, **spec.env}
         paths = {"work": str(home), "grader_home": str(grader_home)}

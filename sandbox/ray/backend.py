@@ -92,7 +92,7 @@ class RayNodeBackend:
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox with the files of `snapshot`, which a sandbox of this backend object must have returned."""
+        """Start a sandbox with the files of `snapshot`, which must come from a sandbox of this backend object."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
@@ -179,7 +179,7 @@ class RayNodeBackend:
         return Cause(CauseKind.NODE_LOST, f"node {self.node.name} of the Ray cluster is lost{away}")
 
     def _new_request_id(self) -> int:
-        """Return a new id with which messages to the actor refer to a sandbox, before the sandbox has an id, too.
+        """Return a new id that names a sandbox in messages to the actor, even before the sandbox has its own id.
 
         Raises:
             SandboxError: The backend is not open, or the node is lost.
@@ -204,7 +204,7 @@ class RayNodeBackend:
         raise SandboxStartError(f"{self.node.name}/{request_id}", f"not ready after {spec.start_timeout_s:g} s")
 
     async def _admitted(self, request_id: int, answer: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
-        """Await `answer`, connect to the sandbox that the actor has started, and return it. If this fails, stop it."""
+        """Await `answer`, connect to the sandbox that the actor started, and return the sandbox; stop it on failure."""
         self._channels[request_id] = None
         try:
             made = await answer

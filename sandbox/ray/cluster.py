@@ -138,7 +138,7 @@ class Cluster:
         return Actor(self, node, next(self._numbers))
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """Make a call in the child process and return its value. The child completes it even if this is cancelled.
+        """Make a call in the child process; return its value. The child completes it even if the caller is cancelled.
 
         Raises:
             UnreachedError: The connection to the cluster has ended, or the actor is not reachable.
@@ -150,7 +150,7 @@ class Cluster:
         raise (UnreachedError if outcome == "unreached" else SandboxError)(str(value))
 
     def sent(self, what: str, *arguments: object) -> Reply:
-        """Send the call `what` to the child process and return the future of its reply, which never raises an error."""
+        """Send the call `what` to the child process; return the future of its reply, which also reports errors."""
         return self._link.send(next(self._numbers), what, arguments)
 
     async def _connected(self) -> None:
@@ -204,7 +204,7 @@ class Actor:
         await self._cluster.call("make", self._number, self._node.id, kind, self._node.address)
 
     async def ask(self, method: str, *args: object) -> Answer:
-        """Call a method of the actor and return its answer. The actor completes it even if this is cancelled.
+        """Call a method of the actor; return its answer. The actor completes it even if the caller is cancelled.
 
         Raises:
             UnreachedError: The actor has exited or is not reachable.
@@ -253,7 +253,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
         self.hello, self.tried = self._expected(HELLO), self._expected(TRIED)
 
     def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
-        """Send a call to the child; return the future of its reply: ``"unreached"`` if the child has exited."""
+        """Send a call to the child; return the future of its reply: ``"unreached"`` if the child has ended."""
         reply = self._expected(number)
         if self._cause:
             reply.set_result(("unreached", self._cause))
@@ -305,7 +305,7 @@ class _DriverPipe(asyncio.SubprocessProtocol):
             errors = _ERROR.findall(self._stderr)
             why = errors[-1].decode(errors="replace") if errors else f"code {self._process.get_returncode()}"
             if _ANOTHER_HEAD in self._stderr:
-                why = "another head has replaced the cluster's"
+                why = "another head has replaced the head of the cluster"
             self._cause = f"Ray ended the connection ({why[:_LINE_CHARACTERS]})"
             self.ended.set()
             for number in list(self._replies):

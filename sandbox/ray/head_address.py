@@ -1,4 +1,4 @@
-"""Find the head of a Ray cluster, and check within seconds that it accepts connections. Ray itself takes a minute."""
+"""Find the head of a Ray cluster, and check in seconds that it accepts connections. Ray would need a minute."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class NodeActor:
 
     def _find(self, request_id: int) -> _Hosted:
         if request_id not in self._hosted:
-            raise SandboxError("its node has no such sandbox")
+            raise SandboxError("the node has no such sandbox")
         return self._hosted[request_id]
 
     async def _stop_all(self) -> None:

@@ -86,7 +86,7 @@ class RayNodes:
         The request is valid until the next call, or the end of the ``async with`` block. For each sandbox it asks for
         one ``envkit_sandboxes`` resource if any node has this resource, otherwise for one CPU and 1 GiB of memory. If
         `more` is negative, nodes without sandboxes that have room for at most ``-more`` sandboxes in total leave the
-        pool, and the autoscaler may stop them. The next call with positive `more` uses those that still run again.
+        pool, and the autoscaler may stop them. A later call with positive `more` takes back those that still run.
         While the head does not answer, the call does nothing.
         """
         if self._cluster is None or self._cluster.is_silent:

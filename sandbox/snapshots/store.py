@@ -97,7 +97,7 @@ class SnapshotStore:
 
 
 def waiting(command: Sequence[str]) -> tuple[str, ...]:
-    """Return an argv that runs `command` once `restore` has written the files. An empty `command` stays empty."""
+    """Return an argv that runs `command` once `restore` has written the files; empty if `command` is empty."""
     return (*_WAIT, *command) if command else ()
 
 

@@ -123,7 +123,7 @@ def _temporary_folder(target: Path) -> Path:
 
 
 def _packed(source: Path, alone: str) -> Iterator[bytes]:
-    """Yield `source` as a tar stream in pieces of any size. If `source` is a file or link, its name is `alone`."""
+    """Yield `source` as a tar stream in pieces of any size. A file or link is stored under the name `alone`."""
     waiting = [(source, "")]
     while waiting:
         path, name = waiting.pop()

@@ -195,7 +195,7 @@ def means(values: Sequence[float], window: int) -> list[float]:
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Move labels as little as needed to be at least `gap` apart, from `low` to `high`; return their new heights.
+    """Return new heights, at least `gap` apart and between `low` and `high`, that move the labels as little as needed.
 
     Labels that are too close form a stack around the mean of their heights, and stacks that touch are merged.
     """

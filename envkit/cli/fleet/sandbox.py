@@ -75,7 +75,7 @@ def run(
     ] = None,
     upload: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH[:NAME]", help="Copy a file or folder in before the program starts; repeatable."),
+        typer.Option(metavar="PATH[:NAME]", help="Copy this file or folder into the sandbox at its start; repeatable."),
     ] = None,
     timeout_s: TimeoutS = None,
     tty: Tty = False,

@@ -200,7 +200,7 @@ class SharedWebSocket:
                 call.outcome.set_result(answer.result)
 
     async def _reopen(self) -> ClientConnection:
-        """Open a new socket, and queue the unanswered calls to be sent again. Calls that were sent twice fail."""
+        """Open a new socket and queue the unanswered calls for it; a call that was already sent twice fails."""
         while True:
             for call in list(self._calls.values()):
                 if call.sends >= _MAX_SENDS:

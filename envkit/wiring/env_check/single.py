@@ -207,7 +207,7 @@ def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
 
 
 def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
-    """Return the episodes of one instance as text: all with `at_reset` as reset options if given, then all without."""
+    """Play all seeds in one instance, first with `at_reset` passed to reset, if given; return the episodes as text."""
     with env.opened(options) as instance:
         return [
             repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])

@@ -65,9 +65,9 @@ class Fleet:
     Attributes:
         host: Plays the episodes of clients.
         pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
-        disks: Function that returns the free and the required MiB of each disk; None if unknown.
+        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
-        scale: Called with the number of sandboxes for which to add nodes; None without autoscaling.
+        scale: Called with the number of sandboxes to make room for; negative: to release. None without autoscaling.
         isolates: Whether sandboxes are isolated from this process.
     """
 

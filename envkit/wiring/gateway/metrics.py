@@ -56,7 +56,7 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
 
 
 def of_log(dropped: int) -> Iterator[Metric]:
-    """Yield the metric of an access log."""
+    """Yield the metric that counts the dropped lines of the access log."""
     from prometheus_client.core import CounterMetricFamily
 
     yield CounterMetricFamily("envkit_access_log_dropped", "Access log lines that were dropped.", dropped)

@@ -36,7 +36,7 @@ class FleetNodes:
         in_image: Whether the sandboxes run in a Docker image.
         isolates: Whether sandboxes are isolated from this process.
         ledger: The ledger of leases; None if leases are not persisted.
-        disks: Function that returns the free and the required MiB of each disk; None if unknown.
+        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
     """
 
     nodes: Sequence[Node]

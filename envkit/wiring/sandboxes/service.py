@@ -65,8 +65,8 @@ class SandboxService(ABC):
         """Start a detached sandbox that runs `program`, copy `uploads` into it, and call `report_id` with its id."""
         if uploads and program:
             raise UsageError(
-                "--upload: with --detach the program would start before the upload; leave the program out, then run "
-                "it with exec"
+                "--upload: with --detach the program would start before the upload; leave the program out here, and "
+                "run it with envkit sandbox exec"
             )
         async with self.start_detached(spec_of({**options, "command": program})) as sandbox:
             for source, name in uploads:

@@ -76,7 +76,7 @@ async def _run(sandbox: AnySandbox, program: Sequence[str], timeout_s: float, tt
     if isinstance(sandbox, InteractiveSandbox):
         with suppress(UnsupportedError):
             return await _run_interactively(sandbox, program, timeout_s, tty)
-    # Output is streamed by the agent, which needs Python in the image. Otherwise print it when the program ends.
+    # The agent cannot stream output without Python in the image. Print the output when the program ends.
     return _print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
 
 

@@ -75,7 +75,7 @@ class Policy:
         After each update, the engine copies the trained weights in memory, without a file.
         """
         tiny = is_tiny(run)
-        section = trainer_defaults(run.trainer, is_tiny=tiny)
+        section = trainer_defaults(run.trainer, is_tiny=tiny, device=run.engine.device)
         assert section.learning_rate is not None, "trainer_defaults fills it in"
         assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
         assert section.micro_tokens is not None, "trainer_defaults fills it in"

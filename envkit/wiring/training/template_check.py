@@ -192,7 +192,7 @@ class _Comparison:
             for position, one in enumerate(chat)
         ]
         first, *others = self._text(marked).split(_ANSWER_MARK)
-        # Strip the whitespace after an answer from its frame, because envkit counts it as part of the answer.
+        # Envkit counts the whitespace after an answer as part of the answer, so remove it from the text that follows.
         return [first, *(frame.lstrip() for frame in others)]
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:

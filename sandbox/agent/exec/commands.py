@@ -105,7 +105,7 @@ class Exec(IncomingCall):
         fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
-        """Open pipes for the program's output and, if `takes_input`, its input; return the ends that it inherits."""
+        """Open pipes for the program's output and, if `takes_input`, its input; return the program's ends."""
         loop = self._context.loop
         files = []
         if takes_input:

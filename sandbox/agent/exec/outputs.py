@@ -34,7 +34,7 @@ class OutputTail:
             self._trim()
 
     def take(self) -> tuple[bytes, int]:
-        """Return and clear the stored bytes, and the number of bytes that were dropped since the last `take`."""
+        """Return the stored bytes and the number of bytes dropped since the last `take`; clear both."""
         self._trim()
         kept, cut = bytes(self._kept), self._cut
         self._kept, self._cut = bytearray(), 0

@@ -64,7 +64,7 @@ def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
 
 
 def kill_once(choose: Callable[[Table], set[int]]) -> bool:
-    """Stop, then kill the processes that `choose` selects from the process table; return whether there were any."""
+    """Send SIGSTOP, then SIGKILL to the processes that `choose` selects; return whether there were any."""
     stopped: set[int] = set()
     for _ in range(_SCANS):
         fresh = choose(table()) - stopped

@@ -34,7 +34,7 @@ ANSWER = struct.Struct(">iii")
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
 ROOM_TIMEOUT_S = 2.0
-"""How long to retry a grader's program that cannot start at the process limit. Meanwhile, other programs are killed."""
+"""How long to retry the start of a grader's program at the process limit, while the agent kills other programs."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _RETRY_S = 0.005
@@ -211,7 +211,7 @@ def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
 
 
 def _find(name: bytes, path: bytes) -> bytes:
-    """Return the path of the program `name`, searched as a shell does in the folders of `path`, a value of ``PATH``."""
+    """Return the path of the program `name`. Like a shell, search the folders in `path`, a value of ``PATH``."""
     if b"/" in name:
         return name
     refused = None

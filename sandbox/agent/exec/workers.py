@@ -288,7 +288,7 @@ class Workers:
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
     def _ensure_free_pids(self) -> bool:
-        """Kill preemptible processes if too few pids are free. Return False if that was needed, but none was found."""
+        """If too few pids are free, kill the preemptible processes. Return False only if there were none to kill."""
         if self._bound is None:
             return True
         count = linux.process_count()

@@ -1,7 +1,7 @@
 """Copies files and folders out of the sandbox and into it, in a child process with the rights of one user.
 
-Because of these rights, a link gives no access to other users' files. The child process ensures that a huge folder does
-not block other calls.
+Because the child process has no other rights, a link gives no access to other users' files. It also ensures that a huge
+folder does not block other calls.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Read(IncomingCall):
         self._stopped = True
 
     def _frames(self) -> Iterator[bytes]:
-        """Yield the file's content as frames. Reads to the end of file, because stat reports size 0 for /proc."""
+        """Yield the file's content as frames. Read to the end, because stat reports size 0 for files in /proc."""
         size = 0
         problem = None
         try:

@@ -184,8 +184,8 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
         rights: Mode bits that unpacked entries may have; all other bits are cleared.
 
     Raises:
-        RefusedEntryError: The archive is malformed, or contains an absolute path, a path that leads out of `top` or a
-            device.
+        RefusedEntryError: The archive is malformed, or contains a device, an absolute path or a path that leads out of
+            `top`.
         OSError: An entry cannot be written.
     """
     modes = []

@@ -350,7 +350,7 @@ def test_a_connection_that_opens_as_its_sandbox_ends_leaves_no_socket_open(turns
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (SandboxSpec(untrusted=True), "untrusted programs are refused: not enforced here: memory, disk"),
+        (SandboxSpec(untrusted=True), "untrusted programs are refused: this backend does not enforce memory, disk"),
         (SandboxSpec(memory_mib=64), "memory_mib=64 is refused: this backend cannot limit memory"),
         (SandboxSpec(disk_mib=8), "disk_mib=8 is refused: this backend cannot limit disk"),
         (SandboxSpec(pids=5, cpus=0.5, network=("example.org",)), ""),

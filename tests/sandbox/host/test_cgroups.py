@@ -301,7 +301,7 @@ def test_hits_of_the_limit_before_a_kill_that_was_survived_are_no_evidence(tmp_p
     group.survived()
     (root / "a/g/memory.events").write_text("oom 2\noom_kill 3\n")  # the host ran out
     assert group.memory_counters().cause(2) == Cause(
-        CauseKind.OUT_OF_MEMORY, "out of memory: the host's, not the sandbox's limit"
+        CauseKind.OUT_OF_MEMORY, "out of memory: the host ran out before the sandbox reached its limit"
     )
     (root / "a/g/memory.events").write_text("oom 3\noom_kill 3\n")
     assert group.memory_counters().cause(2) == Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)

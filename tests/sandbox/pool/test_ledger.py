@@ -259,7 +259,7 @@ def test_unready_and_anonymously_leased_sandboxes_are_stopped() -> None:
         async with opened(backend, ledger) as pool:
             await anyio.sleep(1)
             assert states(pool.view("b")) == [STARTING, STOPPED]
-            assert pool.view("pool-8").phases[-1].reason == "its holder is gone"
+            assert pool.view("pool-8").phases[-1].reason == "the process that leased it is gone"
             assert sandbox.is_gone
             async with pool.lease(SPEC) as fresh:
                 assert fresh.id == "pool-9"

@@ -160,7 +160,7 @@ def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
             assert isinstance(failed, SandboxEndedError)
             assert "exited with code 127: no-such-program" in failed.cause.detail
             unknown = from_problem((await actor.cause(3))["problem"])
-            assert str(unknown) == "its node has no such sandbox"
+            assert str(unknown) == "the node has no such sandbox"
 
     run(main)
 

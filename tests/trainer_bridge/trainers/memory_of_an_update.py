@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.engines.transformers import copy_to_play, open_model
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from tests.trainer_bridge.models import sample
+from tests.trainer_bridge.models import fast_format, sample
 
 ROW_TOKENS = 256
 
@@ -47,7 +47,7 @@ def update(model: Any, micro_tokens: int, *, is_checkpointing: bool) -> float:
         1.0,
         micro_tokens,
         seed=0,
-        precision="bfloat16",
+        precision=fast_format(),
         is_large=True,
         gradient_checkpointing=is_checkpointing,
     )
@@ -76,7 +76,7 @@ def main(what: str, kind: str, micro_tokens: int) -> None:
         print(update(model, micro_tokens, is_checkpointing=True) - state / 2**20)
     else:
         model = open_model(what, device="cpu", is_local=True)
-        playing = copy_to_play(model, "bfloat16")
+        playing = copy_to_play(model, fast_format())
         print(update(model, micro_tokens, is_checkpointing=kind == "checkpointing"))
         del playing
 

@@ -12,16 +12,18 @@ from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training.resolve import is_tiny, resolve
-from tests.trainer_bridge.models import write_chat, write_tiny
+from tests.trainer_bridge.models import fast_format, write_chat, write_tiny
 
 
 def found(name: str | Path, **playing: object) -> LocalModel:
     return LocalModel.of_name(str(name), "FrozenLake-v0", Playing(**playing), seed=0)  # type: ignore[arg-type]
 
 
-def test_a_pretrained_model_plays_in_bfloat16_with_the_instructions_and_128_tokens_a_turn(tmp_path: Path) -> None:
+def test_a_pretrained_model_plays_in_the_fast_format_with_instructions_and_128_tokens_a_turn(
+    tmp_path: Path,
+) -> None:
     model = found(write_chat(tmp_path, seed=1))
-    assert (model.run.engine.dtype, model.limits.turn_tokens) == ("bfloat16", 128)
+    assert (model.run.engine.dtype, model.limits.turn_tokens) == (fast_format(), 128)
     assert model.options_for("FrozenLake-v0") == {}
     assert model.run.renderer.system is None
 

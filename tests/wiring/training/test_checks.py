@@ -345,3 +345,24 @@ def test_the_algorithm_is_the_files() -> None:
     run = run_of(algorithm={"preset": "ppo", "clip": 0.1, "epochs": 3})
     algorithm = resolve.algorithm_of(run)
     assert (algorithm.advantage, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "files", "is_fast"),
+    [
+        ("cpu", {"proc/cpuinfo": "flags : fpu avx2 avx512f"}, False),
+        ("cpu", {"proc/cpuinfo": "flags : fpu avx512_bf16 avx2"}, True),
+        ("cpu", {"proc/cpuinfo": "Features : fp asimd bf16"}, True),
+        ("cpu", {"dev/nvidiactl": "", "proc/cpuinfo": "flags : fpu avx2"}, False),
+        ("auto", {"dev/nvidiactl": "", "proc/cpuinfo": "flags : fpu avx2"}, True),
+        ("auto", {}, False),
+        ("cuda", {}, True),
+    ],
+)
+def test_bfloat16_is_used_only_where_it_is_fast(
+    device: str, files: dict[str, str], is_fast: bool, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert resolve.has_fast_bfloat16(device, machine=tmp_path) == is_fast

@@ -21,7 +21,7 @@ from envkit.wiring.training import checks
 from envkit.wiring.training.policy import open_policy, playing_threads
 from envkit.wiring.training.resolve import is_tiny, resolve
 from envkit.wiring.training.run import train
-from tests.trainer_bridge.models import write_chat, write_tiny
+from tests.trainer_bridge.models import fast_format, write_chat, write_tiny
 
 
 def run_of(model: Path | str | None, **sections: Any) -> RunConfig:
@@ -92,7 +92,7 @@ def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, c
         run = resolve(run_of(model))
         assert not is_tiny(run)
         assert run.env.options == {}
-        assert (run.rollout.turn_tokens, run.warmup.kind, run.engine.dtype) == (128, "none", "bfloat16")
+        assert (run.rollout.turn_tokens, run.warmup.kind, run.engine.dtype) == (128, "none", fast_format())
 
 
 @pytest.mark.parametrize("model", [None, "smollm2-135m"])
