@@ -27,10 +27,10 @@ from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import JSON
-from envkit.wiring import environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
-from envkit.wiring.training.resolve import algorithm_of, is_tiny, limits_of, resolve, task_of
+from envkit.wiring.training.remote import check_server, served_host
+from envkit.wiring.training.resolve import algorithm_of, is_tiny, limits_of, resolve, spec_of, task_of
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
         The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
 
     Raises:
-        ConfigError: The training file has problems; see `checks.check` and `checks.check_docker`.
+        ConfigError: The training file has problems; see `checks.check`, `checks.check_docker` and
+            `remote.check_server`.
         UsageError: The folder, the model or the checkpoint cannot be used.
     """
-    problems = [*check(run), *await check_docker(run)]
+    problems = [*check(run), *await check_docker(run), *await check_server(run)]
     if problems:
         raise ConfigError(problems)
     run = resolve(run)
@@ -83,7 +84,7 @@ class _Run:
         self._display = display
         self._state = state
         self._newest = newest
-        self._spec = environments.find(run.env.id)
+        self._spec = spec_of(run)
         self._saved_policy = SavedPolicy(
             is_tiny(run), run.env.id, run.env.options, limits_of(run).turn_tokens, run.renderer.model_dump(mode="json")
         )
@@ -210,6 +211,10 @@ class _Run:
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
+        if self._run.env.url is not None:
+            async with served_host(self._run, self._display.announce) as served:
+                yield served
+            return
         section = self._run.sandbox
         slots = -(-self._run.env.num_envs // section.count)
         async with sandbox_host(
