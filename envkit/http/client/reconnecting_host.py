@@ -36,8 +36,8 @@ class ReconnectingHost:
     """Plays episodes on a server; implements `envkit.protocols.QueueingHost`.
 
     While the server is unreachable, is shutting down, or refuses calls that may succeed later, leases wait for it, and
-    steps in progress are sent again. A step is played once, because the server recognises repeated steps. If a restarted
-    server no longer has an episode's session, the step raises `SessionNotFoundError`, and the episode is lost.
+    steps in progress are sent again. The server plays a repeated step only once. If a restarted server no longer has an
+    episode's session, the step raises `SessionNotFoundError`, and the episode is lost.
 
     Args:
         client: An open client of the server.

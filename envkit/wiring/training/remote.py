@@ -42,12 +42,9 @@ def check_served(run: RunConfig) -> None:
         or (kind == "auto" and is_tiny(run))
         or (kind == "dialogues" and run.warmup.check_episodes)
     ):
-        raise ConfigError(
-            [
-                f"env.id: {section.id} is not installed here, but a new tiny policy and the warm-up play it in this "
-                "process; install its package here, or name engine.model and set warmup.kind: none"
-            ]
-        )
+        reason = "is not installed here, but a new tiny policy and the warm-up play it in this process"
+        remedy = "install its package here, or name engine.model and set warmup.kind: none"
+        raise ConfigError([f"env.id: {section.id} {reason}; {remedy}"])
 
 
 async def check_server(run: RunConfig) -> list[str]:

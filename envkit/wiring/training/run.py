@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -36,13 +36,18 @@ from envkit.wiring.training.signals import ONE_S, stop_on_signals
 if TYPE_CHECKING:
     from envkit.wiring.training.policy import Policy
 
+OnStep: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
-async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
+
+async def train(
+    run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display, on_step: OnStep | None = None
+) -> dict[str, JSON]:
     """Train with the settings `run` and write all results into `folder`.
 
     If `folder` contains a run, `resume` continues it from its newest checkpoint and `force` replaces it. At the first
     SIGINT or SIGTERM, training saves a checkpoint of the last finished train step or warm-up update, and ends. A signal
-    more than `signals.ONE_S` seconds later ends the process immediately.
+    more than `signals.ONE_S` seconds later ends the process immediately. `on_step` is called after each train step with
+    its number and its metrics.
 
     Returns:
         The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
@@ -65,7 +70,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
     elif not force:
         RunRecord.refuse_taken(folder)
     try:
-        return await _Run(run, folder, display, state, newest, force=force).finish()
+        return await _Run(run, folder, display, state, newest, force=force, on_step=on_step).finish()
     except BaseExceptionGroup as group:
         raise _first_cause(group) from None
     finally:
@@ -76,10 +81,19 @@ class _Run:
     """One training run. `newest` is the checkpoint to resume from, and `state` its state; None starts a new run."""
 
     def __init__(
-        self, run: RunConfig, folder: Path, display: Display, state: RunState, newest: Path | None, *, force: bool
+        self,
+        run: RunConfig,
+        folder: Path,
+        display: Display,
+        state: RunState,
+        newest: Path | None,
+        *,
+        force: bool,
+        on_step: OnStep | None,
     ) -> None:
         self._run = run
         self._force = force
+        self._on_step = on_step
         self._folder = folder
         self._display = display
         self._state = state
@@ -259,6 +273,7 @@ class _Run:
             elapsed_s=self._elapsed_s,
             stop=self._stop,
             policy=self._saved_policy,
+            on_step=self._on_step,
         )
 
     def _elapsed_s(self) -> float:
