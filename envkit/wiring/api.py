@@ -185,7 +185,6 @@ def evaluate(
     """
     from envkit.wiring.evaluation import evaluate as evaluation
     from envkit.wiring.evaluation.players import Playing
-    from envkit.wiring.evaluation.report import EvaluationFolder
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
@@ -201,11 +200,7 @@ def evaluate(
         batch=batch,
         concurrency=concurrency,
     )
-    folder: EvaluationFolder | None
-    if output is None or isinstance(output, EvaluationFolder):
-        folder = output
-    else:
-        folder = EvaluationFolder(Path(output), force=force)
+    folder = None if output is None else _folder(output, force=force)
     with closing(display_on(sys.stderr)) as display:
         found = _run(
             partial(
@@ -241,6 +236,12 @@ def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tu
         return parsed, parsed.env.id
     path = Path(content)
     return config.load(path), path.stem
+
+
+def _folder(output: str | os.PathLike[str] | EvaluationFolder, *, force: bool) -> EvaluationFolder:
+    from envkit.wiring.evaluation.report import EvaluationFolder  # needs matplotlib
+
+    return output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)
 
 
 def _run(main: Callable[[], Awaitable[T]]) -> T:
