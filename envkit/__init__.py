@@ -16,8 +16,10 @@ from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
     from envkit.http.client.env_client import EnvClient
+    from envkit.wiring.api import TrainSummary, evaluate, train
     from envkit.wiring.env_check import CheckResult, check_env
     from envkit.wiring.environments import make, make_vec, registered
+    from envkit.wiring.evaluation.evaluate import Evaluation
     from envkit.wiring.sandboxes.blocking import open_sandbox, open_sandbox_async
 
 __version__ = "0.1.0"
@@ -26,17 +28,21 @@ __all__ = [
     "CheckResult",
     "EnvClient",
     "EnvSpec",
+    "Evaluation",
     "Observation",
     "Reset",
     "Step",
     "Task",
+    "TrainSummary",
     "check_env",
+    "evaluate",
     "make",
     "make_vec",
     "open_sandbox",
     "open_sandbox_async",
     "register",
     "registered",
+    "train",
 ]
 
 __getattr__ = late_names(
@@ -44,12 +50,16 @@ __getattr__ = late_names(
     {
         "EnvClient": "envkit.http.client.env_client",
         "CheckResult": "envkit.wiring.env_check",
+        "Evaluation": "envkit.wiring.evaluation.evaluate",
+        "TrainSummary": "envkit.wiring.api",
         "check_env": "envkit.wiring.env_check",
+        "evaluate": "envkit.wiring.api",
         "make": "envkit.wiring.environments",
         "make_vec": "envkit.wiring.environments",
         "open_sandbox": "envkit.wiring.sandboxes.blocking",
         "open_sandbox_async": "envkit.wiring.sandboxes.blocking",
         "registered": "envkit.wiring.environments",
+        "train": "envkit.wiring.api",
     },
 )
 

@@ -130,6 +130,7 @@ class TrainLoop:
         elapsed_s: Returns how many seconds the run has taken so far, including the parts before a resume.
         stop: Shows the user what work must finish first when the run is being stopped.
         policy: Metadata to save with the policy in each checkpoint; None saves no metadata.
+        on_step: Called after each train step with its number and its metrics.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class TrainLoop:
         elapsed_s: Callable[[], float],
         stop: Stop,
         policy: SavedPolicy | None = None,
+        on_step: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
         self._rollout = rollout
         self._trainer = trainer
@@ -159,6 +161,7 @@ class TrainLoop:
         self._elapsed_s = elapsed_s
         self._stop = stop
         self._policy = policy
+        self._on_step = on_step
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
@@ -178,6 +181,8 @@ class TrainLoop:
             await self._train_step()
             display.advance(1, **self._shown)
             self._diagnose(display)
+            if self._on_step is not None:
+                self._on_step(state.step, self._recent[-1])
             shows_training = not await self._evaluate_and_save(display)
 
     async def save(self) -> None:

@@ -23,6 +23,15 @@ class EnvSection(Section):
     """Maximum number of episodes in parallel."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, as in envkit.make."""
+    url: Annotated[str, Field(min_length=1)] | None = None
+    """Address of an `envkit serve` that plays the episodes, such as https://fleet.example.org. null: they are played in
+    the sandboxes of the section sandbox, which must be left out if there is a url."""
+    token_file: Annotated[str, Field(min_length=1)] | None = None
+    """File with the token for that server. null: the variable ENVKIT_TOKEN."""
+    ca: Annotated[str, Field(min_length=1)] | None = None
+    """PEM file with the certificates to trust for https, instead of the system's."""
+    outage_timeout_s: Seconds = 120.0
+    """Maximum seconds to wait for a server that does not answer. Then the run saves a checkpoint and ends."""
 
 
 class SandboxSection(Section):
@@ -328,5 +337,6 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """Return the whole configuration as YAML, including defaults."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """Return the whole configuration as YAML, including defaults, but without a section that does not apply."""
+    content = config.model_dump(mode="json", exclude=None if config.env.url is None else {"sandbox"})
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -139,6 +139,16 @@ class ReadinessHost(EnvHost, Protocol):
         ...
 
 
+@runtime_checkable
+class QueueingHost(EnvHost, Protocol):
+    """A host whose slots others may use too, so that leases may wait even if they are fewer than its capacity."""
+
+    @property
+    def queued(self) -> int:
+        """Number of leases that wait for a slot, or for the host to be reachable."""
+        ...
+
+
 class Expert(Protocol):
     """A policy that solves an environment. It gives hints to people and writes demonstrations for training."""
 

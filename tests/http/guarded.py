@@ -55,6 +55,7 @@ async def guarded(
     has_tokens: bool = True,
     has_sandboxes: bool = False,
     fresh_s: float = 0.05,
+    tenant_share: float = 1.0,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Serve for the duration of the block, with scripted sandboxes; `settings` are those of the middleware."""
@@ -69,7 +70,8 @@ async def guarded(
         async with slots(8) as host, scripted() as backend, anyio.create_task_group() as tasks:
             if has_tokens:
                 tokens.create("first", ["metrics"])  # from now on every caller needs one
-            app = create_app(host, ttl_s=ttl_s, pool=SmallPool(backend) if has_sandboxes else None)
+            pool = SmallPool(backend) if has_sandboxes else None
+            app = create_app(host, ttl_s=ttl_s, tenant_share=tenant_share, pool=pool)
             guard = AuthMiddleware(app, tokens, errors=app.errors, **settings)
             tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
+
+_LOOK_S = 0.1
+"""Seconds between two looks at the number of queued episodes."""
 
 
 class OpenGate:
@@ -22,16 +27,18 @@ class Lockstep:
     """A barrier at which the episodes of a wave wait for each other before each turn, by calling `together`.
 
     An episode that has not called `arrive` may need the slot of an episode that waits at the barrier. The wait for
-    episodes that have not arrived is therefore limited.
+    episodes that have not arrived is therefore limited, and does not include those that are known to be queued.
 
     Args:
         expected: Number of episodes in the wave.
         timeout_s: Maximum seconds to wait for episodes that have not arrived.
+        queued: Returns how many episodes wait for a slot; None if none ever does.
     """
 
-    def __init__(self, expected: int, *, timeout_s: float) -> None:
+    def __init__(self, expected: int, *, timeout_s: float, queued: Callable[[], int] | None = None) -> None:
         self._expected = expected
         self._timeout_s = timeout_s
+        self._queued = queued
         self._present = 0
         self._waiting = 0
         self._gate = anyio.Event()
@@ -60,6 +67,10 @@ class Lockstep:
         try:
             if self._expected > 0:
                 with anyio.move_on_after(self._timeout_s):
+                    while self._queued is not None and not gate.is_set():
+                        with anyio.move_on_after(_LOOK_S):
+                            await gate.wait()
+                        self._open_if_all()
                     await gate.wait()
                 if not gate.is_set():
                     self._timeout_s = 0.0
@@ -71,7 +82,8 @@ class Lockstep:
             raise
 
     def _open_if_all(self) -> None:
-        complete = self._expected <= 0 or self._timeout_s <= 0
+        missing = self._expected - (0 if self._queued is None else self._queued())
+        complete = missing <= 0 or self._timeout_s <= 0
         if complete and self._waiting and self._waiting >= self._present:
             self._gate.set()
             self._gate = anyio.Event()

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from envkit.protocols import Engine, EnvHost, Renderer
+from envkit.protocols import Engine, EnvHost, QueueingHost, Renderer
 from envkit.types import Group, RolloutRequest, SamplingParams, Task, Trajectory, stable_hash
 
 from .gates import Lockstep
@@ -107,8 +107,12 @@ class Rollout:
         self, requests: Sequence[RolloutRequest], one: Callable[[RolloutRequest, Lockstep], Coroutine[Any, Any, None]]
     ) -> None:
         # An episode with a slot arrives within the time that a reset and a step may take.
-        limits = self.limits
-        gate = Lockstep(len(requests), timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s))
+        limits, host = self.limits, self.host
+        gate = Lockstep(
+            len(requests),
+            timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s),
+            queued=(lambda: host.queued) if isinstance(host, QueueingHost) else None,
+        )
         async with anyio.create_task_group() as tasks:
             for request in requests:
                 tasks.start_soon(one, request, gate)

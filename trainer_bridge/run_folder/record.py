@@ -61,6 +61,8 @@ FOLDERS = {
     "policy": ("*.json", "model.safetensors"),
 }
 _MAY_GROW = "trainer.steps"
+_MAY_MOVE = ("env.url", "env.token_file", "env.ca", "env.outage_timeout_s")
+"""Keys of the server that plays the episodes. A resumed run may use another server, but not stop using one."""
 _MISSING = object()
 
 
@@ -138,7 +140,8 @@ class RunRecord:
 
         Args:
             folder: The run's folder.
-            config_yaml: The whole configuration, as YAML. It must equal the run's, but `trainer.steps` may be larger.
+            config_yaml: The whole configuration, as YAML. It must equal the run's, but `trainer.steps` may be larger,
+                and the server of `env.url` may be another one.
             step: The train step of the checkpoint to continue from.
             tensorboard: Whether to write event files.
             is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
@@ -274,7 +277,10 @@ def _remove_run(folder: Path) -> None:
 
 
 def _refuse_other_config(path: Path, new_yaml: str) -> None:
-    """Raise `UsageError` for the first key that differs in the new configuration, except a larger `trainer.steps`."""
+    """Raise `UsageError` for the first key that differs in the new configuration.
+
+    `trainer.steps` may be larger, and the keys of the server in `env` may change.
+    """
     try:
         old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -283,7 +289,8 @@ def _refuse_other_config(path: Path, new_yaml: str) -> None:
     for key in [*new, *(key for key in old if key not in new)]:
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
         grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
-        if before != after and not grows:
+        moves = key in _MAY_MOVE and old.get("env.url") is not None and new.get("env.url") is not None
+        if before != after and not (grows or moves):
             difference = f"the run has {_shown(before)}, the file has {_shown(after)}"
             raise UsageError(f"{key}: {difference}; use the old value, or --force to start over")
 

@@ -21,14 +21,14 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a training file without running it.
 
-    Prints "ok", or one line per problem, starting with its key. Uses no network, so if the model is not on this
-    machine, the check cannot find out whether it exists on the Hugging Face hub.
+    Prints "ok", or one line per problem, starting with its key. Asks the server of env.url, but uses no other network:
+    if the model is not on this machine, the check cannot find out whether it exists on the Hugging Face hub.
     """
     from envkit import clock, config
-    from envkit.wiring.training import checks
+    from envkit.wiring.training import checks, remote
 
     run = config.load(file, overrides or ())
-    problems = [*checks.check(run), *clock.run(checks.check_docker, run)]
+    problems = [*checks.check(run), *clock.run(checks.check_docker, run), *clock.run(remote.check_server, run)]
     if problems:
         raise ConfigError(problems)
     for line in checks.unverified(run):

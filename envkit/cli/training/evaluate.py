@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -110,52 +109,40 @@ def evaluate(
     """Measure how well a policy plays. Prints the mean and the 95 % interval of each metric."""
     if force and output is None:
         raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
-    from envkit import clock
-    from envkit.wiring.evaluation.evaluate import evaluate
-    from envkit.wiring.evaluation.players import Playing
-    from envkit.wiring.training.display import display_on
+    from envkit.wiring import api
 
     options = read_options(option or ())
-    playing = Playing(
-        system=system,
-        turn_tokens=turn_tokens,
-        max_turns=max_turns,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        history=_history(history),
-        thinking=thinking,
-        device=device,
-        batch=batch,
-        concurrency=concurrency,
-    )
     folder = None
     if output is not None:
         from envkit.wiring.evaluation.report import EvaluationFolder
 
         folder = EvaluationFolder(output, force=force)
-    with closing(display_on(sys.stderr)) as display, _split_hint(split, options), _resume_hint(folder):
-        found = clock.run(
-            partial(
-                evaluate,
-                env_id,
-                policy,
-                episodes=episodes,
-                attempts=attempts,
-                seed=seed,
-                options=options,
-                split=split,
-                display=display,
-                url=url,
-                greedy=greedy,
-                playing=playing,
-                kept=None if folder is None else folder.begin,
-                on_episode=None if folder is None else folder.add,
-            )
+    with _split_hint(split, options), _resume_hint(folder):
+        found = api.evaluate(
+            env_id,
+            policy,
+            episodes=episodes,
+            attempts=attempts,
+            seed=seed,
+            options=options,
+            split=split,
+            url=url,
+            greedy=greedy,
+            temperature=temperature,
+            system=system,
+            turn_tokens=turn_tokens,
+            max_turns=max_turns,
+            max_tokens=max_tokens,
+            history=_history(history),
+            thinking=thinking,
+            device=device,
+            batch=batch,
+            concurrency=concurrency,
+            output=folder,
         )
     _print(found, as_json=as_json)
     if folder is not None:
-        files = folder.finish(found)
-        typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
+        typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
         if not found.levels:
             typer.echo(f"no plot: {env_id} does not report both success and shortest solutions", err=as_json)
         if found.void:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +14,7 @@ from envkit.errors import UsageError
 from envkit.installation import command
 
 if TYPE_CHECKING:
-    from envkit.types import JSON
+    from envkit.wiring.api import TrainSummary
 
 
 def train(
@@ -32,50 +29,44 @@ def train(
     """Train a policy from a training file. Ctrl-C saves a checkpoint and stops; --resume continues from it."""
     if resume and force:
         raise UsageError("--resume continues the run and --force replaces it; leave one out")
-    from envkit import clock, config
+    from envkit import config
+    from envkit.wiring import api
 
-    folder = Path("runs") / file.stem if output is None else output
-    settings = config.load(file, overrides or ())
-
-    from envkit.wiring.training import run  # Import this slow module only if the file is valid.
-    from envkit.wiring.training.display import display_on
-
-    with closing(display_on(sys.stdout)) as display:
-        summary = clock.run(partial(run.train, settings, folder, resume=resume, force=force, display=display))
-    _print_summary(summary, folder)
-    if summary.get("stopped"):
+    folder = api.RUNS / file.stem if output is None else output
+    summary = api.train(config.load(file, overrides or ()), output=folder, resume=resume, force=force)
+    _print_summary(summary)
+    if summary.stopped:
         again = ["train", str(file), "--output", str(folder)]
         again += [word for override in overrides or () for word in ("--set", override)]
         if any((folder / "checkpoints").glob("step-*")):
             again.append("--resume")
-            in_warm_up = summary.get("phase") == "warm-up"
-            where = "in the warm-up" if in_warm_up else f"after train step {summary.get('train_steps')}"
+            in_warm_up = summary.content.get("phase") == "warm-up"
+            where = "in the warm-up" if in_warm_up else f"after train step {summary.train_steps}"
             typer.echo(f"stopped {where}; continue with: {command(*again)}")
         else:
             typer.echo(f"stopped before the first checkpoint; start again with: {command(*again)}")
         raise typer.Exit(STOPPED)
 
 
-def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
-    rows = [*_rows(summary), ("files", str(folder))]
+def _print_summary(summary: TrainSummary) -> None:
+    rows = [*_rows(summary), ("files", str(summary.folder))]
     width = max(len(name) for name, _ in rows)
     typer.echo("")
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
-    findings = summary.get("diagnosis")
-    for line in findings if isinstance(findings, list) else ():
+    for line in summary.diagnosis:
         typer.echo(f"warning: {line}")
 
 
-def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
+def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the main results."""
-    for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
-        before, after = summary.get(f"{key}_before"), summary.get(f"{key}_after")
-        if isinstance(before, float):
-            yield name, f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
-    yield "train steps", str(summary.get("train_steps"))
-    episodes, lost = summary.get("episodes"), summary.get("lost_episodes")
-    yield "episodes", f"{episodes:,}, {lost:,} of them lost" if isinstance(episodes, int) else "0"
-    wall_s = summary.get("wall_s")
-    if isinstance(wall_s, (int, float)):
-        yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"
+    for name, before, after in (
+        ("held-out success, sampled", summary.eval_success_before, summary.eval_success_after),
+        ("held-out success, greedy", summary.eval_greedy_before, summary.eval_greedy_after),
+    ):
+        if before is not None:
+            yield name, f"{before:.1%} before" if after is None else f"{before:.1%} → {after:.1%}"
+    yield "train steps", str(summary.train_steps)
+    yield "episodes", f"{summary.episodes:,}, {summary.lost_episodes:,} of them lost"
+    wall_s = summary.wall_s
+    yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"

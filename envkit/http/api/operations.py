@@ -135,6 +135,7 @@ class Operations:
     async def ready(self, body: NoBody, caller: Caller) -> ReadyReply:
         """Report whether a session can be created now; the status is 503 if not."""
         capacity, leased = self.sessions.capacity, self.sessions.leased
+        used, limit = self.sessions.slots_of(caller.tenant)
         host, why = self.sessions.host, ""
         if self.sessions.is_closing:
             why = "the server is shutting down"
@@ -142,7 +143,9 @@ class Operations:
             why = host.why_unready
         elif leased >= capacity:
             why = f"all {capacity} episode slots are in use"
-        return ReadyReply(not why, capacity, leased, why)
+        elif used >= limit:
+            why = f"this tenant uses {used} of {capacity} episode slots (its limit)"
+        return ReadyReply(not why, capacity, leased, why, None if limit == capacity else limit)
 
     @handles_http(table.METRICS_TEXT)
     async def metrics(self, body: NoBody, call: HttpCall) -> None:

@@ -96,6 +96,22 @@ def authorization_headers(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+def read_token(file: Path, warn: Callable[[str], None]) -> str:
+    """Return the token that a file contains. Call `warn` with one line if other users can read the file.
+
+    Raises:
+        UsageError: The file cannot be read, or contains no token.
+    """
+    try:
+        if file.stat().st_mode & 0o044:
+            warn(f"other users can read the token file {file}; run: chmod go-rwx {file}")
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read a token from {file}: {error}") from None
+    authorization_headers(token)
+    return token
+
+
 def trusted_context(ca: Path | str) -> ssl.SSLContext:
     """Return an SSL context that trusts only the certificates of a PEM file.
 

@@ -91,6 +91,7 @@ class EnvClient:
         self._tasks: TaskGroup
         self._connection_scope: anyio.CancelScope
         self._capacity = 0
+        self._queued = 0
         self._poll_lock: anyio.Lock
         self._released: anyio.Event
 
@@ -101,8 +102,13 @@ class EnvClient:
 
     @property
     def capacity(self) -> int:
-        """Number of episode slots of the server, as the server last reported it."""
+        """Number of episode slots that this client may use on the server, as the server last reported it."""
         return self._capacity
+
+    @property
+    def queued(self) -> int:
+        """Number of leases that wait for a free slot."""
+        return self._queued
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
@@ -141,7 +147,7 @@ class EnvClient:
     async def ready(self) -> messages.ReadyReply:
         """Return whether the server could start an episode now."""
         ready = await self._call(table.READY, messages.NoBody())
-        self._capacity = ready.capacity
+        self._capacity = ready.capacity if ready.limit is None else ready.limit
         return ready
 
     async def envs(self) -> list[messages.EnvReply]:
@@ -206,14 +212,18 @@ class EnvClient:
         """
         first_s, max_s = _POLL_DELAYS_S
         delay_s = first_s
-        async with self._poll_lock:
-            while not (await self.ready()).ready:
-                if not self._capacity:
-                    return False
-                with anyio.move_on_after(delay_s * self._rng.uniform(0.5, 1.0)):  # jitter
-                    await self._released.wait()
-                delay_s = min(2 * delay_s, max_s)
-        return True
+        self._queued += 1
+        try:
+            async with self._poll_lock:
+                while not (await self.ready()).ready:
+                    if not self._capacity:
+                        return False
+                    with anyio.move_on_after(delay_s * self._rng.uniform(0.5, 1.0)):  # jitter
+                        await self._released.wait()
+                    delay_s = min(2 * delay_s, max_s)
+            return True
+        finally:
+            self._queued -= 1
 
     async def _call(self, operation: Operation[Q, R], request: Q) -> R:
         return await self._connection.call(operation, request, self._timeout_s)

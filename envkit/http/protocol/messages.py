@@ -208,12 +208,16 @@ class IndexReply(msgspec.Struct, frozen=True):
 
 
 class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether a session can be created now; if not, `why` is the reason. `leased` of `capacity` slots are in use."""
+    """Whether the caller can create a session now; if not, `why` is the reason. `leased` of `capacity` slots are in
+    use. `limit` is the number of slots that the caller's tenant may use, if it is lower than `capacity`. Over HTTP this
+    call needs no token, so the reply does not depend on the tenant.
+    """
 
     ready: bool
     capacity: int
     leased: int
     why: str = ""
+    limit: int | None = None
 
 
 class DoneReply(msgspec.Struct, frozen=True):

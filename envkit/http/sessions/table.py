@@ -120,6 +120,12 @@ class SessionTable:
         """Number of slots in use. A session whose episode has ended uses no slot."""
         return self._leased.total()
 
+    def slots_of(self, tenant: str) -> tuple[int, int]:
+        """Return how many slots the tenant uses, and how many it may use. Callers without a token may use all."""
+        capacity = self.capacity
+        limit = max(int(capacity * self._tenant_share), 1) if tenant else capacity
+        return self._leased[tenant], min(limit, capacity)
+
     def can_resume(self, key: TenantKey) -> bool:
         """Return whether this is a session of an earlier server process that can be resumed, but is not yet."""
         if self._resumable is None:
@@ -276,8 +282,9 @@ class SessionTable:
         # If the host has no slots at all, continue here: the lease will fail with an error that says why.
         if self._leased.total() >= capacity > 0:
             raise CapacityError(f"all {capacity} slots are in use; retry later")
-        if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
-            raise CapacityError(f"this tenant uses {self._leased[tenant]} of {capacity} slots (its limit); retry later")
+        used, limit = self.slots_of(tenant)
+        if used >= limit > 0:
+            raise CapacityError(f"this tenant uses {used} of {capacity} slots (its limit); retry later")
         self._leased[tenant] += 1
         self.counters.sessions += 1
         session = self._sessions[key] = Session(key, task)

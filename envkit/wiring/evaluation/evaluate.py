@@ -146,6 +146,8 @@ async def evaluate(
     display: Display,
     attempts: int = 1,
     url: str | None = None,
+    token: str | None = None,
+    ca: Path | None = None,
     greedy: bool = False,
     playing: Playing = _DEFAULTS,
     kept: Callable[[Mapping[str, JSON]], Iterable[EpisodeRecord]] | None = None,
@@ -167,6 +169,8 @@ async def evaluate(
         display: Shows the progress.
         attempts: Number of episodes per task.
         url: Address of an `envkit serve`; None plays in this process.
+        token: Token for that server; None means the variable ``ENVKIT_TOKEN``.
+        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
         greedy: Whether a language model picks the most likely token instead of sampling.
         playing: Settings of a language model.
         kept: Called before the first episode, with the values that identify this evaluation. Returns the episodes that
@@ -214,7 +218,7 @@ async def evaluate(
     tally = OutcomeTally(episodes, attempts, display, on_episode)
     async with (
         found.opened(tasks[0].options) as play_all,
-        _host(url, episodes * attempts, tasks[0].options) as host,
+        _host(url, token, ca, episodes * attempts, tasks[0].options) as host,
     ):
         display.phase(policy, episodes * attempts)
         resumed = tally.restore(earlier)
@@ -328,12 +332,14 @@ async def _open_local(found: LocalModel) -> AsyncIterator[_PlayAll]:
 
 
 @asynccontextmanager
-async def _host(url: str | None, episodes: int, options: Options) -> AsyncIterator[EnvHost]:
+async def _host(
+    url: str | None, token: str | None, ca: Path | None, episodes: int, options: Options
+) -> AsyncIterator[EnvHost]:
     if url is None:
         async with slots(max(1, min(SLOTS, episodes)), options) as host:
             yield host
     else:
         from envkit.http.client.env_client import EnvClient
 
-        async with EnvClient(url) as client:
+        async with EnvClient(url, token=token, ca=ca) as client:
             yield client

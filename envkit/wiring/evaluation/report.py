@@ -35,6 +35,11 @@ class EvaluationFolder:
         path: The folder; created when the first episode ends.
         force: Whether to replace an existing evaluation in the folder, as soon as the first new episode ends.
 
+    Attributes:
+        path: The folder.
+        count: Number of finished episodes in the folder.
+        files: The files that `finish` has written.
+
     Raises:
         UsageError: The folder contains a complete evaluation and `force` is false, or the folder is not writable.
     """
@@ -42,6 +47,7 @@ class EvaluationFolder:
     def __init__(self, path: Path, *, force: bool) -> None:
         self.path = path
         self.count = 0
+        self.files: list[Path] = []
         self._force = force
         self._arguments: Mapping[str, JSON] = {}
         self._is_begun = False
@@ -89,21 +95,19 @@ class EvaluationFolder:
                 file.write(encoded(episode) + b"\n")
         self.count += episode.valid
 
-    def finish(self, found: Evaluation) -> list[Path]:
-        """Sort the file of episodes, write the results and the plot, and return the paths of the files.
+    def finish(self, found: Evaluation) -> None:
+        """Sort the file of episodes, and write the results and the plot.
 
         Raises:
             UsageError: The folder is not writable.
         """
-        written = [self.path / EVALUATION, self.path / EPISODES]
         with _writing(self.path):
             lines = (self.path / EPISODES).read_bytes().splitlines(keepends=True)
             self._replace(EPISODES, b"".join(_last_of_each(lines)))
             if found.levels:
                 draw(found, self.path / PLOT)
-                written.append(self.path / PLOT)
             self._replace(EVALUATION, orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
-        return written
+        self.files = [self.path / name for name in (EVALUATION, EPISODES, *((PLOT,) if found.levels else ()))]
 
     def _refuse_others(self) -> None:
         before, now = _read(self.path / ARGUMENTS), _plain(self._arguments)

@@ -7,10 +7,11 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from envkit.errors import UsageError
+from envkit.http.client.connect import read_token
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol.sandbox_messages import KeptReply
 from envkit.http.sandboxes.access import MAX_TIMEOUT_S
@@ -87,10 +88,4 @@ class RemoteService(SandboxService):
     def _token(self) -> str | None:
         if self.token_file is None:
             return None
-        try:
-            if self.token_file.stat().st_mode & 0o044:
-                warning = f"other users can read the token file {self.token_file}; run: chmod go-rwx {self.token_file}"
-                print(warning, file=sys.stderr)
-            return self.token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read a token from {self.token_file}: {error}") from None
+        return read_token(self.token_file, partial(print, file=sys.stderr))

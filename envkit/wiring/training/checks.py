@@ -14,7 +14,8 @@ from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
-from envkit.wiring.training.resolve import algorithm_of, is_tiny
+from envkit.wiring.training.remote import check_served
+from envkit.wiring.training.resolve import algorithm_of, is_served_only, is_tiny
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -25,6 +26,7 @@ def check(run: RunConfig) -> list[str]:
     problems: list[str] = []
     for examine in (
         _check_packages,
+        check_served,
         _check_env,
         _check_sandbox,
         _check_engine,
@@ -76,6 +78,8 @@ def _check_packages(run: RunConfig) -> None:
 
 
 def _check_env(run: RunConfig) -> None:
+    if is_served_only(run):
+        return
     try:
         made = environments.open_env(run.env.id, **run.env.options)
         if not isinstance(made, AsyncEnv):

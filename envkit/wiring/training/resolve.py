@@ -57,7 +57,7 @@ def resolve(run: RunConfig) -> RunConfig:
     Raises:
         ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
     """
-    spec = environments.find(run.env.id)
+    spec = spec_of(run)
     tiny = is_tiny(run)
     saved = _saved_policy(run)
     if saved is None or saved.env_id != run.env.id:
@@ -76,6 +76,20 @@ def resolve(run: RunConfig) -> RunConfig:
     }
     changed["warmup"] = _warmup(run.model_copy(update=changed), is_tiny=tiny)
     return run.model_copy(update=changed)
+
+
+def spec_of(run: RunConfig) -> EnvSpec:
+    """Return the registered environment of a run. If only the server of `env.url` has it, its splits are unknown.
+
+    Raises:
+        UnknownEnvError: The environment is not registered, and there is no server.
+    """
+    return EnvSpec(run.env.id, "") if is_served_only(run) else environments.find(run.env.id)
+
+
+def is_served_only(run: RunConfig) -> bool:
+    """Whether the environment is not registered in this process, so that only the server of `env.url` can have it."""
+    return run.env.url is not None and all(spec.id != run.env.id for spec in environments.registered())
 
 
 def is_tiny(run: RunConfig) -> bool:

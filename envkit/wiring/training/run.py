@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -27,31 +27,37 @@ from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import JSON
-from envkit.wiring import environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
-from envkit.wiring.training.resolve import algorithm_of, is_tiny, limits_of, resolve, task_of
+from envkit.wiring.training.remote import check_server, served_host
+from envkit.wiring.training.resolve import algorithm_of, is_tiny, limits_of, resolve, spec_of, task_of
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
 
 if TYPE_CHECKING:
     from envkit.wiring.training.policy import Policy
 
+OnStep: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
-async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
+
+async def train(
+    run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display, on_step: OnStep | None = None
+) -> dict[str, JSON]:
     """Train with the settings `run` and write all results into `folder`.
 
     If `folder` contains a run, `resume` continues it from its newest checkpoint and `force` replaces it. At the first
     SIGINT or SIGTERM, training saves a checkpoint of the last finished train step or warm-up update, and ends. A signal
-    more than `signals.ONE_S` seconds later ends the process immediately.
+    more than `signals.ONE_S` seconds later ends the process immediately. `on_step` is called after each train step with
+    its number and its metrics.
 
     Returns:
         The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
 
     Raises:
-        ConfigError: The training file has problems; see `checks.check` and `checks.check_docker`.
+        ConfigError: The training file has problems; see `checks.check`, `checks.check_docker` and
+            `remote.check_server`.
         UsageError: The folder, the model or the checkpoint cannot be used.
     """
-    problems = [*check(run), *await check_docker(run)]
+    problems = [*check(run), *await check_docker(run), *await check_server(run)]
     if problems:
         raise ConfigError(problems)
     run = resolve(run)
@@ -64,7 +70,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
     elif not force:
         RunRecord.refuse_taken(folder)
     try:
-        return await _Run(run, folder, display, state, newest, force=force).finish()
+        return await _Run(run, folder, display, state, newest, force=force, on_step=on_step).finish()
     except BaseExceptionGroup as group:
         raise _first_cause(group) from None
     finally:
@@ -75,15 +81,24 @@ class _Run:
     """One training run. `newest` is the checkpoint to resume from, and `state` its state; None starts a new run."""
 
     def __init__(
-        self, run: RunConfig, folder: Path, display: Display, state: RunState, newest: Path | None, *, force: bool
+        self,
+        run: RunConfig,
+        folder: Path,
+        display: Display,
+        state: RunState,
+        newest: Path | None,
+        *,
+        force: bool,
+        on_step: OnStep | None,
     ) -> None:
         self._run = run
         self._force = force
+        self._on_step = on_step
         self._folder = folder
         self._display = display
         self._state = state
         self._newest = newest
-        self._spec = environments.find(run.env.id)
+        self._spec = spec_of(run)
         self._saved_policy = SavedPolicy(
             is_tiny(run), run.env.id, run.env.options, limits_of(run).turn_tokens, run.renderer.model_dump(mode="json")
         )
@@ -210,6 +225,10 @@ class _Run:
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
+        if self._run.env.url is not None:
+            async with served_host(self._run, self._display.announce) as served:
+                yield served
+            return
         section = self._run.sandbox
         slots = -(-self._run.env.num_envs // section.count)
         async with sandbox_host(
@@ -254,6 +273,7 @@ class _Run:
             elapsed_s=self._elapsed_s,
             stop=self._stop,
             policy=self._saved_policy,
+            on_step=self._on_step,
         )
 
     def _elapsed_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,8 +26,12 @@ def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] =
     If a signal came during the block, the handlers stay installed after the block: signals within `ONE_S` seconds of
     the first must not kill a process that prints its summary. Later ones go to the handler from before the block.
 
-    Must be called in the main thread. `now` returns the seconds of a monotonic clock.
+    In a thread other than the main thread, which receives no signals, the block runs without handlers. `now` returns
+    the seconds of a monotonic clock.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
     first_s: float | None = None
     has_ended = False

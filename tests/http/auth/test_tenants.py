@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,29 @@ def test_an_administrator_inspects_and_deletes_the_sessions_of_others_over_a_soc
         assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 404
 
     on_stage(main, tmp_path)
+
+
+def test_a_client_gets_its_tenants_limit_as_its_capacity_and_waits_for_its_own_slots(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, umbrella = stage.token("acme"), stage.token("umbrella")
+        async with EnvClient(stage.address, token=acme) as client:
+            assert client.capacity == 4  # half of the 8 slots
+            async with AsyncExitStack() as leases:
+                for _ in range(4):
+                    await leases.enter_async_context(client.lease(LONG))
+                ready = await client.ready()
+                assert (ready.ready, ready.capacity, ready.leased, ready.limit) == (False, 8, 4, 4)
+                assert ready.why == "this tenant uses 4 of 8 episode slots (its limit)"
+                async with EnvClient(stage.address, token=umbrella) as other:
+                    assert (await other.ready()).ready
+                without_token = (await stage.ask("GET", "/v1/ready")).json()
+                assert (without_token["ready"], without_token.get("limit")) == (True, None)
+                with anyio.move_on_after(0.3) as waited:
+                    async with client.lease(LONG):
+                        pass
+                assert waited.cancelled_caught
+                assert client.queued == 0
+            async with client.lease(LONG):
+                pass
+
+    on_stage(main, tmp_path, tenant_share=0.5)

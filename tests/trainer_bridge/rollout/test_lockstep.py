@@ -81,3 +81,18 @@ def test_lockstep_goes_on_at_once_without_one_that_leaves_before_it_came() -> No
         return passed
 
     assert clock.run(main, virtual=True) == [3]
+
+
+def test_lockstep_does_not_wait_for_queued_episodes_until_they_have_a_slot() -> None:
+    async def main() -> list[list[float]]:
+        passed = [list[float]() for _ in range(3)]
+        # The third episode is queued until 8 s, and arrives at 10 s.
+        lockstep = Lockstep(3, timeout_s=100, queued=lambda: clock.now() < 8)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(walk, lockstep, (1, 1, 7), passed[0])
+            tasks.start_soon(walk, lockstep, (2, 1, 7), passed[1])
+            tasks.start_soon(partial(walk, comes_s=10), lockstep, (1,), passed[2])
+        return passed
+
+    # The first two pass at 2 s and 3 s without the third. From 8 s on they wait for it, and at 11 s all pass.
+    assert clock.run(main, virtual=True) == [[2, 3, 11], [2, 3, 11], [11]]

@@ -1,0 +1,131 @@
+"""Training on a served fleet: checks of the server of `env.url`, and the host that plays episodes on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+
+from envkit import __version__, clock
+from envkit.config import RunConfig
+from envkit.errors import ConfigError, EnvkitError, ForbiddenError, UnauthorizedError, did_you_mean
+from envkit.http.client.connect import read_token, trusted_context
+from envkit.http.client.env_client import EnvClient
+from envkit.http.client.reconnecting_host import ReconnectingHost
+from envkit.http.protocol.messages import PROTOCOL
+from envkit.protocols import EnvHost
+from envkit.wiring.training.resolve import is_served_only, is_tiny
+
+_QUEUED_S = 10
+"""Seconds that episodes wait for a slot of a full server before the run announces it."""
+
+
+def check_served(run: RunConfig) -> None:
+    """Check the keys of a training file that depend on `env.url`, without asking the server.
+
+    Raises:
+        ConfigError: A key contradicts `env.url`, or needs an environment that is not installed here.
+    """
+    section = run.env
+    if section.url is None:
+        if unused := [key for key in ("token_file", "ca") if getattr(section, key) is not None]:
+            raise ConfigError(f"env.{key}: only for a server; set env.url too, or leave it out" for key in unused)
+        return
+    if "sandbox" in run.model_fields_set:
+        raise ConfigError(["sandbox: the server of env.url plays the episodes in its own sandboxes; leave it out"])
+    kind = run.warmup.kind
+    if is_served_only(run) and (
+        run.engine.model is None
+        or kind == "demonstrations"
+        or (kind == "auto" and is_tiny(run))
+        or (kind == "dialogues" and run.warmup.check_episodes)
+    ):
+        reason = "is not installed here, but a new tiny policy and the warm-up play it in this process"
+        remedy = "install its package here, or name engine.model and set warmup.kind: none"
+        raise ConfigError([f"env.id: {section.id} {reason}; {remedy}"])
+
+
+async def check_server(run: RunConfig) -> list[str]:
+    """Return a problem if the server of `env.url` cannot play the episodes of `run`; otherwise return [].
+
+    The problem is a line like those of `checks.check`.
+    """
+    if run.env.url is None:
+        return []
+    try:
+        async with _client(run, _ignore) as client:
+            health, envs = await client.health(), await client.envs()
+    except ConfigError as error:
+        return list(error.problems)
+    except (UnauthorizedError, ForbiddenError) as error:
+        return [f"env.token_file: {error}"]
+    except EnvkitError as error:
+        return [f"env.url: {error}; start the server with envkit serve, or correct the address"]
+    if health.protocol != PROTOCOL:
+        versions = f"{health.protocol} (envkit {health.version}), and this envkit {__version__} speaks {PROTOCOL}"
+        return [f"env.url: {run.env.url} speaks version {versions} of the protocol; install the same envkit on both"]
+    known = [env.id for env in envs]
+    if run.env.id not in known:
+        return [f"env.id: {run.env.url} has no environment {run.env.id!r}{did_you_mean(run.env.id, known)}"]
+    if client.capacity < 1:
+        return [f"env.url: {run.env.url} has no episode slots, because all its sandboxes failed; restart it"]
+    return []
+
+
+@asynccontextmanager
+async def served_host(run: RunConfig, announce: Callable[[str], None]) -> AsyncIterator[EnvHost]:
+    """Open a host that plays episodes on the server of `env.url`.
+
+    Args:
+        run: The training file.
+        announce: Called with one line when the host opens, when the server stops answering, and when it is full.
+
+    Raises:
+        ConfigError: The token or the certificates cannot be used.
+        EnvkitError: The server does not answer, or rejects the token.
+    """
+    async with _client(run, announce) as client, clock.background_tasks() as tasks:
+        version = (await client.health()).version
+        other = "" if version == __version__ else f"; this is envkit {__version__}"
+        announce(f"environments: {client.address} (envkit {version}), {client.capacity} episode slots{other}")
+        tasks.start_soon(_announce_queue, client, announce)
+        yield ReconnectingHost(client, outage_timeout_s=run.env.outage_timeout_s, announce=announce)
+
+
+async def _announce_queue(client: EnvClient, announce: Callable[[str], None]) -> None:
+    """Announce once that episodes have waited for a slot of the server for `_QUEUED_S` seconds."""
+    waited_s = 0
+    while waited_s < _QUEUED_S:
+        await anyio.sleep(1)
+        waited_s = waited_s + 1 if client.queued else 0
+    announce(f"env.url: {client.address} is full; {client.queued} episodes wait for a slot")
+
+
+def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
+    section, limits = run.env, run.rollout
+    token = ca = None
+    if section.token_file is not None:
+        with _problem("env.token_file"):
+            token = read_token(Path(section.token_file).expanduser(), warn)
+    if section.ca is not None:
+        with _problem("env.ca"):
+            ca = Path(section.ca).expanduser()
+            trusted_context(ca)
+    with _problem("env.url"):
+        timeout_s = max(limits.timeout_s, limits.reset_timeout_s or 0.0)
+        return EnvClient(section.url, token=token, ca=ca, timeout_s=timeout_s)
+
+
+@contextmanager
+def _problem(key: str) -> Iterator[None]:
+    """Convert an error in a ``with`` block to a problem of the key."""
+    try:
+        yield
+    except EnvkitError as error:
+        raise ConfigError([f"{key}: {error}"]) from None
+
+
+def _ignore(line: str) -> None:
+    pass

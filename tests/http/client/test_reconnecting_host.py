@@ -1,0 +1,167 @@
+"""A host on a server that goes away: leases and steps wait for it, up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import (
+    CapacityError,
+    EnvkitError,
+    RateLimitError,
+    SessionNotFoundError,
+    UnauthorizedError,
+    UnreachableError,
+)
+from envkit.http.client.reconnecting_host import ReconnectingHost
+from envkit.types import Observation, Reset, Step, Task
+
+TASK = Task("Count-v0", 7)
+DOWN = UnreachableError("http://fleet does not answer: Connection refused")
+
+
+@dataclass
+class Server:
+    """A client of a server that fails between two times, with the errors in `failing` one after another."""
+
+    failing: Sequence[EnvkitError] = (DOWN,)
+    from_s: float = 0.0
+    until_s: float = 0.0
+    keeps_sessions: bool = True
+    capacity: int = 4
+    queued: int = 0
+    ids: list[str | None] = field(default_factory=list)
+    actions: list[tuple[float, str]] = field(default_factory=list)
+    failures: int = 0
+
+    def answer(self) -> None:
+        if self.from_s <= clock.now() < self.until_s:
+            self.failures += 1
+            raise self.failing[min(self.failures, len(self.failing)) - 1]
+
+    @asynccontextmanager
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Played]:
+        self.ids.append(id)
+        self.answer()
+        yield Played(self)
+
+
+@dataclass
+class Played:
+    server: Server
+
+    async def reset(self) -> Reset:
+        return Reset(Observation("start"), {})
+
+    async def step(self, action: str) -> Step:
+        self.server.answer()
+        if clock.now() >= self.server.until_s > 0 and not self.server.keeps_sessions:
+            raise SessionNotFoundError("no session")
+        self.server.actions.append((round(clock.now(), 1), action))
+        return Step(Observation(action), 1.0, False, False, {})
+
+
+def play(server: Server, *, steps_s: Sequence[float] = (), outage_timeout_s: float = 120.0) -> list[str]:
+    """Lease an episode, play a step after each pause of `steps_s`, and return the announced lines."""
+    lines: list[str] = []
+
+    async def main() -> None:
+        host = ReconnectingHost(server, outage_timeout_s=outage_timeout_s, announce=lines.append)
+        async with host.lease(TASK) as episode:
+            assert (await episode.reset()).observation.text == "start"
+            for number, pause_s in enumerate(steps_s):
+                await anyio.sleep(pause_s)
+                assert (await episode.step(str(number))).observation.text == str(number)
+        assert host.queued == 0
+
+    clock.run(main, virtual=True)
+    return lines
+
+
+def test_a_lease_waits_for_a_server_that_is_down_and_announces_it_once() -> None:
+    server = Server(until_s=60)
+    assert play(server) == [
+        "env.url: http://fleet does not answer: Connection refused; waiting up to 120 s for the server"
+    ]
+    assert len(set(server.ids)) == 1  # the server recognises a repeated call by its id
+    assert 30 < server.failures < 80
+
+
+def test_a_step_is_sent_again_until_the_server_has_restarted() -> None:
+    server = Server(from_s=5, until_s=20)
+    assert len(play(server, steps_s=(1, 5, 1))) == 1
+    (first_s, first), (second_s, second), (_, third) = server.actions
+    assert (first_s, first, second, third) == (1.0, "0", "1", "2")
+    assert 20 <= second_s < 23
+
+
+def test_an_episode_whose_session_is_gone_ends_so_that_it_is_played_again() -> None:
+    with pytest.raises(SessionNotFoundError):
+        play(Server(from_s=5, until_s=20, keeps_sessions=False), steps_s=(6,))
+
+
+def test_after_the_limit_the_error_says_what_to_do() -> None:
+    with pytest.raises(EnvkitError) as raised:
+        play(Server(until_s=1000), outage_timeout_s=30)
+    assert type(raised.value) is EnvkitError  # no class that only ends an episode
+    assert str(raised.value) == (
+        "env.url: lost the server for 30 s: http://fleet does not answer: Connection refused; start the server again, "
+        "and continue the run with --resume"
+    )
+
+
+def test_each_outage_has_the_whole_limit() -> None:
+    server = Server(until_s=20)
+
+    async def main() -> list[str]:
+        lines: list[str] = []
+        host = ReconnectingHost(server, outage_timeout_s=30, announce=lines.append)
+        async with host.lease(TASK):
+            server.from_s, server.until_s = 40, 60
+            await anyio.sleep_until(41)
+            async with host.lease(TASK):
+                return lines
+
+    assert len(clock.run(main, virtual=True)) == 2
+
+
+@pytest.mark.parametrize("error", [RateLimitError("slow down"), CapacityError("all 0 slots are in use")])
+def test_refusals_that_may_pass_are_waited_for(error: EnvkitError) -> None:
+    assert play(Server(failing=[error], until_s=5)) == [f"env.url: {error}; waiting up to 120 s for the server"]
+
+
+def test_a_refused_token_is_not_retried() -> None:
+    server = Server(failing=[DOWN, UnauthorizedError("unknown token")], until_s=10)
+    with pytest.raises(UnauthorizedError, match="unknown token"):
+        play(server)
+    assert server.failures == 2
+
+
+def test_leases_that_wait_count_as_queued_and_steps_do_not() -> None:
+    server = Server(from_s=5, until_s=20, queued=3)
+
+    async def main() -> tuple[int, int]:
+        host = ReconnectingHost(server, outage_timeout_s=120, announce=print)
+
+        async def lease(step: Callable[[], float] | None = None) -> None:
+            async with host.lease(TASK) as episode:
+                if step is not None:
+                    await anyio.sleep(step())
+                    await episode.step("x")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(lease, lambda: 6.0))
+            await anyio.sleep(6.5)
+            tasks.start_soon(lease)
+            tasks.start_soon(lease)
+            await anyio.sleep(1)
+            during = host.queued
+        return during, host.queued
+
+    assert clock.run(main, virtual=True) == (3 + 2, 3)
