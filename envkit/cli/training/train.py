@@ -63,8 +63,14 @@ def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
     findings = summary.get("diagnosis")
-    for line in findings if isinstance(findings, list) else ():
-        typer.echo(f"warning: {line}")
+    for one in findings if isinstance(findings, list) else ():
+        if isinstance(one, dict):
+            typer.echo(f"warning: {one['name']} ({_period(one)}): {one['line']}")
+
+
+def _period(finding: Mapping[str, JSON]) -> str:
+    first, last = finding["first_step"], finding["last_step"]
+    return f"train step {first}" if first == last else f"train steps {first} to {last}"
 
 
 def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
