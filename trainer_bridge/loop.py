@@ -6,7 +6,6 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,19 @@ from envkit.metrics import pass_at_group
 from envkit.protocols import Trainer
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
-from . import diagnosis
+from .accounting import Ledger, add_counts, fate_before_training, trained_sessions
+from .diagnostics import Diagnostics, Finding, Probe, TrainStep
 from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
 from .run_folder.display import Display
 from .run_folder.episodes import sample_episodes
+from .run_folder.timeline import Span, timeline
+from .run_folder.timings import durations, quantile_metrics
 from .samples import samples_of
 from .stopping import Stop
-from .weights.channel import WeightChannel
+from .weights.channel import Push, WeightChannel
 
 
 class Record(Protocol):
@@ -38,6 +40,8 @@ class Record(Protocol):
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None: ...
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
+    def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ class TrainLoop:
         stop: Shows the user what work must finish first when the run is being stopped.
         policy: Metadata to save with the policy in each checkpoint; None saves no metadata.
         on_step: Called after each train step with its number and its metrics.
+        diagnostics: Names what is wrong with the run; None uses the default settings.
+        probe: Probes the engine after each push, for the diagnostics; None makes no probes.
     """
 
     def __init__(
@@ -148,6 +154,8 @@ class TrainLoop:
         stop: Stop,
         policy: SavedPolicy | None = None,
         on_step: Callable[[int, Mapping[str, float]], None] | None = None,
+        diagnostics: Diagnostics | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self._rollout = rollout
         self._trainer = trainer
@@ -165,24 +173,31 @@ class TrainLoop:
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
-        self._recent: deque[Mapping[str, float]] = deque(maxlen=diagnosis.STEPS)
-        self._diagnosed: set[str] = set()
+        self._latest: Mapping[str, float] = {}
+        self._diagnostics = diagnostics or Diagnostics()
+        self._probe = probe
 
     async def run(self, display: Display) -> None:
-        """Train until the last step. After a cancellation, call `save` for a checkpoint of the last finished step."""
+        """Train until the last step. After a cancellation, call `save` for a checkpoint of the last finished step.
+
+        Raises:
+            EnvkitError: All episodes of a train step are void, or the diagnostics have a finding that stops the run.
+        """
         settings, state = self._settings, self.state
-        await self._channel.push()
+        await self._report(self._diagnostics.begun(state.step), display)
+        push = await self._channel.push()
+        await self._report(await self._probed(push), display)
         shows_training = False
         await self._evaluate_and_save(display)
         while state.step < settings.steps:
             if not shows_training:
                 display.phase("train", settings.steps)
                 display.advance(state.step, **self._shown)
-            await self._train_step()
+            push, found = await self._train_step(push, display)
             display.advance(1, **self._shown)
-            self._diagnose(display)
             if self._on_step is not None:
-                self._on_step(state.step, self._recent[-1])
+                self._on_step(state.step, self._latest)
+            await self._report(found, display)
             shows_training = not await self._evaluate_and_save(display)
 
     async def save(self) -> None:
@@ -218,54 +233,99 @@ class TrainLoop:
             await self.save()
         return evaluates
 
-    async def _train_step(self) -> None:
-        settings, state = self._settings, self.state
-        number = state.step + 1
-        first = state.step * settings.groups_per_step
-        tasks = [self._tasks(first + index) for index in range(settings.groups_per_step)]
+    async def _train_step(self, push: Push, display: Display) -> tuple[Push, list[Finding]]:
+        """Play, update, push and record; return the push and what is wrong. `push` is that of the weights that play."""
+        state, number = self.state, self.state.step + 1
         began = clock.now()
+        result, ledger = await self._play(number)
+        rollout_s = clock.now() - began
+        samples = samples_of(result.groups)
+        if not samples:
+            raise EnvkitError(f"train step {number}: {_why_no_samples(result.trajectories)}")
+        if self._probe is not None and not state.probe_prompt:
+            state.probe_prompt = first_prompt(result.trajectories)
+            await self._report(await self._probed(push), display)
+        # Forbid a cancellation between updating the weights and recording the step: the record must match the weights.
+        with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
+            self._learning = True
+            times = [clock.now()]
+            await self._trainer.accumulate(samples)
+            report = await self._trainer.update()
+            times.append(clock.now())
+            push = await self._channel.push()
+            times.append(clock.now())
+            state.step = number
+            state.episodes += len(valid(result.trajectories)) + len(result.void)
+            state.lost_episodes += len(result.void)
+            accounting = _settle(ledger, trained_sessions(samples, result.trajectories))
+            state.accounting = add_counts(state.accounting, ledger.counts())
+            found = await self._probed(push)
+            times.append(clock.now())
+            seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
+            values = {
+                **step_metrics(result, report, seconds),
+                **{f"episodes_{name}": float(count) for name, count in ledger.counts().items()},
+                **quantile_metrics(durations(result.attempts)),
+                "train_s": times[1] - times[0],
+                "probe_s": times[3] - times[2],
+            }
+            self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
+            self._learning = False
+            spans = [Span(*one) for one in zip(("update", "push", "probe"), times, times[1:], strict=False)]
+            self._record_episodes(number, result, spans)
+        self._show(values)
+        self._latest = values
+        return push, [*found, *self._diagnostics.stepped(TrainStep(number, values, len(samples), accounting))]
+
+    async def _play(self, number: int) -> tuple[RolloutResult, Ledger]:
+        """Play the episodes of train step `number`; the ledger has those that cannot be trained on."""
+        settings, ledger = self._settings, Ledger()
+        first = (number - 1) * settings.groups_per_step
+
+        def end(trajectory: Trajectory) -> None:
+            if (fate := fate_before_training(trajectory)) is not None:
+                ledger.end(trajectory.session, fate)
+
         result = await self._rollout.groups(
-            tasks,
+            [self._tasks(first + index) for index in range(settings.groups_per_step)],
             settings.group_size,
             phase=f"train-{number}",
             temperature=settings.temperature,
             seed=stable_hash(settings.seed, number),
+            on_begin=lambda request: ledger.begin(request.session),
+            on_episode=end,
         )
-        played = clock.now()
-        samples = samples_of(result.groups)
-        if not samples:
-            lost = result.trajectories[0]
-            raise EnvkitError(
-                f"train step {number}: all {len(result.trajectories)} episodes are void; "
-                f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
-            )
-        # Forbid a cancellation between updating the weights and recording the step: the record must match the weights.
-        with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
-            self._learning = True
-            await self._trainer.accumulate(samples)
-            report = await self._trainer.update()
-            push = await self._channel.push()
-            seconds = {"rollout_s": played - began, "update_s": clock.now() - played, "push_s": push.exposed_s}
-            state.step = number
-            state.episodes += len(valid(result.trajectories)) + len(result.void)
-            state.lost_episodes += len(result.void)
-            values = step_metrics(result, report, seconds)
-            self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
-            self._learning = False
-            every, decode = settings.trajectories_every, self._rollout.renderer.text
-            if every and (number in (1, settings.steps) or number % every == 0):
-                chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
-                self._record.trajectories(number, chosen)
-        self._recent.append(values)
-        self._show(values)
+        return result, ledger
 
-    def _diagnose(self, display: Display) -> None:
-        """Once the run has `diagnosis.STEPS` train steps, look for problems and show each one when it first occurs."""
-        if len(self._recent) == diagnosis.STEPS:
-            for name, line in diagnosis.diagnose(list(self._recent)).items():
-                if name not in self._diagnosed:
-                    self._diagnosed.add(name)
-                    display.announce(f"train step {self.state.step}: {line}")
+    def _record_episodes(self, number: int, result: RolloutResult, work: Sequence[Span]) -> None:
+        """Record durations, and at intervals some episodes and a timeline. `work` is that of the trainer."""
+        settings = self._settings
+        self._record.durations(number, durations(result.attempts))
+        every, decode = settings.trajectories_every, self._rollout.renderer.text
+        if every and (number in (1, settings.steps) or number % every == 0):
+            chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
+            self._record.trajectories(number, chosen)
+            self._record.timeline(number, timeline(number, result.attempts, work))
+
+    async def _probed(self, push: Push) -> list[Finding]:
+        """Probe the engine after a push, once the prompt for it is known, and return what is wrong."""
+        if self._probe is None or not self.state.probe_prompt:
+            return []
+        probe = await self._probe.measure(self.state.probe_prompt, push)
+        return [] if probe is None else self._diagnostics.pushed(probe)
+
+    async def _report(self, found: Sequence[Finding], display: Display) -> None:
+        """Show findings. If one of them stops the run, save a checkpoint and raise an error."""
+        self.state.facts["findings"] = {**self._diagnostics.found}
+        for one in found:
+            line = f"train step {self.state.step}: {one.name}: {one.line}"
+            if one.name in self._diagnostics.settings.stop_on:
+                await self.save()
+                raise EnvkitError(
+                    f"{line}; then continue from the checkpoint of train step {self.state.step} with --resume, or "
+                    f"remove {one.name} from diagnostics.stop_on to train all the same"
+                )
+            display.announce(line)
 
     async def _evaluate(self, display: Display) -> dict[str, JSON]:
         values = await self._evaluator.run(display, self.state.step)
@@ -292,7 +352,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
 
     Only metrics whose names end in ``_s`` depend on the speed of the machine.
     """
-    played = valid(result.trajectories)
+    played = [one for one in valid(result.trajectories) if not one.is_filtered]
     tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
     names = sorted({name for one in played for name in one.metrics})
     folded = {name: _mean([one.metrics[name] for one in played if name in one.metrics]) for name in names}
@@ -303,8 +363,8 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
             [
                 [_success(one) > 0 for one in group.trajectories]
                 for group in result.groups
-                # Leave out groups with a void episode, because they have fewer attempts at their task.
-                if not any(one.stop.is_void for one in group.trajectories)
+                # Leave out groups with a void or filtered episode, because they have fewer attempts at their task.
+                if not any(one.stop.is_void or one.is_filtered for one in group.trajectories)
             ]
         ),
         **folded,
@@ -314,6 +374,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
         "lost_episodes": float(len(result.void)),
         "lost_by_agent": float(sum(one.cause is not None and one.cause.by_agent for one in result.void)),
         "cut_completions": cut_completions(played),
+        "empty_actions": empty_actions(played),
         "tokens": float(tokens),
         "policy_version": float(max(versions, default=0)),
         **report,
@@ -330,6 +391,36 @@ def cut_completions(trajectories: Sequence[Trajectory]) -> float:
     completions = [turn.completion for one in trajectories for turn in one.turns]
     cut = [one for one in completions if one.finish is FinishReason.LENGTH and len(one.token_ids) > 1]
     return len(cut) / max(len(completions), 1)
+
+
+def _settle(ledger: Ledger, trained: Sequence[str]) -> str:
+    """Return why the sums do not add up; empty if they do."""
+    try:
+        ledger.settle(trained)
+    except EnvkitError as error:
+        return error.detail
+    return ""
+
+
+def empty_actions(trajectories: Sequence[Trajectory]) -> float:
+    """Return the share of turns in which the renderer found no action in the completion."""
+    actions = [turn.action for one in trajectories for turn in one.turns]
+    return sum(not action.strip() for action in actions) / max(len(actions), 1)
+
+
+def first_prompt(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return the prompt of the first turn in `trajectories`."""
+    return next(one.turns[0].new_ids.tolist() for one in trajectories if one.turns)
+
+
+def _why_no_samples(trajectories: Sequence[Trajectory]) -> str:
+    lost = next((one for one in trajectories if one.stop.is_void), trajectories[0])
+    filtered = sum(one.is_filtered for one in trajectories)
+    if not lost.stop.is_void:
+        return f"the first prompts of all {filtered} episodes exceed rollout.max_tokens; raise it"
+    others = f", or their first prompts exceed rollout.max_tokens ({filtered} episodes)" if filtered else ""
+    reason = f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
+    return f"all {len(trajectories)} episodes are void{others}; {reason}"
 
 
 def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

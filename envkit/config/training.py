@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import yaml
 from pydantic import Field, field_validator
@@ -295,6 +295,27 @@ class TrackingSection(Section):
     """Number of episodes per trajectory file, of different tasks where possible."""
 
 
+FindingName: TypeAlias = Literal[
+    "weights_not_applied",
+    "engine_disagrees",
+    "no_valid_action",
+    "every_group_filtered",
+    "ratio_always_1",
+    "entropy_collapse",
+    "samples_lost_or_repeated",
+    "completions_cut_off",
+]
+
+
+class DiagnosticsSection(Section):
+    """Diagnostics, which name what is wrong with a run; docs/train.md lists the findings."""
+
+    stop_on: list[FindingName] = Field(default=["weights_not_applied"])
+    """Names of the findings that stop the run, after a checkpoint. The others are only reported."""
+    invalid_steps: Count = 10
+    """Number of consecutive train steps without a valid action that is reported as no_valid_action."""
+
+
 class RunConfig(Section):
     """A training file."""
 
@@ -310,6 +331,7 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     warmup: WarmupSection = WarmupSection()
     tracking: TrackingSection = TrackingSection()
+    diagnostics: DiagnosticsSection = DiagnosticsSection()
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -225,6 +225,11 @@ class Trajectory:
     reset_s: float = 0.0
 
     @property
+    def session(self) -> str:
+        """Name of the attempt; see `RolloutRequest.session`."""
+        return f"{self.key}.{self.attempt}"
+
+    @property
     def is_filtered(self) -> bool:
         """Whether the episode ended before its first turn, because its first prompt does not fit into the context."""
         return self.stop is StopReason.CONTEXT_OVERFLOW and not self.turns

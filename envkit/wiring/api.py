@@ -50,7 +50,7 @@ class TrainSummary:
         eval_episodes: Number of episodes of the last evaluation.
         wall_s: Duration in seconds, including the parts before a resume.
         seed: Seed of the run.
-        diagnosis: What is wrong with the run, one line each.
+        diagnosis: What was wrong with the run: name, first and last train step, and a line for each finding.
         stopped: Whether SIGINT or SIGTERM ended the run before its last train step.
         content: The whole content of ``summary.json``.
     """
@@ -69,7 +69,7 @@ class TrainSummary:
     eval_episodes: int
     wall_s: float
     seed: int
-    diagnosis: list[str]
+    diagnosis: list[dict[str, JSON]]
     stopped: bool
     content: Mapping[str, JSON]
 

@@ -39,6 +39,7 @@ class _Request:
     prompt: Ints
     params: SamplingParams
     session: str
+    is_cached: bool = True
     wake: anyio.Event = field(default_factory=anyio.Event)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -124,7 +125,7 @@ class TransformersEngine:
     ) -> Completion:
         """See `envkit.protocols.Engine.generate`."""
         name = session if session is not None else f"\uffff{next(self._unnamed):016d}"
-        request = _Request(ints(prompt_ids), params, name)
+        request = _Request(ints(prompt_ids), params, name, is_cached=session is not None)
         if so_far is not None:
             request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
             request.versions = [list(one) for one in so_far.versions]
@@ -145,7 +146,7 @@ class TransformersEngine:
             raise
         finally:
             if session is None:
-                self.forget(name)
+                self._discard(name)
         if request.failure is not None:
             raise request.failure
         return request.completion()
@@ -187,6 +188,12 @@ class TransformersEngine:
             self._forgotten.add(session)  # its slot is still written to
         elif (slot := self._slots.pop(session, None)) is not None:
             self._free.append(slot)
+
+    def _discard(self, session: str) -> None:
+        """Release the slot of a session, and drop its tokens. It is the next slot to be used."""
+        if (slot := self._slots.pop(session, None)) is not None:
+            self._cache.truncate(slot, 0)
+            self._free.insert(0, slot)
 
     async def load(self, weights: Weights) -> None:
         """Load new weights and drop all caches. Without `pause`, wait for the completions that are being generated.
@@ -331,15 +338,20 @@ class TransformersEngine:
             request.slot = self._slots[request.session]
 
     def _place(self, requests: list[_Request], ids: list[Ints]) -> list[int]:
-        """Let each request's slot begin with as much of its prompt as is cached in any slot; return the lengths."""
+        """Let each request's slot begin with as much of its prompt as is cached in any slot; return the lengths.
+
+        A request without a session reads nothing that is cached.
+        """
         cache = self._cache
         sources: list[int] = []
         lengths: list[int] = []
         for request, prompt in zip(requests, ids, strict=True):
-            source, length = request.slot, cache.common(request.slot, prompt)
-            if not length or length < cache.lengths[source]:
-                other, longer = cache.match(prompt)
-                source, length = (other, longer) if longer > length else (source, length)
+            source, length = request.slot, 0
+            if request.is_cached:
+                length = cache.common(source, prompt)
+                if not length or length < cache.lengths[source]:
+                    other, longer = cache.match(prompt)
+                    source, length = (other, longer) if longer > length else (source, length)
             sources.append(source)
             lengths.append(length)
         moved = [row for row, request in enumerate(requests) if sources[row] != request.slot]

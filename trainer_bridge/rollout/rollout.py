@@ -134,3 +134,8 @@ class RolloutResult:
     def trajectories(self) -> list[Trajectory]:
         """The episodes of all groups, in order."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+    @property
+    def attempts(self) -> list[Trajectory]:
+        """Every attempt once: the episodes that finished, then the void ones."""
+        return [*(one for one in self.trajectories if not one.stop.is_void), *self.void]

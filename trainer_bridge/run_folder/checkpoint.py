@@ -33,6 +33,10 @@ class RunState:
         lost_episodes: Number of void episodes, such as those whose sandbox was lost.
         wall_s: Duration of the run so far in seconds, including the parts before a resume.
         facts: Results for ``summary.json`` that a resumed run does not compute again, such as the first evaluation.
+        accounting: Number of attempts at training episodes that began (`begun`), and the number of each fate; see
+            `accounting.Ledger`.
+        probe_prompt: Token ids of the prompt that probes the engine after each push: the first prompt of the run; empty
+            until it is known.
     """
 
     step: int = 0
@@ -40,6 +44,8 @@ class RunState:
     lost_episodes: int = 0
     wall_s: float = 0.0
     facts: dict[str, JSON] = field(default_factory=dict)
+    accounting: dict[str, int] = field(default_factory=dict)
+    probe_prompt: list[int] = field(default_factory=list)
 
 
 class Savable(Protocol):

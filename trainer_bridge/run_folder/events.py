@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from envkit import clock
+
+_BUCKETS = 30
 
 
 class EventFile:
@@ -36,9 +39,30 @@ class EventFile:
         points = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
         self._write(Event(step=step, summary=Summary(value=points)))
 
+    def histograms(self, group: str, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Write the distributions of values of a train step, as ``group/name``; names without values are left out."""
+        found = {name: some for name, some in values.items() if len(some)}
+        points = [Summary.Value(tag=f"{group}/{name}", histo=_histogram(some)) for name, some in found.items()]
+        if points:
+            self._write(Event(step=step, summary=Summary(value=points)))
+
     def close(self) -> None:
         self._file.close()
 
     def _write(self, event: Event) -> None:
         event.wall_time = clock.wall()
         self._records.write(event.SerializeToString())
+
+
+def _histogram(values: Sequence[float]) -> HistogramProto:
+    numbers = np.asarray(values, dtype=np.float64)
+    counts, edges = np.histogram(numbers, bins=_BUCKETS)
+    return HistogramProto(
+        min=numbers.min(),
+        max=numbers.max(),
+        num=len(numbers),
+        sum=numbers.sum(),
+        sum_squares=np.square(numbers).sum(),
+        bucket_limit=edges[1:].tolist(),
+        bucket=counts.tolist(),
+    )

@@ -4,6 +4,7 @@
     metrics.jsonl               one object per train step
     evaluations.jsonl           one object per evaluation
     trajectories/step-N.jsonl   episodes of train step N, one object each
+    timeline/step-N.json.gz     what happened when in train step N, for https://ui.perfetto.dev
     checkpoints/                checkpoints of the trainer
     summary.json                results of the run
     plots/                      curves as PNG
@@ -35,6 +36,7 @@ from envkit.formats import FORMAT_FILE, lock_folder, require_format, write_forma
 from envkit.types import JSON, EpisodeRecord
 
 from .rows import Rows, encoded, keep_until, read_rows, replace_rows
+from .timeline import encoded_timeline
 from .writing import replace, writing
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ SUMMARY = "summary.json"
 LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
+TIMELINE = "timeline"
 
 RUN_FORMAT = 1
 """Format number of a run's folder. A release whose files older releases would misread has a higher number."""
@@ -54,6 +57,7 @@ RUN_FORMAT = 1
 FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
 FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
+    TIMELINE: ("step-*.json.gz",),
     "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
     CHECKPOINTS: ("step-*", ".step-*"),
@@ -162,7 +166,7 @@ class RunRecord:
             keep_until(folder / METRICS, step)
             keep_until(folder / EVALUATIONS, step if is_evaluated else step - 1)
             with writing(folder):
-                for number, path in recorded_steps(folder).items():
+                for number, path in (*recorded_steps(folder).items(), *_numbered(folder / TIMELINE, ".json.gz")):
                     if number > step:
                         path.unlink()
                 (folder / SUMMARY).unlink(missing_ok=True)
@@ -185,6 +189,19 @@ class RunRecord:
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         replace_rows(path, episodes)
+
+    def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None:
+        """Write the timeline of a train step; see `timeline.timeline`."""
+        path = self.folder / TIMELINE / f"step-{step}.json.gz"
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        replace(path, encoded_timeline(events))
+
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Record durations (s) in a train step, by name, as histograms for TensorBoard."""
+        if self._events is not None:
+            with writing(self.folder / "tensorboard"):
+                self._events.histograms("seconds", step, values)
 
     def summary(self, values: Mapping[str, JSON]) -> None:
         """Write ``summary.json`` atomically."""
@@ -212,11 +229,13 @@ class RunRecord:
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
     """Return the path of each episode file in a run's folder, with its train step as the key, in ascending order."""
-    found = {}
-    for path in (folder / TRAJECTORIES).glob("step-*.jsonl"):
-        if (number := path.stem.removeprefix("step-")).isdecimal():
-            found[int(number)] = path
-    return dict(sorted(found.items()))
+    return dict(_numbered(folder / TRAJECTORIES, ".jsonl"))
+
+
+def _numbered(folder: Path, suffix: str) -> list[tuple[int, Path]]:
+    """Return the train step and the path of each file ``step-N`` in `folder`, in ascending order."""
+    names = {path: path.name.removeprefix("step-").removesuffix(suffix) for path in folder.glob(f"step-*{suffix}")}
+    return sorted((int(number), path) for path, number in names.items() if number.isdecimal())
 
 
 def refuse_other_format(folder: Path) -> None:

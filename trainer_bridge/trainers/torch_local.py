@@ -129,7 +129,7 @@ class TorchTrainer:
         Returns:
             learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
-            weights, in the first update),
+            weights, in the first update), samples (number of samples), updates (number of optimiser updates),
             clip_share, grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the
             critic, turns) of all updates. With `is_large`, there are also skipped_samples (samples whose advantages are
             0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and clip_share are
@@ -191,6 +191,7 @@ class TorchTrainer:
         sums.pop("sampler_gap", None)
         count = {**dict.fromkeys(_PER_LEARNED_TOKEN, max(learned, 1.0)), "value_loss": turns}
         report = {key: value / count.get(key, tokens) for key, value in sums.items()}
+        report |= {"samples": float(len(samples)), "updates": float(updates)}
         report |= {"grad_norm": grad_norm, "sampler_gap_nats": gap, "learning_rate": settings.learning_rate * factor}
         if settings.is_large:
             report |= {"learned_tokens": learned, "skipped_samples": skipped}

@@ -54,8 +54,13 @@ def _print_summary(summary: TrainSummary) -> None:
     typer.echo("")
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
-    for line in summary.diagnosis:
-        typer.echo(f"warning: {line}")
+    for one in summary.diagnosis:
+        typer.echo(f"warning: {one['name']} ({_period(one)}): {one['line']}")
+
+
+def _period(finding: Mapping[str, JSON]) -> str:
+    first, last = finding["first_step"], finding["last_step"]
+    return f"train step {first}" if first == last else f"train steps {first} to {last}"
 
 
 def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
-from envkit.trainer_bridge import diagnosis
+from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
@@ -104,6 +104,7 @@ class _Run:
         )
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
+        self._diagnostics = Diagnostics(found=self._found())
         self._stop = Stop(display.announce)
         self._began = clock.stopwatch()
         self._before_s = state.wall_s
@@ -260,6 +261,14 @@ class _Run:
             trajectories=run.tracking.trajectories,
         )
         evaluator = Evaluator(rollout, tasks, temperature=run.rollout.temperature, seed=evaluation.seed)
+        self._diagnostics = self._open_diagnostics()
+        probe = Probe(
+            policy.engine,
+            policy.trainer,
+            temperature=run.rollout.temperature,
+            max_tokens=run.rollout.max_tokens,
+            timeout_s=run.rollout.completion_timeout_s,
+        )
         return TrainLoop(
             rollout=rollout,
             trainer=policy.trainer,
@@ -274,7 +283,25 @@ class _Run:
             stop=self._stop,
             policy=self._saved_policy,
             on_step=self._on_step,
+            diagnostics=self._diagnostics,
+            probe=probe,
         )
+
+    def _open_diagnostics(self) -> Diagnostics:
+        """Return the diagnostics, with what a resumed run has recorded and found so far."""
+        section = self._run.diagnostics
+        formats = {getattr(self._run.engine, "dtype", ""), getattr(self._run.trainer, "precision", "")}
+        settings = DiagnosticSettings(
+            stop_on=frozenset(section.stop_on),
+            invalid_steps=section.invalid_steps,
+            dtype="float32" if formats == {"float32"} else "bfloat16",
+        )
+        rows = read_rows(self._folder / METRICS)
+        return Diagnostics(settings, rows, self._found())
+
+    def _found(self) -> dict[str, JSON]:
+        found = self._state.facts.get("findings")
+        return dict(found) if isinstance(found, dict) else {}
 
     def _elapsed_s(self) -> float:
         return self._before_s + clock.stopwatch() - self._began
@@ -282,7 +309,6 @@ class _Run:
     def _summary(self) -> dict[str, JSON]:
         facts = self._state.facts
         is_warming = self._run.warmup.kind != "none" and "warmup" not in facts
-        rows = read_rows(self._folder / METRICS) if self._record is not None else []
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
@@ -302,7 +328,8 @@ class _Run:
             "seed": self._run.seed,
             "threads": facts.get("threads"),
             "warmup": facts.get("warmup"),
-            "diagnosis": list(diagnosis.diagnose(rows).values()),
+            "accounting": {**self._state.accounting},
+            "diagnosis": self._diagnostics.summary(),
             "phase": "warm-up" if is_warming else "training",
             "stopped": self._stop.is_requested,
         }

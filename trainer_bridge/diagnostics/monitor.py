@@ -1,0 +1,135 @@
+"""The monitor of a run: feeds its events to the checks, and remembers what they found."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from envkit.types import JSON
+
+from . import checks
+from .events import Finding, PushProbe, Row, TrainStep
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticSettings:
+    """Settings of the diagnostics.
+
+    Attributes:
+        stop_on: Names of the findings that stop the run.
+        invalid_steps: Number of consecutive train steps without a valid action that is a finding.
+        dtype: The coarser number format of engine and trainer, a key of `checks.TOLERANCE_NATS`; an unknown one counts
+            as bfloat16.
+    """
+
+    stop_on: frozenset[str] = frozenset({checks.WEIGHTS_NOT_APPLIED})
+    invalid_steps: int = 10
+    dtype: str = "float32"
+
+
+class Diagnostics:
+    """Watches a run. Each method takes an event, and returns the findings that are new or that stop the run.
+
+    Args:
+        settings: Settings.
+        rows: Rows of ``metrics.jsonl`` if the run is resumed.
+        found: Findings of the run before the resume, as `found` has them; changed in place.
+
+    Attributes:
+        found: For each finding by name: `line`, and `first_step` and `last_step`, the train steps after which it was
+            first and last seen.
+    """
+
+    def __init__(
+        self,
+        settings: DiagnosticSettings | None = None,
+        rows: Iterable[Row] = (),
+        found: dict[str, JSON] | None = None,
+    ) -> None:
+        self.settings = settings or DiagnosticSettings()
+        self.found = {} if found is None else found
+        self._recorded: list[JSON] = []
+        self._step = 0
+        self._first: Row | None = None
+        self._rows: deque[Row] = deque(maxlen=max(checks.STEPS, self.settings.invalid_steps))
+        self._before: PushProbe | None = None
+        self._is_changed = False
+        for row in rows:
+            self._recorded.append(row.get("step"))
+            self._add(row)
+
+    def begun(self, step: int) -> list[Finding]:
+        """The run begins, or continues after train step `step`."""
+        recorded, self._recorded, self._step = self._recorded, [], step
+        return self._enter(step, [checks.steps_lost_or_repeated(recorded, step)])
+
+    def pushed(self, probe: PushProbe) -> list[Finding]:
+        """Weights were pushed to the engine."""
+        found: list[Finding | None] = []
+        if self._before is not None and probe.equals(self._before):
+            # Compare with the first probe that had this output: several small updates may be visible only together.
+            self._is_changed |= probe.is_changed
+            resolution_nats = checks.RESOLUTION_NATS.get(self.settings.dtype, checks.RESOLUTION_NATS["bfloat16"])
+            probe = replace(probe, is_changed=self._is_changed)
+            found.append(checks.weights_not_applied(self._before, probe, resolution_nats=resolution_nats))
+        else:
+            self._before, self._is_changed = probe, False
+        where = f"{len(probe.token_ids)} tokens sampled after the push of version {probe.version}"
+        gap_nats = checks.probe_gap_nats(probe)
+        found.append(checks.engine_disagrees(gap_nats, tolerance_nats=self._tolerance_nats, where=where))
+        return self._enter(probe.version, found)
+
+    def stepped(self, event: TrainStep) -> list[Finding]:
+        """A train step is finished."""
+        self._add(event.values)
+        previous, self._step = self._step, event.step
+        return self._enter(event.step, [checks.samples_lost_or_repeated(event, previous), *self._of_metrics()])
+
+    def summary(self) -> list[JSON]:
+        """Return all findings for ``summary.json``. A run shorter than the period of a check is judged as a whole."""
+        found = self.found | {
+            one.name: _entry(one, self._step) for one in self._of_metrics(is_over=True) if one.name not in self.found
+        }
+        return [{"name": name, **entry} for name, entry in found.items() if isinstance(entry, dict)]
+
+    @property
+    def _tolerance_nats(self) -> float:
+        return checks.TOLERANCE_NATS.get(self.settings.dtype, checks.TOLERANCE_NATS["bfloat16"])
+
+    def _of_metrics(self, *, is_over: bool = False) -> list[Finding]:
+        return checks.of_metrics(
+            self._first,
+            list(self._rows),
+            invalid_steps=self.settings.invalid_steps,
+            tolerance_nats=self._tolerance_nats,
+            is_over=is_over,
+        )
+
+    def _add(self, row: Row) -> None:
+        self._rows.append(row)
+        if self._first is None and checks.entropy_nats(row) is not None:
+            self._first = row
+
+    def _enter(self, step: int, found: Iterable[Finding | None]) -> list[Finding]:
+        """Remember findings, and return those that are new or stop the run."""
+        shown: list[Finding] = []
+        for one in found:
+            if one is None or (one.name == checks.ENGINE_DISAGREES and self._has_old_weights(step)):
+                continue
+            before = self.found.get(one.name)
+            first = before.get("first_step") if isinstance(before, dict) else step
+            self.found[one.name] = _entry(one, step) | {"first_step": first}
+            if before is None or one.name in self.settings.stop_on:
+                shown.append(one)
+        return shown
+
+    def _has_old_weights(self, step: int) -> bool:
+        """Whether the engine did not run the newest weights at the last push, which explains a disagreement."""
+        entry = self.found.get(checks.WEIGHTS_NOT_APPLIED)
+        last = entry.get("last_step") if isinstance(entry, dict) else None
+        return isinstance(last, int) and last >= step - 1
+
+
+def _entry(finding: Finding, step: int) -> dict[str, JSON]:
+    return {"line": finding.line, "first_step": step, "last_step": step}

@@ -1,0 +1,71 @@
+"""The probe of a push: the engine completes a fixed prompt, and the trainer scores exactly these tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import numpy as np
+
+from envkit.protocols import Engine, Trainer
+from envkit.types import Completion, Sample, SamplingParams
+
+from ..weights.channel import Push
+from .events import PushProbe
+
+TOKENS = 8
+"""Maximum number of tokens of the completion."""
+_SEED = 20_240_501
+
+
+class Probe:
+    """Probes an engine. The request has no session, so it neither uses nor leaves anything in the engine's cache.
+
+    Args:
+        engine: The engine, which must not be generating for others at the time.
+        trainer: The trainer, whose current weights are those of the last push.
+        temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
+        max_tokens: Maximum total length of prompt and completion in tokens.
+        timeout_s: Maximum seconds of the completion; None means no limit.
+    """
+
+    def __init__(
+        self, engine: Engine, trainer: Trainer, *, temperature: float, max_tokens: int, timeout_s: float | None = None
+    ) -> None:
+        self._engine = engine
+        self._trainer = trainer
+        self._temperature = temperature
+        self._max_tokens = max_tokens
+        self._timeout_s = timeout_s
+
+    async def measure(self, prompt: Sequence[int], push: Push) -> PushProbe | None:
+        """Return the completion of `prompt` after `push`; None if it missed the deadline."""
+        count = max(1, min(TOKENS, self._max_tokens - len(prompt)))
+        params = SamplingParams(temperature=self._temperature, max_tokens=count, seed=_SEED)
+        with anyio.move_on_after(self._timeout_s) as scope:
+            completion: Completion = await self._engine.generate(prompt, params)
+        if scope.cancelled_caught:
+            return None
+        (scored,) = await self._trainer.score([_sample(prompt, completion)])
+        return PushProbe(
+            version=push.weights.version,
+            is_changed=push.is_changed,
+            token_ids=tuple(completion.token_ids.tolist()),
+            engine_logprobs=tuple(completion.logprobs.tolist()),
+            trainer_logprobs=tuple(scored.tolist()),
+        )
+
+
+def _sample(prompt: Sequence[int], completion: Completion) -> Sample:
+    count, size = len(prompt), len(completion.token_ids)
+    mask = np.arange(count + size) >= count
+    return Sample(
+        group="probe",
+        token_ids=np.concatenate([np.array(prompt, dtype=np.int32), completion.token_ids]),
+        mask=mask,
+        logprobs=np.concatenate([np.zeros(count, dtype=np.float32), completion.logprobs]),
+        turn_ids=np.zeros(count + size, dtype=np.int32),
+        rewards=np.zeros(1, dtype=np.float32),
+        versions=np.where(mask, completion.versions[-1][0], -1),
+        episode="probe",
+    )
