@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-
 from envkit.trainer_bridge.diagnosis import STEPS, diagnose
 
 Row = dict[str, float | None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,8 @@ from envkit.errors import UsageError
 from envkit.installation import command
 
 if TYPE_CHECKING:
-    from envkit.wiring.api import TrainSummary
+    from envkit.types import JSON
+from envkit.wiring.api import TrainSummary
 
 
 def train(
