@@ -30,10 +30,10 @@ TASK = Task("Scripted-v0", 0)
 
 
 def turn(
-    new: list[int], said: list[int], *versions: tuple[int, int], reward: float = 0.0, starts: bool = False
+    new: list[int], answer: list[int], *versions: tuple[int, int], reward: float = 0.0, starts: bool = False
 ) -> Turn:
-    completion = Completion(ints(said), floats([-0.5] * len(said)), FinishReason.LENGTH, versions)
-    step = Step(Observation(f"after {said[0]}"), reward, False, False, {})
+    completion = Completion(ints(answer), floats([-0.5] * len(answer)), FinishReason.LENGTH, versions)
+    step = Step(Observation(f"after {answer[0]}"), reward, False, False, {})
     return Turn(ints(new), completion, "", step, starts_sample=starts)
 
 

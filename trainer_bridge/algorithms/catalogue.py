@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from envkit.errors import ConfigError, did_you_mean
 
 Need = Literal["critic", "groups", "on_policy"]
@@ -168,9 +170,14 @@ def _with_parameters(algorithm: Algorithm, given: Mapping[str, Any]) -> Algorith
     for name, section in sections.items():
         try:
             made[name] = section.model_validate({key: given[key] for key in section.model_fields if key in given})
-        except ValueError as error:
-            raise ConfigError([f"algorithm.parameters: {error}"]) from None
+        except ValidationError as error:
+            raise ConfigError(_problem(one) for one in error.errors()) from None
     return replace(algorithm, parameters=made)
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    key = ".".join(map(str, ("algorithm.parameters", *error["loc"])))
+    return f"{key}: {error['msg']}, got {error['input']!r}"
 
 
 def problems(algorithm: Algorithm, *, group_size: int) -> list[str]:

@@ -52,7 +52,7 @@ class RolloutLimits:
         max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
             turns, unless the renderer limits the history.
         turn_tokens: Maximum number of tokens of a completion.
-        timeout_s: Maximum seconds that a step may take. If one takes longer, its episode is void; likewise below.
+        timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void.
         retries: Maximum number of times that a void episode is played again.
         reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
         completion_timeout_s: Maximum seconds of a completion; None means no limit.

@@ -8,7 +8,7 @@ from envkit.wiring.evaluation.outcomes import EpisodeOutcome
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_reported_as_cut_off() -> None:
-    episode = EpisodeOutcome(StopReason.MAX_TOKENS)
+    episode = EpisodeOutcome(StopReason.CONTEXT_OVERFLOW)
     lines = advice([[episode], [episode]], Limits(turn_tokens=8, max_turns=1, max_tokens=8))
     assert lines == [
         "cut off: 2 of 2 episodes reached --max-tokens (8)",

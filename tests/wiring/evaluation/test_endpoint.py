@@ -255,7 +255,7 @@ def test_an_endpoint_that_only_fails_ends_the_evaluation() -> None:
 def test_a_chat_that_is_too_long_for_the_model_cuts_the_episode_off() -> None:
     too_long = failure(400, "This model's maximum context length is 64 tokens")
     (episode,) = played(Served(lambda body: too_long, [on_the_way, on_the_way]))
-    assert (episode.valid, episode.stop, len(episode.turns)) == (True, StopReason.MAX_TOKENS, 2)
+    assert (episode.valid, episode.stop, len(episode.turns)) == (True, StopReason.CONTEXT_OVERFLOW, 2)
 
 
 def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None:
@@ -298,7 +298,9 @@ def test_an_unreachable_server_is_named_at_once() -> None:
         async with open_endpoint(Address.of("m@http://127.0.0.1:9"), Playing(), api_key=None) as endpoint:
             await endpoint.complete([], 0)
 
-    with pytest.raises(UnreachableError, match=r"^no server answers at http://127.0.0.1:9/v1 \(.*\); start it, or"):
+    with pytest.raises(
+        UnreachableError, match=r"^no server answers at http://127.0.0.1:9/v1 \(.*\); start one, or check the URL$"
+    ):
         clock.run(main)
 
 

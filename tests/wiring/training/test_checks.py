@@ -14,6 +14,7 @@ import pytest
 from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
+from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring import environments
 from envkit.wiring.training import checks, resolve
@@ -76,7 +77,7 @@ def test_the_shortest_file_has_no_problem() -> None:
         ({"engine": {"model": "a/b/c"}}, "engine.model: a/b/c is neither a folder here nor a model name of the hub"),
         (
             {"rollout": {"group_size": 1}},
-            "rollout.group_size: grpo compares the episodes of a group, so use at least 2, not 1",
+            "rollout.group_size: group_normalised compares the episodes of a group, so it must be at least 2, got 1",
         ),
         (
             {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo", "advantage": "group_normalised"}},
@@ -84,12 +85,24 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         ({"algorithm": {"preset": "gprp"}}, "algorithm.preset: no algorithm is called 'gprp'; did you mean 'grpo'?"),
         ({"algorithm": {"loss": "x"}}, "algorithm.loss: no loss is called 'x'; there are: clipped, reinforce"),
-        ({"algorithm": {"preset": "reinforce", "epochs": 2}}, "algorithm.epochs: with more than 1, the reinforce loss"),
+        (
+            {"algorithm": {"preset": "reinforce", "epochs": 2}},
+            "algorithm.epochs: the reinforce loss is only valid for samples of the current policy; use 1, or",
+        ),
         (
             {"algorithm": {"preset": "reinforce", "minibatches": 2}},
-            "algorithm.minibatches: with more than 1, the reinforce loss",
+            "algorithm.minibatches: the reinforce loss is only valid for samples of the current policy",
         ),
-        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: with more than 1, the reinforce loss"),
+        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only valid for samples"),
+        (
+            {"algorithm": {"preset": "reinforce", "clip": 0.1}},
+            "algorithm.clip: batch_normalised and reinforce do not use it; remove it",
+        ),
+        (
+            {"algorithm": {"gae_lambda": 0.9}},
+            "algorithm.gae_lambda: group_normalised and clipped do not use it; remove it",
+        ),
+        ({"algorithm": {"parameters": {"beta": 1}}}, "algorithm.parameters.beta: no such key"),
         (
             {"renderer": {"system": ""}},
             "renderer.system: needs a chat template, which a tiny policy does not have",
@@ -330,21 +343,21 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
 
 
 def test_limits_are_the_files() -> None:
-    run = resolve.resolve(run_of(rollout={"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}))
-    limits = resolve.limits_of(run)
-    assert (limits.max_turns, limits.max_tokens, limits.turn_tokens, limits.timeout_s, limits.retries) == (
-        5,
-        99,
-        1,
-        7,
-        0,
-    )
+    section = {"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}
+    limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)))
+    assert limits == RolloutLimits(5, 99, 1, 7, 0, completion_timeout_s=600)
+    timeouts = {"reset_timeout_s": 20, "completion_timeout_s": 30, "episode_timeout_s": 40}
+    limits = resolve.limits_of(resolve.resolve(run_of(rollout={**section, **timeouts})))
+    assert limits == RolloutLimits(5, 99, 1, 7, 0, **timeouts)
 
 
 def test_the_algorithm_is_the_files() -> None:
     run = run_of(algorithm={"preset": "ppo", "clip": 0.1, "epochs": 3})
     algorithm = resolve.algorithm_of(run)
-    assert (algorithm.advantage, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)
+    assert (algorithm.advantage.name, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)
+    assert algorithm.old_logprobs == "sampled"
+    recomputed = resolve.algorithm_of(run_of(algorithm={"old_logprobs": "recomputed"}))
+    assert recomputed.old_logprobs == "recomputed"
 
 
 @pytest.mark.parametrize(
