@@ -12,7 +12,6 @@ from envkit.protocols.environments import (
     SplitStepEpisode,
 )
 from envkit.protocols.sandboxes import (
-    InteractiveSandbox,
     Program,
     Sandbox,
     SandboxBackend,
@@ -28,7 +27,6 @@ __all__ = [
     "Episode",
     "EpisodePlayer",
     "Expert",
-    "InteractiveSandbox",
     "Player",
     "Program",
     "ReadinessHost",
