@@ -88,7 +88,7 @@ def test_a_paused_socket_whose_client_leaves_drops_its_messages_and_ends_its_pau
     clock.run(main, virtual=True)
 
 
-def test_only_a_socket_that_answers_pings_stays_open() -> None:
+def test_only_a_socket_that_answers_pings_remains_open() -> None:
     async def main(connect: Connect) -> None:
         async with await connect(b"a") as silent, await connect(b"b") as idle, anyio.create_task_group() as tasks:
 
