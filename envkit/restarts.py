@@ -36,7 +36,8 @@ def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float
     recent = sum(now - moment < budget.window_s for moment in history)
     if recent >= budget.restarts:
         return None
-    return float(min(budget.first_delay_s * 2**recent, budget.longest_delay_s))
+    # Larger powers of two would exceed the range of floats.
+    return float(min(budget.first_delay_s * 2 ** min(recent, 63), budget.longest_delay_s))
 
 
 class Replacement(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import anyio
 from envkit.errors import UnreachableError
 from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
-from envkit.types import Cause, Observation, Reset, Step, Task
+from envkit.types import JSON, Cause, Observation, Reset, Step, Task
 from tests.causes import cause
 from tests.fleet.fleets import ScriptedFleet, ScriptedPool
 
@@ -46,6 +46,9 @@ class Worker:
 
     async def probe(self, timeout_s: float) -> float:
         return 0.0
+
+    async def stats(self) -> Mapping[str, JSON]:
+        return {}
 
     async def health(self) -> None:
         self._check()

@@ -15,8 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from record import ROOT, Evidence
-from running import run
+from record import ROOT, Evidence, run
 
 _TARGETS = ("bench", "bench-sandboxes", "bench-fleet", "bench-many-sandboxes", "bench-false-losses")
 NAME = "benchmarks-run"

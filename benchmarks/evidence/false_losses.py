@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from record import ROOT, Evidence, parser
-from running import run
+from record import ROOT, Evidence, parser, run
 
 NAME = "false-losses"
 STALE_AFTER = ("sandbox", "benchmarks/bench_false_losses.py", "benchmarks/servers/processes.py")

@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from record import ROOT, Evidence, parser
-from running import run
+from record import ROOT, Evidence, parser, run
 
 NAME = "many-sandboxes"
 STALE_AFTER = (

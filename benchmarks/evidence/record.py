@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from envkit import clock
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "evidence"
 
@@ -85,6 +87,21 @@ class Evidence:
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({**self._facts, "parts": self._parts}, indent=1) + "\n")
         new.replace(self._file)
+
+
+def run(command: Sequence[str | Path], folder: Path) -> dict[str, Any]:
+    """Run a command in `folder`, show its output, and return ``exit_code``, ``seconds`` and ``lines``."""
+    print(*command, flush=True)
+    begin = clock.stopwatch()
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip())
+    return {"exit_code": process.returncode, "seconds": round(clock.stopwatch() - begin), "lines": lines}
 
 
 def _unchanged(commit: str, paths: Sequence[str]) -> bool:

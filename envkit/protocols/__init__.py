@@ -13,7 +13,6 @@ from envkit.protocols.environments import (
     SplitStepEpisode,
 )
 from envkit.protocols.sandboxes import (
-    InteractiveSandbox,
     Program,
     Sandbox,
     SandboxBackend,
@@ -30,7 +29,6 @@ __all__ = [
     "EpisodePlayer",
     "Expert",
     "Gate",
-    "InteractiveSandbox",
     "Player",
     "PolicyEngine",
     "Program",

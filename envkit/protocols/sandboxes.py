@@ -6,10 +6,11 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from envkit.types import (
     EXEC_TIMEOUT_S,
+    JSON,
     Cause,
     ExecResult,
     FileUser,
@@ -69,37 +70,6 @@ class Program(Protocol):
         ...
 
 
-@runtime_checkable
-class InteractiveSandbox(Protocol):
-    """A sandbox that runs programs with streamed input and output."""
-
-    def program(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: SandboxUser = "agent",
-        terminal: tuple[int, int] | None = None,
-    ) -> AbstractAsyncContextManager[Program]:
-        """Run a program for the duration of the block. If it still runs at the end of the block, it is killed.
-
-        Args:
-            argv: Program and arguments.
-            timeout_s: Seconds until the program is killed.
-            env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None means the default of `Sandbox.exec`.
-            user: The user that the program runs as.
-            terminal: Rows and columns of the program's terminal; None for pipes.
-
-        Raises:
-            SandboxLostError: The sandbox was lost.
-            UnsupportedError: This sandbox has no such user, or cannot open terminals.
-        """
-        ...
-
-
 class Sandbox(Protocol):
     """A running sandbox, in which to run programs and read and write files. String paths are paths inside it."""
 
@@ -145,6 +115,32 @@ class Sandbox(Protocol):
         Raises:
             SandboxLostError: The sandbox was lost.
             UnsupportedError: This sandbox has no such user.
+        """
+        ...
+
+    def program(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: SandboxUser = "agent",
+        terminal: tuple[int, int] | None = None,
+    ) -> AbstractAsyncContextManager[Program]:
+        """Run a program with streamed input and output; kill it if it still runs at the end of the block.
+
+        Args:
+            argv: Program and arguments.
+            timeout_s: Seconds until the program is killed.
+            env: Environment variables in addition to those of the spec.
+            cwd: Working directory; None means the same default as for `exec`.
+            user: The user that the program runs as.
+            terminal: Rows and columns of the program's terminal; None for pipes.
+
+        Raises:
+            SandboxLostError: The sandbox was lost.
+            UnsupportedError: This sandbox has no such user, or cannot open terminals.
         """
         ...
 
@@ -235,6 +231,18 @@ class Sandbox(Protocol):
 
         Raises:
             UnsupportedError: This sandbox does not support snapshots.
+        """
+        ...
+
+    async def log(self) -> str:
+        """Return the last 64 KiB that the sandbox's command wrote to standard error."""
+        ...
+
+    async def stats(self) -> Mapping[str, JSON]:
+        """Return the resource use of the sandbox: ``processes``, ``uptime_s``, and if known the following.
+
+        ``memory_bytes``; ``disk_place``, the path of the fullest writable file system; and ``disk_percent``, how full
+        this file system is.
         """
         ...
 

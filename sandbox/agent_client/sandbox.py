@@ -177,20 +177,10 @@ class AgentSandbox:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[Program]:
-        """Run a program with streamed input and output; leaving the ``async with`` block ends the program.
-
-        Args:
-            argv: Program and arguments.
-            timeout_s: Seconds after which the program is killed.
-            env: Environment variables in addition to those of the spec.
-            cwd: Working directory; None for the same default as `exec`.
-            user: The user that the program runs as.
-            terminal: Rows and columns of the program's terminal; None to use pipes instead of a terminal.
+        """Run a program with streamed input and output; see `envkit.protocols.Sandbox.program`.
 
         Raises:
             ValueError: An argument or environment variable contains NUL, or all of them together exceed 1 MiB.
-            SandboxLostError: The sandbox is gone.
-            UnsupportedError: The sandbox does not have the user, or cannot open terminals.
         """
         request = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
         pty: JSON = None if terminal is None else [*terminal]
@@ -273,15 +263,11 @@ class AgentSandbox:
         return await self._resources.snapshot()
 
     async def log(self) -> str:
-        """Return the last 64 KiB of the standard error of the sandbox's command."""
+        """Return the end of the command's standard error; see `envkit.protocols.Sandbox.log`."""
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return the resource use of the sandbox: ``processes`` and ``uptime_s``, and if known also ``memory_bytes``.
-
-        If known, the result has ``disk_place``, the path of the fullest writable file system, and ``disk_percent``,
-        how full this file system is.
-        """
+        """Return the resource use of the sandbox; see `envkit.protocols.Sandbox.stats`."""
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}
         if self._resources.disk_percent is not None:

@@ -8,7 +8,7 @@ one late answer suffices. Answers to other calls also count. Lag of this process
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -91,15 +91,6 @@ class Backpressured(Protocol):
     @property
     def is_unread(self) -> bool:
         """Whether the sandbox cannot send now, because this process has not read its earlier output."""
-        ...
-
-
-@runtime_checkable
-class ReportsStats(Protocol):
-    """A sandbox that reports its own resource use."""
-
-    async def stats(self) -> dict[str, JSON]:
-        """Return the known statistics, such as ``memory_bytes``."""
         ...
 
 
@@ -189,7 +180,6 @@ async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) 
 async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
     sandbox = instance.sandbox
     assert sandbox is not None
-    read_stats = sandbox.stats if isinstance(sandbox, ReportsStats) else None
     stats_at = clock.now() + _STATS_S
     while True:
         if (rest_s := instance.answered_at + instance.interval_s - clock.now()) > 0:
@@ -197,9 +187,9 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
             continue
         asked_at, began = clock.now(), clock.precise()
         try:
-            if read_stats is not None and asked_at >= stats_at:
+            if asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
-                _check_bounds(instance, await read_stats(), alert)
+                _check_bounds(instance, await sandbox.stats(), alert)
             else:
                 await sandbox.probe(times.lost_s)
         except SandboxLostError as error:
@@ -223,7 +213,7 @@ def _unhandled(instance: Instance, error: Exception) -> Cause:
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 
 
-def _check_bounds(instance: Instance, stats: dict[str, JSON], alert: Alert) -> None:
+def _check_bounds(instance: Instance, stats: Mapping[str, JSON], alert: Alert) -> None:
     used, bound = stats.get("memory_bytes"), instance.demand.memory_mib << 20
     if isinstance(used, int) and used >= MEMORY_SHARE * bound:
         alert("memory", instance, f"{used >> 20} of {bound >> 20} MiB of memory in use")

@@ -77,7 +77,6 @@ class Instance:
         ttl_s: Seconds without use after which the lease expires; None means never.
         snapshot: Name, given by the node, of the snapshot that the sandbox starts from; None means no snapshot.
         is_leased: Whether the sandbox is leased; otherwise it is warm.
-        is_named: Whether a caller of `Pool.create` chose the id. The lease then does not end with the caller.
         is_own: Whether the pool's own process uses the sandbox. Such a sandbox counts towards no tenant's limits.
         sandbox: The backend's sandbox; None until it has started.
         phases: History of the sandbox's states.
@@ -105,7 +104,6 @@ class Instance:
         self.ttl_s: float | None = None
         self.snapshot: str | None = None
         self.is_leased = False
-        self.is_named = False
         self.is_own = True
         self.sandbox: Sandbox | None = None
         self.phases: tuple[Phase, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -54,13 +53,3 @@ class PoolTally:
             self.finished += 1
         else:
             self.losses[kind] = self.losses.get(kind, 0) + 1
-
-
-def wanted(*, missing: int, free: float) -> int:
-    """Return for how many sandboxes capacity is missing; if negative, the number of further sandboxes that fit.
-
-    Args:
-        missing: Number of lease requests and warm sandboxes that wait for capacity.
-        free: Number of sandboxes that still fit on the nodes; infinity means no limit.
-    """
-    return 0 if math.isinf(free) else missing - int(free)

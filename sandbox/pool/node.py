@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from envkit.protocols import SandboxBackend
-from envkit.restarts import RestartBudget, restart_delay
+from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
-_BACKOFF = RestartBudget(restarts=10, longest_delay_s=10.0)
-"""Backoff of a node after failed starts. Only the last nine failures count, so the limit of ten is never reached."""
+_BACKOFF = RestartBudget(restarts=sys.maxsize, longest_delay_s=10.0)
+"""Backoff of a node after failed starts. The number of starts is not limited."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in sums of fractional CPUs."""
 
@@ -90,7 +91,7 @@ class Node:
         self.capacity = capacity or Capacity()
         self.used = ResourceRequest()
         self.resumes_at = 0.0
-        self._failures: list[float] = []
+        self._failures = Failures()
         self._backoff_until = 0.0
         bounds = (getattr(self.capacity, field) for field in ResourceRequest._fields)
         self._bounds = tuple((index, bound) for index, bound in enumerate(bounds) if bound is not None)
@@ -104,14 +105,12 @@ class Node:
     def begin(self, demand: ResourceRequest, *, now: float) -> None:
         """Reserve resources for a start. If earlier starts failed, delay others until this one ends, for up to 10 s."""
         self.take(demand)
-        if self._failures:
+        if self._backoff_until:
             self.resumes_at = now + _BACKOFF.longest_delay_s
 
     def failed(self, *, now: float) -> None:
         """Record a failed start, and back off for a time that increases with each failure."""
-        self.resumes_at = now + (restart_delay(self._failures, _BACKOFF, now=now) or 0.0)
-        self._backoff_until = self.resumes_at
-        self._failures = [*self._failures, now][1 - _BACKOFF.restarts :]
+        self.resumes_at = self._backoff_until = self._failures.add(_BACKOFF, now=now).at
 
     def not_at_fault(self) -> None:
         """Record that a start failed because of its spec. This does not extend the node's backoff."""
@@ -119,7 +118,7 @@ class Node:
 
     def started(self) -> None:
         """Record a successful start, which ends the backoff."""
-        self._failures.clear()
+        self._failures = Failures()
         self.resumes_at = self._backoff_until = 0.0
 
     def fits(self, demand: ResourceRequest, freed: ResourceRequest | None = None) -> bool:

@@ -6,6 +6,7 @@ it fail at once. The pool replaces lost warm sandboxes, but not leased ones: onl
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -32,7 +33,7 @@ from .events import EventLog, LedgerStore, LedgerWriter
 from .health import CLOSED, LivenessTimes, declare_lost, is_silent, watch
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease
-from .metrics import PoolCounts, wanted
+from .metrics import PoolCounts
 from .node import Node, ResourceRequest, usable, why_impossible
 from .queue import LeaseRequest
 from .scheduler import Scheduler
@@ -258,7 +259,7 @@ class Pool:
         missing, stocks = self._scheduler.missing(), self._scheduler.stocks
         demand = next(iter(missing), ResourceRequest.of(stocks[0].warm_spec.spec if stocks else SandboxSpec()))
         free = sum(node.room(demand) for node in usable(self._scheduler.nodes.values(), demand, now=clock.now()))
-        return wanted(missing=len(missing), free=free)
+        return 0 if math.isinf(free) else len(missing) - int(free)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()

@@ -185,7 +185,7 @@ class Scheduler:
             ttl_s: Seconds without use after which the lease expires; None means never.
         """
         instance = Instance(view.key, view.spec, self.nodes[view.node], self._entered)
-        instance.ttl_s, instance.is_leased, instance.is_named = ttl_s, is_leased, is_named
+        instance.ttl_s, instance.is_leased = ttl_s, is_leased
         instance.is_own = view.key.is_own or not (is_named or view.tenant)
         instance.node.take(instance.demand)
         self.instances[instance.key] = instance
@@ -263,8 +263,7 @@ class Scheduler:
         return self._history.renamed(before, warm.id)
 
     def _assign(self, instance: Instance, request: LeaseRequest[Instance]) -> None:
-        instance.ttl_s, instance.is_own = request.ttl_s, request.is_own
-        instance.is_leased, instance.is_named = True, request.name is not None
+        instance.ttl_s, instance.is_own, instance.is_leased = request.ttl_s, request.is_own, True
         instance.used_at = clock.now()
         self._count(instance)
 

@@ -24,6 +24,7 @@ class NamedRemoteSandbox:
         self.grader_home = sandbox.grader_home
         self.id = sandbox.id
         self.exec = sandbox.exec
+        self.program = sandbox.program
         self.shell = sandbox.shell
         self.read = sandbox.read
         self.write = sandbox.write

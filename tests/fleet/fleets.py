@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, cast
@@ -18,7 +18,7 @@ from envkit.protocols import ResumableEpisode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
-from envkit.types import Cause, Observation, Reset, SandboxSpec, Step, Task, TenantKey
+from envkit.types import JSON, Cause, Observation, Reset, SandboxSpec, Step, Task, TenantKey
 from tests.causes import cause
 from tests.keys import key
 
@@ -31,6 +31,8 @@ class ScriptedWorker(WorkerClient, Protocol):
     id: str
 
     async def probe(self, timeout_s: float) -> float: ...
+
+    async def stats(self) -> Mapping[str, JSON]: ...
 
     async def wait(self) -> Cause: ...
 
@@ -107,6 +109,9 @@ class Worker:
 
     async def probe(self, timeout_s: float) -> float:
         return 0.0
+
+    async def stats(self) -> Mapping[str, JSON]:
+        return {}
 
     async def health(self) -> None:
         await self._talk()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Response
@@ -129,16 +131,35 @@ class SharedWebSocket:
             # Read the exception; otherwise asyncio logs that it was never retrieved, if no caller waits any more.
             outcome.exception()
 
-    async def open(self) -> ClientConnection:
-        """Open a WebSocket to the server, without retries.
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[TaskGroup]:
+        """Connect to the server for the duration of the block, without retries at first.
+
+        A cancellation of the surrounding task does not close the connection before the end of the block, because
+        cancelled calls still use it to release what they have started.
+
+        Yields:
+            A task group, whose tasks are cancelled at the end of the block.
 
         Raises:
             UnreachableError: No server answers, or its answer is invalid.
             UnauthorizedError, ForbiddenError, RateLimitError: The server rejects the client.
         """
-        return await connect_once(self._connect, self._address)
+        socket = await connect_once(self._connect, self._address)
+        scope = anyio.CancelScope(shield=True)
 
-    async def run(self, socket: ClientConnection) -> None:
+        async def run() -> None:
+            with scope:
+                await self._run(socket)
+
+        async with clock.background_tasks() as tasks:
+            tasks.start_soon(run)
+            try:
+                yield tasks
+            finally:
+                scope.cancel()
+
+    async def _run(self, socket: ClientConnection) -> None:
         """Send calls and receive their answers, first over `socket`. When the socket breaks, continue with a new one.
         Return only when cancelled.
         """
@@ -181,7 +202,7 @@ class SharedWebSocket:
                 for message in batches([call.frame for call in calls], _BATCH_BYTES):
                     await socket.send(message)
             except ConnectionClosed:
-                # `recv` raises the same error in `_run_socket`, which then ends, so that `run` reconnects.
+                # `recv` raises the same error in `_run_socket`, which then ends, so that `_run` reconnects.
                 return
 
     def _receive(self, message: bytes) -> None:
@@ -209,7 +230,7 @@ class SharedWebSocket:
             for delay_s in RETRY_DELAYS_S:
                 await anyio.sleep(delay_s)
                 try:
-                    socket = await self.open()
+                    socket = await connect_once(self._connect, self._address)
                 except (UnauthorizedError, ForbiddenError) as error:
                     # A retry does not help, because the server would reject the same token again.
                     failure = error

@@ -7,16 +7,14 @@ import random
 import uuid
 from asyncio import Future
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
-from websockets.asyncio.client import ClientConnection
 
-from envkit import clock
 from envkit.errors import (
     CapacityError,
     EnvError,
@@ -87,11 +85,10 @@ class EnvClient:
             connector = socket_connector(connect, timeout_s)
         self._connection = SharedWebSocket(self._address, connector)
         self._rng = random.Random()
-        # Created in `__aenter__`, because a task group needs a running event loop.
-        self._tasks: TaskGroup
-        self._connection_scope: anyio.CancelScope
         self._capacity = 0
         self._queued = 0
+        # Created in `__aenter__`, because they need a running event loop.
+        self._resources: AsyncExitStack
         self._poll_lock: anyio.Lock
         self._released: anyio.Event
 
@@ -155,30 +152,17 @@ class EnvClient:
         return (await self._call(table.ENVS, messages.NoBody())).envs
 
     async def __aenter__(self) -> Self:
-        socket = await self._connection.open()
-        self._poll_lock, self._released = anyio.Lock(), anyio.Event()
-        # Keep the WebSocket open when the surrounding task is cancelled, because cancelled episodes still use it to
-        # delete their sessions.
-        self._connection_scope = anyio.CancelScope(shield=True)
-        self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._run_connection, socket)
-        try:
+        async with AsyncExitStack() as resources:
+            await resources.enter_async_context(self._connection.connected())
+            self._poll_lock, self._released = anyio.Lock(), anyio.Event()
             await self.ready()
-        except BaseException:
-            await self._stop()
-            raise
+            self._resources = resources.pop_all()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._stop()
-
-    async def _run_connection(self, socket: ClientConnection) -> None:
-        with self._connection_scope:
-            await self._connection.run(socket)
-
-    async def _stop(self) -> None:
-        self._connection_scope.cancel()
-        await clock.end_tasks(self._tasks)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._resources.__aexit__(kind, error, trace)
 
     async def _create(self, id: str, task: Task) -> ResumableEpisode:
         """Create a session as soon as the server has a free slot, and return its episode."""

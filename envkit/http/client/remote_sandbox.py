@@ -39,7 +39,7 @@ from envkit.http.protocol.bytes_encoding import encode_argument
 from envkit.http.protocol.messages import write
 from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
 from envkit.http.sandboxes.transfers import FolderTransport
-from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, Cause, CauseKind, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
 CALL_S = 60.0
 """Timeout of a call that runs no program, in seconds."""
@@ -275,7 +275,7 @@ class RemoteSandbox:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[RemoteProgram]:
-        """Run a program with streamed input and output; see `envkit.protocols.InteractiveSandbox.program`."""
+        """Run a program with streamed input and output; see `envkit.protocols.Sandbox.program`."""
         arguments = tuple(map(encode_argument, argv))
         body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
         async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
@@ -301,19 +301,11 @@ class RemoteSandbox:
         return (await self._keyed(table.SNAPSHOT, frame, _SHELL_S)).snapshot
 
     async def log(self) -> str:
-        """Return the last 64 KiB of the standard error of the sandbox's command.
-
-        Raises:
-            UnsupportedError: The server's sandbox backend does not store standard error.
-        """
+        """Return the end of the command's standard error; see `envkit.protocols.Sandbox.log`."""
         return (await self.call(table.LOG, wire.SandboxFrame(self._id))).log
 
-    async def stats(self) -> Mapping[str, object]:
-        """Return the resource usage of the sandbox.
-
-        Raises:
-            UnsupportedError: The server's sandbox backend does not report resource usage.
-        """
+    async def stats(self) -> Mapping[str, JSON]:
+        """Return the resource use of the sandbox; see `envkit.protocols.Sandbox.stats`."""
         return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:

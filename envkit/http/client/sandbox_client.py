@@ -11,13 +11,12 @@ import os
 import random
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio.abc import TaskGroup
-from websockets.asyncio.client import ClientConnection
 
 from envkit import clock
 from envkit.errors import (
@@ -58,9 +57,7 @@ class SandboxClient:
     ) -> None:
         self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, folder_transport)
         self._rng = random.Random()
-        # Created in `__aenter__`, because a task group needs a running event loop.
-        self._tasks: TaskGroup
-        self._connection_scope: anyio.CancelScope
+        self._resources: AsyncExitStack  # created in `__aenter__`
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[RemoteSandbox]:
@@ -164,30 +161,16 @@ class SandboxClient:
         await self._transport.stop(id)
 
     async def __aenter__(self) -> Self:
-        opened = await self._transport.websocket.open()
-        # Keep the WebSocket open when the surrounding task is cancelled, because cancelled leases still use it to stop
-        # their sandboxes.
-        self._connection_scope = anyio.CancelScope(shield=True)
-        self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._run_connection, opened)
-        self._transport.tasks = self._tasks
-        try:
+        async with AsyncExitStack() as resources:
+            self._transport.tasks = await resources.enter_async_context(self._transport.websocket.connected())
             await self._transport.call(table.HEALTH, NoBody())
-        except BaseException:
-            await self._disconnect()
-            raise
+            self._resources = resources.pop_all()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._disconnect()
-
-    async def _run_connection(self, socket: ClientConnection) -> None:
-        with self._connection_scope:
-            await self._transport.websocket.run(socket)
-
-    async def _disconnect(self) -> None:
-        self._connection_scope.cancel()
-        await clock.end_tasks(self._tasks)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._resources.__aexit__(kind, error, trace)
 
     async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
         """Create a sandbox; if the server has no capacity, retry for `wait_s` seconds."""

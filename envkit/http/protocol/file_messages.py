@@ -10,7 +10,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from envkit.http.protocol.sandbox_messages import AnySandboxId, Key
+from envkit.http.protocol.messages import AnyId
+from envkit.http.protocol.sandbox_messages import Key
 from envkit.types import FileUser
 
 MAX_FRAME_FILE_BYTES = 1 << 20
@@ -37,7 +38,7 @@ Owner: TypeAlias = Annotated[FileUser, msgspec.Meta(description="User who reads 
 class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file to read: its sandbox and its path."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     path: FramePath
     max_bytes: Annotated[Size, msgspec.Meta(le=MAX_FRAME_FILE_BYTES)] = MAX_FRAME_FILE_BYTES
     user: Owner = "agent"
@@ -46,7 +47,7 @@ class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file to write: its sandbox, its path and its content."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     path: FramePath
     content: bytes
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] | None = None
@@ -57,7 +58,7 @@ class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReadFile(msgspec.Struct, frozen=True):
     """The file to read over HTTP."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     path: FilePath
     max_bytes: Annotated[Size, msgspec.Meta(le=MAX_FILE_BYTES)] = MAX_FILE_BYTES
     user: Owner = "agent"
@@ -66,7 +67,7 @@ class ReadFile(msgspec.Struct, frozen=True):
 class WriteFile(msgspec.Struct, frozen=True):
     """The file to write over HTTP."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     path: FilePath
     mode: Annotated[str, msgspec.Meta(pattern=r"^0?[0-7]{1,3}$", description="Octal permissions, such as 755.")] = ""
     user: Owner = "agent"
@@ -76,7 +77,7 @@ class WriteFile(msgspec.Struct, frozen=True):
 class DownloadTree(msgspec.Struct, frozen=True):
     """The file or folder to download."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     path: FilePath
     max_bytes: Annotated[Size, msgspec.Meta(lt=1 << 53)] = MAX_TREE_BYTES
     user: Owner = "agent"
@@ -85,7 +86,7 @@ class DownloadTree(msgspec.Struct, frozen=True):
 class UploadTree(msgspec.Struct, frozen=True):
     """The path to which a file or folder is uploaded."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     path: FilePath
     user: Owner = "agent"
 

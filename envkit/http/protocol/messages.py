@@ -43,20 +43,19 @@ T = TypeVar("T")
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
-SessionId = Annotated[
+ChosenId = Annotated[
     str,
     msgspec.Meta(
         # In Python, $ also matches before a final newline. The lookahead rejects an id that ends with a newline.
         pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="Id that the caller chooses: 1 to 128 letters, digits, dots, dashes, underscores, tildes.",
+        description="Chosen by the caller: 1 to 128 letters, digits, dots, dashes, underscores, tildes.",
     ),
 ]
-
-AnySessionId = Annotated[
+AnyId = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="Id of the session. Administrators also use TENANT:ID, or :ID if it was created without tokens.",
+        description="Id. Administrators also use TENANT:ID, or :ID if it was created without tokens.",
     ),
 ]
 
@@ -82,13 +81,13 @@ class StepBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The id of a session."""
 
-    session_id: AnySessionId
+    session_id: AnyId
 
 
 class CreateSessionBody(TaskBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The id and the task of a new session."""
 
-    session_id: SessionId
+    session_id: ChosenId
 
 
 class SessionStepBody(StepBody, frozen=True, forbid_unknown_fields=True, kw_only=True):

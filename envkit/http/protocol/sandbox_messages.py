@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from envkit.http.protocol.bytes_encoding import Bytes, decode_bytes, encode_bytes
-from envkit.http.protocol.messages import Problem
+from envkit.http.protocol.messages import AnyId, ChosenId, Problem
 from envkit.types import Cause, ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
 LEASE_S = 3600.0
@@ -33,22 +33,6 @@ TerminalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 OptionalSize: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
 
-SandboxId: TypeAlias = Annotated[
-    str,
-    msgspec.Meta(
-        # In Python, $ also matches before a final newline. The lookahead rejects an id that ends with a newline.
-        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="1 to 128 letters, digits, dots, dashes, underscores, tildes.",
-    ),
-]
-ShellName: TypeAlias = SandboxId
-AnySandboxId: TypeAlias = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="Id of the sandbox. Administrators also use TENANT:ID, or :ID if it was created without tokens.",
-    ),
-]
 Key: TypeAlias = Annotated[
     str,
     msgspec.Meta(
@@ -102,13 +86,13 @@ class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_on
 class CreateFrame(CreateSandboxBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The spec and the id of a new sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: ChosenId
 
 
 class SandboxFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The id of a sandbox."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
 
 
 class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +110,7 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A program to run in a sandbox."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     key: Key | None = None
 
 
@@ -144,13 +128,13 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProgramQuery(msgspec.Struct, frozen=True):
     """The sandbox in which to run a program. The first WebSocket message is a `ProgramBody`."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
 
 
 class ConnectQuery(msgspec.Struct, frozen=True):
     """The sandbox to connect to. `to` is the number of a port, or the name of a socket in ``$ENVKIT_SOCKETS``."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     to: Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -181,23 +165,23 @@ class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"name": "shell"}):
     """A command to run in a shell of a sandbox. `name`, which is `shell` in JSON, is the name of the shell."""
 
-    sandbox_id: AnySandboxId
-    name: ShellName = "main"
+    sandbox_id: AnyId
+    name: ChosenId = "main"
     key: Key | None = None
 
 
 class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"name": "shell"}):
     """The shell to close, and its sandbox. `name`, which is `shell` in JSON, is the name of the shell."""
 
-    sandbox_id: AnySandboxId
-    name: ShellName = "main"
+    sandbox_id: AnyId
+    name: ChosenId = "main"
     user: Annotated[SandboxUser, msgspec.Meta(description="User of the shell.")] = "agent"
 
 
 class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The sandbox of which to take a snapshot."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     key: Key | None = None
 
 
@@ -210,14 +194,14 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sandbox to probe."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     timeout_s: Positive
 
 
 class CancelFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The call to cancel: its sandbox and its idempotency key."""
 
-    sandbox_id: AnySandboxId
+    sandbox_id: AnyId
     cancelled: Key = msgspec.field(name="key")
 
 

@@ -5,14 +5,12 @@ Each operation has a timeout, so that a call ends even if its sandbox hangs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import anyio
 from anyio.abc import TaskGroup
 
-from envkit.errors import EnvkitError, OptionError, TooLargeError, UnsupportedError
+from envkit.errors import EnvkitError, OptionError, TooLargeError
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import operations as table
@@ -23,27 +21,13 @@ from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
-from envkit.types import JSON, why_no_network
+from envkit.types import why_no_network
 
 _MAX_SPEC_BYTES = 128 << 10
 """Limit on the size of a sandbox's spec. The server stores specs for a while after their sandboxes have ended."""
 
 _STOP_S = 60.0
 _WAIT_S = 25.0
-
-
-@runtime_checkable
-class Logging(Protocol):
-    """A sandbox that stores what its command writes to standard error."""
-
-    async def log(self) -> str: ...
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A sandbox that reports its resource usage."""
-
-    async def stats(self) -> Mapping[str, JSON]: ...
 
 
 class SandboxOperations:
@@ -172,16 +156,12 @@ class SandboxOperations:
     async def log(self, body: wire.SandboxFrame, caller: Caller) -> wire.LogReply:
         """Return the last 64 KiB that the command of a sandbox wrote to standard error."""
         sandbox = self.access.find(body.sandbox_id, caller)
-        if not isinstance(sandbox, Logging):
-            raise UnsupportedError(f"sandbox {body.sandbox_id} has no log")
         return wire.LogReply(await within(SLACK_S, sandbox.log))
 
     @handles(table.STATS)
     async def stats(self, body: wire.SandboxFrame, caller: Caller) -> wire.StatsReply:
         """Return the resource usage of a sandbox."""
         sandbox = self.access.find(body.sandbox_id, caller)
-        if not isinstance(sandbox, Measured):
-            raise UnsupportedError(f"sandbox {body.sandbox_id} does not report its resource usage")
         return wire.StatsReply(dict(await within(SLACK_S, sandbox.stats)))
 
     @handles(table.STOP)

@@ -23,7 +23,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit.errors import EnvkitError, UnsupportedError
+from envkit.errors import EnvkitError
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
@@ -33,7 +33,7 @@ from envkit.http.protocol.handlers import HttpCall
 from envkit.http.protocol.messages import Problem, read, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.sandboxes.access import SandboxAccess
-from envkit.protocols import InteractiveSandbox, Program, Sandbox
+from envkit.protocols import Program, Sandbox
 
 _PROGRAM = msgspec.json.Decoder(wire.ProgramBody)
 _INPUT = msgspec.json.Decoder(wire.ProgramInput)
@@ -102,8 +102,6 @@ class SandboxStreams:
                 self._access.find(id, caller)
 
     async def _program(self, sandbox: Sandbox, receive: Receive, send: Send, tasks: TaskGroup) -> wire.ExecReply:
-        if not isinstance(sandbox, InteractiveSandbox):
-            raise UnsupportedError(f"sandbox {sandbox.id} does not support interactive programs")
         first = await _next(receive)
         body = read(first if isinstance(first, bytes) else first.encode(), _PROGRAM)
         self._access.check_timeout(body.timeout_s)

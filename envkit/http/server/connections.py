@@ -1,6 +1,7 @@
 """uvicorn's connections, changed so that a reply needs one system call instead of two.
 
-The connections are instances of uvicorn's own classes. This module replaces some of their methods by wrappers.
+The connections are instances of uvicorn's own classes. This module replaces some of their methods by wrappers, so
+pyproject.toml pins uvicorn exactly. tests/http/server/test_connections.py lists the internals that this module uses.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import SandboxLostError, UnsupportedError, UsageError
-from envkit.protocols import InteractiveSandbox, Program
+from envkit.errors import SandboxLostError, UsageError
+from envkit.protocols import Program
 from envkit.types import ExecResult
 from envkit.wiring.sandboxes.blocking import AnySandbox
 
@@ -73,14 +73,6 @@ async def _run(sandbox: AnySandbox, program: Sequence[str], timeout_s: float, tt
     if not program:
         tty = tty or on_terminal
         program = _SHELL if tty else _PLAIN_SHELL
-    if isinstance(sandbox, InteractiveSandbox):
-        with suppress(UnsupportedError):
-            return await _run_interactively(sandbox, program, timeout_s, tty)
-    # The agent cannot stream output without Python in the image. Print the output when the program ends.
-    return _print_result(await sandbox.exec(program, timeout_s=timeout_s), timeout_s)
-
-
-async def _run_interactively(sandbox: InteractiveSandbox, program: Sequence[str], timeout_s: float, tty: bool) -> int:
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
     async with sandbox.program(program, timeout_s=timeout_s, env=env, terminal=_size() if tty else None) as process:
         with _raw_terminal() if tty else nullcontext():

@@ -35,6 +35,10 @@ def test_a_step_and_an_exec_pass_through_few_files() -> None:
 
     async def measured(name: str, request: Callable[[], httpx.Response]) -> None:
         await clock.to_thread(request)
+        # Background tasks, such as heartbeats, may run during a measurement, but hardly during all of them.
+        found[name] = min([await files_of(request) for _ in range(5)], key=len)
+
+    async def files_of(request: Callable[[], httpx.Response]) -> set[str]:
         entered: set[str] = set()
 
         def note(frame: FrameType, event: str, argument: object) -> None:
@@ -48,7 +52,7 @@ def test_a_step_and_an_exec_pass_through_few_files() -> None:
             sys.setprofile(None)
         assert response.status_code == 200, response.text
         files = {Path(file).resolve() for file in entered}  # noqa: ASYNC240 (a test)
-        found[name] = {str(file.relative_to(ROOT)) for file in files if any(file.is_relative_to(one) for one in OURS)}
+        return {str(file.relative_to(ROOT)) for file in files if any(file.is_relative_to(one) for one in OURS)}
 
     async def main(fleet: Fleet, address: str) -> None:
         with httpx.Client(base_url=address, trust_env=False, timeout=30) as client:

@@ -166,11 +166,8 @@ def test_an_unanswered_probe_times_out() -> None:
     by_client(main, scripted(hangs_after_s=0.0))
 
 
-def test_unsupported_operations_of_a_remote_sandbox_raise() -> None:
+def test_a_client_rejects_what_only_a_pool_or_a_backend_can_do() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
-        async with client.lease(SPEC) as sandbox:
-            with pytest.raises(UnsupportedError, match="has no log"):
-                await sandbox.log()
         with pytest.raises(UsageError, match="omit tenant"):
             async with client.lease(SPEC, tenant="acme"):
                 pass

@@ -12,7 +12,8 @@ from anyio.abc import SocketStream
 
 from envkit import clock
 from envkit.http.api.app import create_app
-from envkit.http.limits.websocket_queues import MAX_OWED, MAX_UNREAD_BYTES, Outbox
+from envkit.http.limits.websocket_queues import MAX_OWED, MAX_UNREAD_BYTES, Inbox, Outbox
+from envkit.http.protocol.asgi import Message
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from tests.http.envs import slots
@@ -64,6 +65,46 @@ def test_a_socket_whose_replies_are_not_read_is_paused_and_no_other() -> None:
                 await reader.send(frame(STEP % (turn, b"b", turn, b"on")))
                 assert b'"result"' in await reader.receive()
             assert clock.now() < 6
+
+    on_stage(main)
+
+
+def test_a_paused_socket_whose_client_leaves_drops_its_messages_and_ends_its_pause() -> None:
+    async def main() -> None:
+        arriving: list[Message] = [
+            {"type": "websocket.receive", "text": "unread"},
+            {"type": "websocket.disconnect", "code": 1006},
+        ]
+
+        async def receive() -> Message:
+            await anyio.sleep(1)
+            return arriving.pop(0)
+
+        inbox = Inbox(receive)
+        await inbox.pause_until(anyio.sleep_forever)
+        assert clock.now() == 2
+        assert (await inbox.take())["type"] == "websocket.disconnect"
+
+    clock.run(main, virtual=True)
+
+
+def test_only_a_socket_that_answers_pings_remains_open() -> None:
+    async def main(connect: Connect) -> None:
+        async with await connect(b"a") as silent, await connect(b"b") as idle, anyio.create_task_group() as tasks:
+
+            async def answer_pings() -> None:
+                while True:
+                    ping = await idle.receive()
+                    assert ping[:2] == b"\x89\x04"
+                    await idle.send(b"\x8a\x84\0\0\0\0" + ping[2:6])
+
+            tasks.start_soon(answer_pings)
+            with suppress(anyio.EndOfStream):
+                while True:
+                    await silent.receive()
+            assert 120 < clock.now() < 160
+            await anyio.sleep(300)
+            tasks.cancel_scope.cancel()
 
     on_stage(main)
 

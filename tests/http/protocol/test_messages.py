@@ -57,7 +57,7 @@ def test_an_id_may_have_characters_that_need_no_quoting(id: str) -> None:
 @pytest.mark.parametrize("id", ["", "a b", "a/b", "ä", "a\n", "0" * 129])
 def test_any_other_id_is_refused_with_the_description_of_valid_ones(id: str) -> None:
     decoder = msgspec.json.Decoder(messages.CreateSessionBody)
-    with pytest.raises(RequestError, match="session_id: invalid value; must be: Id that the caller chooses: 1 to 128"):
+    with pytest.raises(RequestError, match="session_id: invalid value; must be: Chosen by the caller: 1 to 128"):
         messages.read(write({"env_id": "A-v0", "seed": 1, "session_id": id}), decoder)
 
 

@@ -19,6 +19,8 @@ from tests.http.remote_sandboxes import over_http
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [*ROOT.joinpath("envkit", "http").rglob("*.py"), ROOT / "docs" / "http_reference.py"]
+SANDBOXES = ("envkit/protocols", "envkit/wiring/sandboxes", "sandbox/agent_client", "sandbox/pool")
+"""Folders whose classes have the operations on a sandbox as methods."""
 
 
 def test_the_document_has_every_route_of_the_table_and_every_type_that_it_names() -> None:
@@ -68,9 +70,18 @@ def files_of(operation: Operation[Any, Any], *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["sandbox.stats", "sandbox.log", "sandbox.probe", "sandbox.snapshot", "envs"])
-def test_a_plain_operation_is_written_in_four_files_and_tested_in_a_fifth(name: str) -> None:
+def test_the_api_of_a_plain_operation_is_written_in_four_files_and_tested_in_a_fifth(name: str) -> None:
     assert len(files_of(METHODS[name])) <= 4
 
 
-def test_the_operation_with_the_most_parts_is_written_in_eight_files() -> None:
+@pytest.mark.parametrize("name", ["stats", "log", "probe", "snapshot", "program"])
+def test_an_operation_on_a_sandbox_is_written_in_at_most_four_more_files(name: str) -> None:
+    # the protocol, the client of the agent, the lease of the pool, and the facade for scripts
+    method = re.compile(rf"^    ((async )?def {name}\(|{name} = )", re.MULTILINE)
+    sources = [path for folder in SANDBOXES for path in (ROOT / folder).rglob("*.py")]
+    found = [str(path) for path in sources if method.search(path.read_text(encoding="utf-8"))]
+    assert 3 <= len(found) <= 4, found
+
+
+def test_the_api_of_the_operation_with_the_most_parts_is_written_in_eight_files() -> None:
     assert len(files_of(operations.PROGRAM, "ProgramBody", "ProgramInput", "RemoteProgram", "SandboxStreams")) <= 8

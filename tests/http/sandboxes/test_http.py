@@ -10,10 +10,13 @@ import httpx
 import pytest
 
 from envkit import clock
+from envkit.errors import UnsupportedError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.types import ExecResult
 from tests.http.pools import SmallPool
-from tests.http.remote_sandboxes import A, over_http, run
+from tests.http.remote_sandboxes import A, over_http, run, scripted
 from tests.http.stage import over_http as without_pool
+from tests.sandbox.fake.backend import Command
 
 
 def test_a_sandbox_is_created_used_inspected_and_stopped() -> None:
@@ -196,13 +199,15 @@ def test_a_sandbox_reports_its_usage_and_its_log() -> None:
 
 
 def test_an_unsupported_operation_is_501() -> None:
+    def refuse(command: Command) -> ExecResult:
+        raise UnsupportedError(f"this sandbox cannot run programs as {command.user}")
+
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
-        for what in ("logs", "stats"):
-            asked = await client.get(f"{A}/{what}")
-            assert (asked.status_code, asked.json()["type"]) == (501, "unsupported")
+        asked = await client.post(f"{A}/exec", json=run("true", user="root"))
+        assert (asked.status_code, asked.json()["type"]) == (501, "unsupported")
 
-    over_http(main)
+    over_http(main, scripted(answer=refuse))
 
 
 def test_programs_of_one_request_return_outcomes_in_order() -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxLostError, SandboxNotFoundError, UnsupportedError
+from envkit.errors import EnvkitError, SandboxLostError, SandboxNotFoundError
 from envkit.http.client.remote_sandbox import RemoteSandbox
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import Program
@@ -18,7 +18,6 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.remote_sandboxes import scripted
 
 pytestmark = pytest.mark.bwrap
 
@@ -133,22 +132,6 @@ def test_a_connection_reaches_a_port_in_the_sandbox_and_ends_with_it() -> None:
             assert await loop.sock_recv(stream, 1) == b""
 
     on_stage(main)
-
-
-def test_a_sandbox_without_programs_says_so() -> None:
-    async def run() -> None:
-        async with (
-            scripted() as backend,
-            slots() as host,
-            serving(host, pool=SmallPool(backend)) as address,
-            SandboxClient(address) as client,
-            client.lease(SandboxSpec()) as sandbox,
-        ):
-            with pytest.raises(UnsupportedError, match="does not support interactive programs"):
-                async with sandbox.program(["true"], timeout_s=1) as program:
-                    await program.receive()
-
-    clock.run(run)
 
 
 async def _until(program: Program, wanted: bytes) -> None:

@@ -103,7 +103,6 @@ def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
         ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "", "mode": 4095}, "bad_request"),
         ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "A" * (2 << 20)}, "too_large"),
         ("sandbox.cancel", {"sandbox_id": "a", "key": ""}, "bad_request"),
-        ("sandbox.log", {"sandbox_id": "a"}, "unsupported"),
     ],
 )
 def test_an_invalid_call_is_rejected_and_keeps_the_socket_open(method: str, params: dict[str, Any], code: str) -> None:

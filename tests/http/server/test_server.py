@@ -89,6 +89,39 @@ async def play(address: str) -> tuple[int, str]:
         return client.capacity, (await episode.reset()).observation.text
 
 
+def test_requests_of_connections_above_the_limit_get_status_503() -> None:
+    async def run() -> None:
+        addresses: list[str] = []
+        is_ready = anyio.Event()
+
+        def on_ready(address: str) -> None:
+            addresses.append(address)
+            is_ready.set()
+
+        async with slots() as host, anyio.create_task_group() as tasks:
+            app = create_app(host)
+            tasks.start_soon(
+                partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, drain_s=1, max_connections=4)
+            )
+            await is_ready.wait()
+
+            async def status() -> int:
+                async with httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client:
+                    return (await client.get("/v1/health")).status_code
+
+            port = int(addresses[0].rpartition(":")[2])
+            idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(4)]
+            assert await status() == 503
+            for connection in idle:
+                await connection.aclose()
+            with anyio.fail_after(10):
+                while await status() != 200:  # noqa: ASYNC110 - nobody tells when the server has noticed
+                    await anyio.sleep(0.02)
+            tasks.cancel_scope.cancel()
+
+    clock.run(run)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_cleanly_and_without_output(number: signal.Signals) -> None:
     with server() as (running, address):

@@ -9,7 +9,9 @@ import math
 import posixpath
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -35,6 +37,7 @@ from envkit.sandbox.host.layout import WORK
 from envkit.types import (
     EXEC_TIMEOUT_S,
     GRADER_HOME,
+    JSON,
     Cause,
     CauseKind,
     ExecResult,
@@ -261,6 +264,20 @@ class FakeSandbox:
             is_out_of_memory=result.is_out_of_memory,
         )
 
+    @asynccontextmanager
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: SandboxUser = "agent",
+        terminal: tuple[int, int] | None = None,
+    ) -> AsyncIterator[FakeProgram]:
+        """Run a program with the script's answer, without its input; see `envkit.protocols.Sandbox.program`."""
+        yield FakeProgram(await self.exec(argv, timeout_s=timeout_s, env=env, cwd=cwd, user=user))
+
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> FakeShell:
         """Return the shell `name`, whose commands run one after another."""
         return self._shells.setdefault((name, user), FakeShell(self, name, user))
@@ -315,6 +332,14 @@ class FakeSandbox:
         await self._pass(0.0)
         return self._keep({name: self.files[name] for name in self.files if self._reaches("agent", name)})
 
+    async def log(self) -> str:
+        await self._pass(0.0)
+        return ""
+
+    async def stats(self) -> Mapping[str, JSON]:
+        await self._pass(0.0)
+        return {}
+
     async def wait(self) -> Cause:
         with anyio.CancelScope(deadline=self._dies_at):
             await self._is_ended.wait()
@@ -352,6 +377,30 @@ class FakeSandbox:
             self.die(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
         if self.is_gone:
             raise SandboxLostError(self._id, self._cause)
+
+
+class FakeProgram:
+    """A program of a scripted sandbox; satisfies `envkit.protocols.Program`."""
+
+    def __init__(self, result: ExecResult) -> None:
+        self._result = result
+        self._output = [("out", result.stdout_bytes), ("err", result.stderr_bytes)]
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        await anyio.lowlevel.checkpoint()
+        return self._output.pop(0) if self._output else None
+
+    async def send(self, content: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def send_eof(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def resize(self, rows: int, columns: int) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def result(self) -> ExecResult:
+        return replace(self._result, stdout_bytes=b"", stderr_bytes=b"")
 
 
 class FakeShell:

@@ -114,11 +114,15 @@ def test_a_suspect_warm_sandbox_is_not_leased() -> None:
 
 def test_an_answered_call_counts_as_an_answered_probe() -> None:
     class Deaf(FakeSandbox):
-        """Answers calls but no probes."""
+        """Answers calls, but neither probes nor requests for statistics."""
 
         async def probe(self, timeout_s: float) -> float:
             await anyio.sleep_forever()
             return 0.0
+
+        async def stats(self) -> Mapping[str, JSON]:
+            await anyio.sleep_forever()
+            return {}
 
     async def main() -> None:
         async with FakeBackend(kind=Deaf) as backend, Pool([Node("here", backend)]) as pool:
