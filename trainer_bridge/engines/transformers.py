@@ -119,6 +119,11 @@ class TransformersEngine:
         count = sum(weight.numel() for weight in self._model.parameters())
         return f"{type(self._model).__name__} with {count:,} parameters on {self._model.device.type}"
 
+    @property
+    def dtype(self) -> str:
+        """Number format of the weights, such as ``"bfloat16"``."""
+        return str(self._model.dtype).removeprefix("torch.")
+
     def copy_from(self, source: PreTrainedModel) -> None:
         """Copy the weights of `source` at each `load` of weights without a location; see the argument `source`."""
         self._source = source

@@ -39,7 +39,7 @@ class ImitatingTrainer(Trainer, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Policy:
     """The parts of a training run that hold or read the policy.
 
@@ -47,14 +47,12 @@ class Policy:
         engine: Samples completions.
         trainer: Updates the weights.
         renderer: Turns text into tokens and back.
-        model: The model that the run started from; None without a model.
         description: One line that describes the policy.
     """
 
     engine: PolicyEngine
     trainer: Trainer
     renderer: Renderer
-    model: Model | None
     description: str
 
 
@@ -80,7 +78,7 @@ async def open_policy(run: RunConfig, *, folder: Path, threads: int) -> AsyncIte
             raise UsageError(f"warmup.kind: the trainer {run.trainer.kind} cannot imitate; use none")
         about = getattr(engine, "description", f"engine {run.engine.kind}")
         kind = "" if model is None else "tiny policy, " if model.is_tiny else "pretrained "
-        yield Policy(engine, trainer, renderer, model, f"{kind}{about}")
+        yield Policy(engine, trainer, renderer, f"{kind}{about}")
 
 
 def _model_of(run: RunConfig, scratch: Path) -> Model | None:

@@ -134,7 +134,14 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         folder = None
     critic, reference = critic_and_reference(learning, context.algorithm, seed=context.seed)
     return TorchTrainer(
-        learning, context.algorithm, settings, folder, critic=critic, reference=reference, tokenizer=model.tokenizer
+        learning,
+        context.algorithm,
+        settings,
+        folder,
+        engine_dtype=getattr(engine, "dtype", "float32"),
+        critic=critic,
+        reference=reference,
+        tokenizer=model.tokenizer,
     )
 
 
