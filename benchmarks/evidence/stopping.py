@@ -39,7 +39,7 @@ evaluation: {episodes: 64, every: 2}
 warmup:
   {single_turn_states: 500, single_turn_updates: 60, multi_turn_updates: 60, single_turn_batch: 64, episode_updates: 20,
    episode_batch: 16, check_every: 5, check_episodes: 32}
-tracking: {tensorboard: false}
+tracking: {to: []}
 """
 CHECKPOINT_EVERY = 3
 NAME = "stopping"

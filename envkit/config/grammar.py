@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -51,8 +51,17 @@ class Section(BaseModel):
 
 def _holds_sections(annotation: Any) -> bool:
     """Return whether the value of a key is a section or a list of sections."""
-    inner = get_args(annotation) or (annotation,)
+    inner = [get_args(one)[0] if get_origin(one) is Annotated else one for one in get_args(annotation) or (annotation,)]
     return all(isinstance(one, type) and issubclass(one, Section) for one in inner)
+
+
+@runtime_checkable
+class SectionChoice(Protocol):
+    """Annotation of a key whose content decides about the class of its section."""
+
+    def section_of(self, content: object) -> type[Section] | None:
+        """Return the class of the section with this content; None if it is unknown."""
+        ...
 
 
 Root = TypeVar("Root", bound=Section)
@@ -163,23 +172,34 @@ def check(content: Mapping[str, Any], root: type[Root]) -> Root:
     try:
         return root.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(_line(problem, root) for problem in error.errors()) from None
+        raise ConfigError(_line(problem, root, content) for problem in error.errors()) from None
 
 
-def _line(problem: Any, root: type[BaseModel]) -> str:
+def _line(problem: Any, root: type[BaseModel], content: Mapping[str, Any]) -> str:
     location: tuple[str | int, ...] = problem["loc"]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root))}"
+        return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root, content))}"
     return f"{key}: {wording.value_problem(problem)}"
 
 
-def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:
-    """Return the keys that exist in the section at `location`."""
-    section = root
+def _keys(location: Sequence[str | int], root: type[BaseModel], content: Any) -> list[str]:
+    """Return the keys that exist in the section at `location` of `content`."""
+    found: Any = root
     for part in location:
-        inner = section.model_fields[str(part)].annotation if str(part) in section.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        section = inner
-    return list(section.model_fields)
+        content = content[part]
+        if isinstance(part, int):
+            (item,) = get_args(found)
+            found = _section(item, (), content)
+        else:
+            field = found.model_fields[part]
+            found = _section(field.annotation, field.metadata, content)
+    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
+
+
+def _section(annotation: Any, marks: Sequence[Any], content: object) -> Any:
+    """Return the section class that an annotation stands for, given the content; any other type unchanged."""
+    if get_origin(annotation) is Annotated:
+        annotation, *marks = get_args(annotation)
+    choice = next((mark for mark in marks if isinstance(mark, SectionChoice)), None)
+    return annotation if choice is None else choice.section_of(content)

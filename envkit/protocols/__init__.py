@@ -20,7 +20,7 @@ from envkit.protocols.sandboxes import (
     ServerPool,
     Shell,
 )
-from envkit.protocols.training import Engine, Gate, PolicyEngine, Renderer, Trainer, WeightSink
+from envkit.protocols.training import Engine, Gate, PolicyEngine, Renderer, Tracker, Trainer, WeightSink
 
 __all__ = [
     "Engine",
@@ -43,6 +43,7 @@ __all__ = [
     "ServerPool",
     "Shell",
     "SplitStepEpisode",
+    "Tracker",
     "Trainer",
     "WeightSink",
 ]

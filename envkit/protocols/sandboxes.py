@@ -256,7 +256,11 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """Starts sandboxes of one kind, such as containers. Use it as ``async with``; the end of the block stops them."""
+    """Starts sandboxes of one kind, such as containers. Use it as ``async with``; the end of the block stops them.
+
+    A backend whose sandboxes run an image with Python and envkit has the attribute ``in_image = True``. Sandboxes of
+    other backends can read this machine's Python and import path.
+    """
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox, and wait until the sandbox answers and its command runs.

@@ -164,3 +164,23 @@ class Trainer(Protocol):
             UsageError: The folder does not contain a checkpoint of this policy and algorithm.
         """
         ...
+
+
+class Tracker(Protocol):
+    """Receives the metrics of a run. An exception ends the run."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the metrics of a train step; a value may be NaN."""
+        ...
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Record an evaluation of the policy after train step `step`; step 0 is the policy before training."""
+        ...
+
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Record the durations (s) of what happened often in a train step, by name."""
+        ...
+
+    def close(self) -> None:
+        """Finish recording, at the end of the run."""
+        ...

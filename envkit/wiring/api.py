@@ -17,13 +17,15 @@ from anyio.from_thread import start_blocking_portal
 from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
+from envkit.trainer_bridge.run_folder.display import display_on
 from envkit.types import JSON, Options
-from envkit.wiring.training.display import display_on
 
 if TYPE_CHECKING:
     from envkit.wiring.evaluation.evaluate import Evaluation
     from envkit.wiring.evaluation.report import EvaluationFolder
     from envkit.wiring.training.run import OnStep
+
+__all__ = ["TrainSummary", "display_on", "evaluate", "train"]
 
 T = TypeVar("T")
 

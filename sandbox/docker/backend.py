@@ -79,6 +79,8 @@ class DockerBackend:
         pull: Whether to pull missing images from their registries.
     """
 
+    in_image = True
+
     def __init__(self, *, pull: bool = False) -> None:
         self._pull = pull
         self._sandboxes = LiveSandboxes("docker")

@@ -70,7 +70,7 @@ def turn(action: str, seen: str, *, finish: FinishReason = FinishReason.STOP, pr
 
 def a_run(folder: Path, episodes: dict[int, list[EpisodeRecord]]) -> None:
     """Leave the run ``run`` with episodes of some train steps behind."""
-    record = RunRecord.create(folder / "run", "seed: 7", force=False, tensorboard=False)
+    record = RunRecord.create(folder / "run", "seed: 7", force=False)
     for step, some in episodes.items():
         record.trajectories(step, some)
     record.close()

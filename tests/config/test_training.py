@@ -8,6 +8,7 @@ import pytest
 
 from envkit import config
 from envkit.config import serving
+from envkit.config.parts import TensorBoardSection, TorchTrainerSection
 from envkit.errors import ConfigError
 
 MINIMAL = "env: {id: FrozenLake-v0}\n"
@@ -44,12 +45,15 @@ def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
 
 
 def test_small_numbers_may_be_written_without_a_point(tmp_path: Path) -> None:
-    assert load(tmp_path, MINIMAL + "trainer: {learning_rate: 1e-6}").trainer.learning_rate == 1e-6
+    trainer = load(tmp_path, MINIMAL + "trainer: {learning_rate: 1e-6}").trainer
+    assert isinstance(trainer, TorchTrainerSection)
+    assert trainer.learning_rate == 1e-6
 
 
 def test_a_whole_number_is_a_number_and_yes_is_a_boolean_as_yaml_has_it(tmp_path: Path) -> None:
-    run = load(tmp_path, MINIMAL + "rollout: {timeout_s: 12}\ntracking: {tensorboard: no}")
-    assert (run.rollout.timeout_s, run.tracking.tensorboard) == (12.0, False)
+    run = load(tmp_path, MINIMAL + "rollout: {timeout_s: 12}\ntrainer: {gradient_checkpointing: no}")
+    assert isinstance(run.trainer, TorchTrainerSection)
+    assert (run.rollout.timeout_s, run.trainer.gradient_checkpointing) == (12.0, False)
 
 
 def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
@@ -181,10 +185,21 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
         ("env: {id: x}\nrollout: {timeout_s: '12'}", "rollout.timeout_s: must be a number, got '12'"),
         ("env: {id: x}\nrollout: {timeout_s: true}", "rollout.timeout_s: must be a number, got True"),
         (
-            "env: {id: x}\ntracking: {tensorboard: 'yes'}",
-            "tracking.tensorboard: must be true or false",
+            "env: {id: x}\ntrainer: {gradient_checkpointing: 'yes'}",
+            "trainer.gradient_checkpointing: must be true or false",
         ),
-        ("env: {id: x}\ntracking: {tensorboard: 1}", "tracking.tensorboard: must be true or false, got 1"),
+        (
+            "env: {id: x}\ntrainer: {gradient_checkpointing: 1}",
+            "trainer.gradient_checkpointing: must be true or false, got 1",
+        ),
+        ("env: {id: x}\ntracking: {tensorboard: true}", "tracking.tensorboard: no such key; there are: to, "),
+        ("env: {id: x}\ntracking: {to: tensorboard}", "tracking.to: must be a list, got 'tensorboard'"),
+        ("env: {id: x}\ntracking: {to: [3]}", "tracking.to.0: must hold keys and values, got 3"),
+        ("env: {id: x}\ntracking: {to: [{}]}", "tracking.to.0.kind: is missing"),
+        (
+            "env: {id: x}\ntracking: {to: [tensorbord]}",
+            "tracking.to.0.kind: no tracker is called 'tensorbord'; did you mean 'tensorboard'?",
+        ),
         ("env: {id: x}\ntrainer: {steps: -1}", "trainer.steps: must be at least 0, got -1"),
         ("env: {id: x}\ntrainer: {steps: [3]}", "trainer.steps: must be a whole number"),
         ("env: {id: x}\ntrainer: {steps: null}", "trainer.steps: must be a whole number"),
@@ -193,7 +208,14 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
         ("env: {id: x}\ntrainer: {learning_rate: .nan}", "trainer.learning_rate: must be a finite number"),
         ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: must be above 0, got 0"),
         ("env: {id: x}\nalgorithm: {gamma: 1.1}", "algorithm.gamma: must be at most 1, got 1.1"),
-        ("env: {id: x}\nengine: {kind: vlm}", "engine.kind: must be transformers, got 'vlm'"),
+        ("env: {id: x}\nengine: {kind: vlm}", "engine.kind: no engine is called 'vlm'; there are: transformers"),
+        (
+            "env: {id: x}\nengine: {kind: transformrs}",
+            "engine.kind: no engine is called 'transformrs'; did you mean 'transformers'?",
+        ),
+        ("env: {id: x}\nengine: {kind: 3}", "engine.kind: must be text, got 3"),
+        ("env: {id: x}\nengine: {modle: a/b}", "engine.modle: no such key; did you mean 'model'?"),
+        ("env: {id: x}\nsandbox: {health: {mises: 2}}", "sandbox.health.mises: no such key; did you mean 'misses'?"),
         ("env: {id: x}\nseed: -1", "seed: must be at least 0, got -1"),
         (f"env: {{id: x}}\nseed: {2**63}", f"seed: must be below {2**63}, got {2**63}"),
         ("env: {id: x, options: 3}", "env.options: must hold keys and values"),
@@ -225,14 +247,20 @@ def test_overrides_are_read_as_yaml_and_the_last_one_wins(tmp_path: Path) -> Non
         "env.options={slip: 0.25}",
         "env.options.size=3",
         "algorithm.preset=ppo",
-        "tracking.tensorboard=false",
+        "tracking.to=[]",
         "engine.model=null",
         "sandbox.health.interval_s=2.5",
         "trainer.learning_rate=1e-5",
     )
+    assert isinstance(run.trainer, TorchTrainerSection)
     assert (run.trainer.steps, run.trainer.learning_rate, run.algorithm.preset) == (5, 1e-5, "ppo")
     assert run.env.options == {"slip": 0.25, "size": 3}
-    assert (run.tracking.tensorboard, run.engine.model, run.sandbox.health.interval_s) == (False, None, 2.5)
+    assert (run.tracking.to, run.engine.model, run.sandbox.health.interval_s) == ([], None, 2.5)
+
+
+def test_a_tracker_may_be_its_name_and_an_empty_key_means_the_default(tmp_path: Path) -> None:
+    for text in ("[tensorboard]", "[{kind: tensorboard}]", ""):
+        assert load(tmp_path, f"{MINIMAL}tracking: {{to: {text}}}").tracking.to == [TensorBoardSection()]
 
 
 def test_an_override_may_hold_an_equals_sign_and_an_empty_value(tmp_path: Path) -> None:

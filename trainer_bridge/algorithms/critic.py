@@ -1,4 +1,7 @@
-"""The critic: a model that estimates the value of each turn. Axes: B samples, L tokens, N turns of all samples."""
+"""The models beside the policy: the critic, which estimates the value of each turn, and the reference policy.
+
+Axes: B samples, L tokens, N turns of all samples.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from envkit.types import Sample
+
+from .catalogue import Algorithm
 
 
 class Critic(nn.Module):
@@ -44,6 +49,18 @@ class Critic(nn.Module):
         with torch.autocast(device.type, enabled=False):
             value: Tensor = self.head(hidden_BLH[rows, columns].to(self.head.weight.dtype)).squeeze(-1).float()
         return value
+
+
+def critic_and_reference(model: Any, algorithm: Algorithm, *, seed: int) -> tuple[Critic | None, Any]:
+    """Return a critic and a reference policy that start from the weights of `model`; None for what is not needed.
+
+    `seed` is the seed of the critic's new weights.
+    """
+    reference = copy.deepcopy(model).eval() if algorithm.kl_coefficient > 0 else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        critic = Critic(model) if algorithm.has_critic else None
+    return critic, reference
 
 
 def policy_turns(sample: Sample) -> list[int]:

@@ -7,7 +7,6 @@ iteration of the event loop form one batch, so episodes in lockstep always give 
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,6 +113,21 @@ class TransformersEngine:
         self._pause: PauseMode | None = None
         self._idle = anyio.Event()
         self._unnamed = itertools.count()
+
+    @property
+    def description(self) -> str:
+        """Class, size and device of the model, in one line."""
+        count = sum(weight.numel() for weight in self._model.parameters())
+        return f"{type(self._model).__name__} with {count:,} parameters on {self._model.device.type}"
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the weights, such as ``"bfloat16"``."""
+        return str(self._model.dtype).removeprefix("torch.")
+
+    def copy_from(self, source: PreTrainedModel) -> None:
+        """Copy the weights of `source` at each `load` of weights without a location; see the argument `source`."""
+        self._source = source
 
     async def generate(
         self,
@@ -403,15 +417,3 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
     found = getattr(torch, dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=found, local_files_only=is_local)
     return model.to(device).eval()
-
-
-def copy_to_play(model: Any, dtype: str) -> Any:
-    """Return a copy of a model for sampling, with weights in ``"float32"`` or ``"bfloat16"``.
-
-    `TransformersEngine.load` rounds new weights to this type. Buffers are not converted, since rounding the angles of
-    rotary embeddings would distort positions.
-    """
-    playing = copy.deepcopy(model)
-    for weight in playing.parameters():
-        weight.data = weight.data.to(getattr(torch, dtype))
-    return playing

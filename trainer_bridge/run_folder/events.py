@@ -12,42 +12,56 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from envkit import clock
 
+from .writing import writing
+
 _BUCKETS = 30
 
 
 class EventFile:
-    """A new TensorBoard event file in an existing folder.
+    """A new TensorBoard event file; implements `envkit.protocols.Tracker`.
 
     Args:
-        folder: TensorBoard's log folder. The new file continues the earlier files in this folder.
+        folder: TensorBoard's log folder; created if missing. The new file continues the earlier files in this folder.
         first_step: First train step of the new file. TensorBoard ignores values of this and later steps in older files.
 
     Raises:
-        OSError: The file cannot be written; `scalars` raises this error, too.
+        UsageError: The file cannot be written; `step` and `evaluation` raise this error, too.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
-        numbers = [int(path.suffix[1:]) for path in folder.glob("events.out.tfevents.*") if path.suffix[1:].isdecimal()]
-        path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:010d}"
-        self._file = path.open("xb", buffering=0)
-        self._records = RecordWriter(self._file)
-        self._write(Event(file_version="brain.Event:2"))
-        self._write(Event(session_log=SessionLog(status=SessionLog.START), step=first_step))
+        self._folder = folder
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+            files = [path.suffix[1:] for path in folder.glob("events.out.tfevents.*")]
+            number = max((int(suffix) for suffix in files if suffix.isdecimal()), default=0) + 1
+            self._file = (folder / f"events.out.tfevents.{number:010d}").open("xb", buffering=0)
+            self._records = RecordWriter(self._file)
+            self._write(Event(file_version="brain.Event:2"))
+            self._write(Event(session_log=SessionLog(status=SessionLog.START), step=first_step))
 
-    def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a train step. Each value appears in TensorBoard as ``group/name``."""
-        points = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
-        self._write(Event(step=step, summary=Summary(value=points)))
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the metrics of a train step. Each value appears in TensorBoard as ``train/name``."""
+        self._scalars("train", step, values)
 
-    def histograms(self, group: str, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Write the distributions of values of a train step, as ``group/name``; names without values are left out."""
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the metrics of an evaluation, as ``evaluation/name``."""
+        self._scalars("evaluation", step, values)
+
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Write a histogram of durations (s) for each name that has values, as ``seconds/name``."""
         found = {name: some for name, some in values.items() if len(some)}
-        points = [Summary.Value(tag=f"{group}/{name}", histo=_histogram(some)) for name, some in found.items()]
+        points = [Summary.Value(tag=f"seconds/{name}", histo=_histogram(some)) for name, some in found.items()]
         if points:
-            self._write(Event(step=step, summary=Summary(value=points)))
+            with writing(self._folder):
+                self._write(Event(step=step, summary=Summary(value=points)))
 
     def close(self) -> None:
         self._file.close()
+
+    def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        points = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
+        with writing(self._folder):
+            self._write(Event(step=step, summary=Summary(value=points)))
 
     def _write(self, event: Event) -> None:
         event.wall_time = clock.wall()

@@ -26,21 +26,19 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, Self
 
 import orjson
 import yaml
 
 from envkit.errors import UsageError
 from envkit.formats import FORMAT_FILE, lock_folder, require_format, write_format
+from envkit.protocols import Tracker
 from envkit.types import JSON, EpisodeRecord
 
 from .rows import Rows, encoded, keep_until, read_rows, replace_rows
 from .timeline import encoded_timeline
 from .writing import replace, writing
-
-if TYPE_CHECKING:
-    from .events import EventFile
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -78,22 +76,19 @@ class RunRecord:
         checkpoints: The existing folder for checkpoints.
     """
 
-    def __init__(self, folder: Path, opened: ExitStack, *, first_step: int, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
         self.folder = folder
         self.checkpoints = folder / CHECKPOINTS
-        self._events: EventFile | None = None
+        self._trackers: list[Tracker] = []
         with writing(self.checkpoints):
             self.checkpoints.mkdir(exist_ok=True)
         self._metrics = opened.enter_context(closing(Rows(folder / METRICS)))
         self._evaluations = opened.enter_context(closing(Rows(folder / EVALUATIONS)))
-        if tensorboard:
-            from .events import EventFile
-
-            events = folder / "tensorboard"
-            with writing(events):
-                events.mkdir(exist_ok=True)
-                self._events = opened.enter_context(closing(EventFile(events, first_step=first_step)))
         self._opened = opened.pop_all()
+
+    def add(self, tracker: Tracker) -> None:
+        """Send the metrics of later steps to `tracker`, too, and close it with the record."""
+        self._trackers.append(self._opened.enter_context(closing(tracker)))
 
     @staticmethod
     def refuse_taken(folder: Path) -> None:
@@ -108,14 +103,13 @@ class RunRecord:
                 raise UsageError(f"{folder}: already holds a run; continue it with --resume or replace it with --force")
 
     @classmethod
-    def create(cls, folder: Path, config_yaml: str, *, force: bool, tensorboard: bool) -> Self:
+    def create(cls, folder: Path, config_yaml: str, *, force: bool) -> Self:
         """Create the folder of a new run, or reuse a folder whose run has no results yet.
 
         Args:
             folder: The folder; it and its parents are created if missing. Files that belong to no run are not changed.
             config_yaml: The whole configuration, as YAML.
             force: Whether to remove the files of an existing run in the folder.
-            tensorboard: Whether to write event files.
 
         Raises:
             UsageError: The folder has a run with results and `force` is false, has a run of another format, has files
@@ -134,10 +128,10 @@ class RunRecord:
             with writing(folder / FORMAT_FILE):
                 write_format(folder, RUN_FORMAT)
             replace(folder / CONFIG, config_yaml.encode())
-            return cls(folder, opened, first_step=0, tensorboard=tensorboard)
+            return cls(folder, opened)
 
     @classmethod
-    def resume(cls, folder: Path, config_yaml: str, *, step: int, tensorboard: bool, is_evaluated: bool = True) -> Self:
+    def resume(cls, folder: Path, config_yaml: str, *, step: int, is_evaluated: bool = True) -> Self:
         """Reopen a run's folder, and restore its records to their state after train step `step`.
 
         Records of later steps are removed, since those steps will be repeated. A truncated last line is removed, too.
@@ -147,7 +141,6 @@ class RunRecord:
             config_yaml: The whole configuration, as YAML. It must equal the run's, but `trainer.steps` may be larger,
                 and the server of `env.url` may be another one.
             step: The train step of the checkpoint to continue from.
-            tensorboard: Whether to write event files.
             is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
                 will be repeated, so an existing row of this evaluation is removed.
 
@@ -171,17 +164,19 @@ class RunRecord:
                         path.unlink()
                 (folder / SUMMARY).unlink(missing_ok=True)
             replace(config, config_yaml.encode())
-            return cls(folder, opened, first_step=step + 1, tensorboard=tensorboard)
+            return cls(folder, opened)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a train step. Floats are stored exactly, and non-finite values as null."""
         self._metrics.append({"step": step, **values})
-        self._scalars("train", step, values)
+        for tracker in self._trackers:
+            tracker.step(step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Record an evaluation of the policy after train step `step`; step 0 is the policy before training."""
         self._evaluations.append({"step": step, **values})
-        self._scalars("evaluation", step, values)
+        for tracker in self._trackers:
+            tracker.evaluation(step, values)
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
         """Write episodes of a train step, one object per line, and replace earlier episodes of the same step."""
@@ -198,10 +193,9 @@ class RunRecord:
         replace(path, encoded_timeline(events))
 
     def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Record durations (s) in a train step, by name, as histograms for TensorBoard."""
-        if self._events is not None:
-            with writing(self.folder / "tensorboard"):
-                self._events.histograms("seconds", step, values)
+        """Send the durations (s) in a train step to the trackers, by name."""
+        for tracker in self._trackers:
+            tracker.durations(step, values)
 
     def summary(self, values: Mapping[str, JSON]) -> None:
         """Write ``summary.json`` atomically."""
@@ -220,11 +214,6 @@ class RunRecord:
     def close(self) -> None:
         """Close the files and unlock the folder; repeated calls have no effect."""
         self._opened.close()
-
-    def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        if self._events is not None:
-            with writing(self.folder / "tensorboard"):
-                self._events.scalars(group, step, values)
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:

@@ -9,7 +9,7 @@ per row. A pass is a batch of rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from envkit.types import Ints, Sample, ints
+from envkit.types import Floats, Ints, Sample, ints
 
 SHARED_ROW_TOKENS = 256
 """Maximum number of tokens in a row of several samples. If `SHARED_TIMES` the length of the common prefix is larger, it
@@ -27,6 +27,26 @@ but the gain only with the prefix's length.
 """
 
 SHARED_TIMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRows:
+    """Samples and the inputs of their losses, before padding.
+
+    Attributes:
+        samples: The samples.
+        advantages: For each sample, the advantages of its policy tokens.
+        old: For each sample, the old log-probabilities of its policy tokens.
+        targets: For each sample, the critic's targets for the turns of its episode; empty without a critic.
+        reference: For each sample, log-probabilities of its policy tokens under the reference policy; empty without a
+            KL term.
+    """
+
+    samples: Sequence[Sample]
+    advantages: Sequence[Floats]
+    old: Sequence[Floats]
+    targets: Sequence[Floats]
+    reference: Sequence[Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +66,42 @@ class Layout:
     sees_BLL: Tensor | None
     row_N: Tensor
     place_N: Tensor
+
+
+def minibatches(
+    groups: Sequence[str], parts: int, epochs: int, *, seed: int, keeps_groups: bool
+) -> Iterator[list[int]]:
+    """Yield the sample indices of each update. An epoch has each sample once.
+
+    Args:
+        groups: Group of each sample.
+        parts: Number of updates in an epoch; fewer if there are fewer units.
+        epochs: Number of epochs.
+        seed: Seed of the order.
+        keeps_groups: Whether the samples of a group are one unit; otherwise each sample is one.
+    """
+    # Take the remainder, so that the seed is in torch's range.
+    order = torch.Generator().manual_seed(seed % (1 << 63))
+    units = [[row] for row in range(len(groups))]
+    if keeps_groups:
+        rows_of: dict[str, list[int]] = {}
+        for row, group in enumerate(groups):
+            rows_of.setdefault(group, []).append(row)
+        units = list(rows_of.values())
+    for _ in range(epochs):
+        shuffled = torch.randperm(len(units), generator=order)
+        for part in shuffled.tensor_split(min(parts, len(units))):
+            yield sorted(row for unit in part.tolist() for row in units[unit])
+
+
+def turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """Return the rewards of the turns of each episode, and 1 for turns that exist [E, T]."""
+    turns = max(len(sample.rewards) for sample in episodes)
+    reward_ET, exists_ET = torch.zeros(len(episodes), turns), torch.zeros(len(episodes), turns)
+    for row, sample in enumerate(episodes):
+        reward_ET[row, : len(sample.rewards)] = torch.tensor(sample.rewards)
+        exists_ET[row, : len(sample.rewards)] = 1.0
+    return reward_ET, exists_ET
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,15 @@ from envkit.types import Floats, Sample, Weights, floats
 from ..algorithms import losses
 from ..algorithms.advantages import Advantages, Rollouts
 from ..algorithms.catalogue import Algorithm
-from ..algorithms.critic import Critic, policy_turns
+from ..algorithms.critic import Critic, critic_and_reference, policy_turns
 from ..algorithms.losses import PolicyLoss, Tokens
 from ..run_folder.writing import writing
+from ..stopping import Stop
 from ..threads import torch_threads
+from ..warmup.warmup import Imitator
 from ..weights import files
 from . import checkpoint
-from .batching import flat, passes, row_passes
+from .batching import TrainRows, flat, minibatches, passes, row_passes, turn_rewards
 from .memory import checkpoint_layers, peak_memory_mib
 from .optimizer import adamw, rate_factor, set_rate
 from .settings import TrainerSettings
@@ -42,26 +43,6 @@ __all__ = ["TorchTrainer", "TrainerSettings"]
 
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
 """Metrics that are averaged over the tokens of all samples that are not skipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class _TrainRows:
-    """Samples and the inputs of their losses, before padding.
-
-    Attributes:
-        samples: The samples.
-        advantages: For each sample, the advantages of its policy tokens.
-        old: For each sample, the old log-probabilities of its policy tokens.
-        targets: For each sample, the critic's targets for the turns of its episode; empty without a critic.
-        reference: For each sample, log-probabilities of its policy tokens under the reference policy; empty without a
-            KL term.
-    """
-
-    samples: Sequence[Sample]
-    advantages: Sequence[Floats]
-    old: Sequence[Floats]
-    targets: Sequence[Floats]
-    reference: Sequence[Floats]
 
 
 class TorchTrainer:
@@ -95,8 +76,6 @@ class TorchTrainer:
         if algorithm.kl_coefficient > 0 and reference is None:
             raise ValueError("a KL coefficient above 0 needs a reference")
         self._model = model
-        self._critic = critic
-        self._reference = reference
         self._tokenizer = tokenizer
         self._algorithm = algorithm
         self._advantages: Callable[[Rollouts, Algorithm], Advantages] = algorithm.advantage.load()
@@ -104,6 +83,16 @@ class TorchTrainer:
         self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
         self._settings = settings
         self._folder = folder
+        self._begin(critic, reference)
+
+    def begin(self) -> None:
+        """Start over from the present weights, for example after imitation: with a new optimiser, critic, reference."""
+        self._begin(*critic_and_reference(self._model, self._algorithm, seed=self._settings.seed))
+
+    def _begin(self, critic: Critic | None, reference: Any) -> None:
+        model, settings = self._model, self._settings
+        self._critic = critic
+        self._reference = reference
         self._samples: list[Sample] = []
         self.version = 0
         self._scorer = self._score_with(model)
@@ -118,6 +107,23 @@ class TorchTrainer:
         if settings.gradient_checkpointing:
             for body in [model] if critic is None else [model, critic.body]:
                 checkpoint_layers(body)
+
+    def imitator(self, stop: Stop) -> Imitator:
+        """Return an imitator, which trains the same weights on demonstrations; call `begin` after it has finished.
+
+        Args:
+            stop: Reports to the user that the run waits for the current update, after a stop was requested.
+        """
+        settings = self._settings
+        return Imitator(
+            self._model,
+            max_grad_norm=settings.max_grad_norm,
+            micro_tokens=settings.micro_tokens,
+            threads=settings.threads,
+            stop=stop,
+            is_pretrained=settings.is_large,
+            precision=settings.precision,
+        )
 
     async def accumulate(self, samples: Sequence[Sample]) -> None:
         """See `envkit.protocols.Trainer.accumulate`."""
@@ -177,7 +183,13 @@ class TorchTrainer:
             set_rate(self._critic_optimizer, settings.critic_learning_rate * factor)
         with torch_threads(settings.threads):
             rows = self._prepare(samples)
-            for indices in self._minibatches(samples):
+            for indices in minibatches(
+                [sample.group for sample in samples],
+                self._algorithm.minibatches,
+                self._algorithm.epochs,
+                seed=settings.seed * 1_000_003 + self.version,
+                keeps_groups=settings.is_large,
+            ):
                 self._learn(rows, indices, sums)
                 if not updates:
                     sums["first_tokens"] = sums["learned_tokens"]
@@ -226,7 +238,7 @@ class TorchTrainer:
             model, temperature=settings.temperature, precision=settings.precision, in_blocks=settings.is_large
         )
 
-    def _prepare(self, samples: Sequence[Sample]) -> _TrainRows:
+    def _prepare(self, samples: Sequence[Sample]) -> TrainRows:
         """Compute advantages, critic targets and reference log-probabilities once per train step."""
         algorithm = self._algorithm
         first: dict[str, Sample] = {}
@@ -235,7 +247,7 @@ class TorchTrainer:
         episodes = list(first.values())
         place = {episode: number for number, episode in enumerate(first)}
         number = [place[sample.episode] for sample in samples]
-        reward_ET, turn_mask_ET = _turn_rewards(episodes)
+        reward_ET, turn_mask_ET = turn_rewards(episodes)
         value_KET = torch.zeros(int(algorithm.has_critic), *reward_ET.shape)
         if algorithm.has_critic:
             self._estimate(samples, number, value_KET[0])
@@ -243,7 +255,7 @@ class TorchTrainer:
         made = self._advantages(Rollouts(reward_ET, turn_mask_ET, value_KET, groups, samples, number), algorithm)
         ends = np.cumsum([sample.num_policy_tokens for sample in samples])[:-1]
         sampled = [sample.logprobs[sample.mask] for sample in samples]
-        return _TrainRows(
+        return TrainRows(
             samples,
             np.split(made.advantage_N.numpy(), ends),
             self._logps(self._scorer, samples) if algorithm.old_logprobs == "recomputed" else sampled,
@@ -251,24 +263,7 @@ class TorchTrainer:
             self._logps(self._reference_scorer, samples) if algorithm.kl_coefficient > 0 else [],
         )
 
-    def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Yield the sample indices of each update. An epoch has each sample once. `is_large` keeps groups together."""
-        seed = self._settings.seed * 1_000_003 + self.version
-        # Take the remainder, so that the seed is in torch's range.
-        order = torch.Generator().manual_seed(seed % (1 << 63))
-        units = [[row] for row in range(len(samples))]
-        if self._settings.is_large:
-            rows_of: dict[str, list[int]] = {}
-            for row, sample in enumerate(samples):
-                rows_of.setdefault(sample.group, []).append(row)
-            units = list(rows_of.values())
-        parts = min(self._algorithm.minibatches, len(units))
-        for _ in range(self._algorithm.epochs):
-            shuffled = torch.randperm(len(units), generator=order)
-            for part in shuffled.tensor_split(parts):
-                yield sorted(row for unit in part.tolist() for row in units[unit])
-
-    def _learn(self, rows: _TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
+    def _learn(self, rows: TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
         """Make one optimiser update from the samples at `indices`, and add the metrics of the update to `sums`."""
         tokens = sum(rows.samples[row].num_policy_tokens for row in indices)
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
@@ -298,7 +293,7 @@ class TorchTrainer:
         sums["skipped_samples"] += len(indices) - len(learned)
         sums["grad_norm"] += norm
 
-    def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
+    def _has_gradient(self, rows: TrainRows, row: int) -> bool:
         """Return whether the sample at index `row` may have a gradient; without `is_large`, always return True."""
         algorithm = self._algorithm
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
@@ -333,7 +328,7 @@ class TorchTrainer:
                 f"lower {key} and continue from the last checkpoint with --resume"
             ) from None
 
-    def _policy_pass(self, rows: _TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
+    def _policy_pass(self, rows: TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
         """Return the summed loss of all tokens of `part`, a list of rows of sample indices; add metrics to `sums`."""
         algorithm, device = self._algorithm, self._model.device
         chosen = [number for row in part for number in row]
@@ -361,7 +356,7 @@ class TorchTrainer:
         sums["advantage_abs"] += float(advantage_N.abs().sum())
         return total
 
-    def _critic_pass(self, rows: _TrainRows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
+    def _critic_pass(self, rows: TrainRows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
         assert self._critic is not None
         samples = [rows.samples[row] for row in chosen]
         with self._scorer.autocast():
@@ -394,13 +389,3 @@ class TorchTrainer:
                 ends = np.cumsum([samples[number].num_policy_tokens for number in chosen])[:-1]
                 found |= zip(chosen, np.split(scored.logp_N.float().cpu().numpy(), ends), strict=True)
         return [floats(found[number]) for number in range(len(samples))]
-
-
-def _turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """Return the rewards of the turns of each episode, and 1 for turns that exist [E, T]."""
-    turns = max(len(sample.rewards) for sample in episodes)
-    reward_ET, exists_ET = torch.zeros(len(episodes), turns), torch.zeros(len(episodes), turns)
-    for row, sample in enumerate(episodes):
-        reward_ET[row, : len(sample.rewards)] = torch.tensor(sample.rewards)
-        exists_ET[row, : len(sample.rewards)] = 1.0
-    return reward_ET, exists_ET

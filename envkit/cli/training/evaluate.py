@@ -35,7 +35,7 @@ def evaluate(
         typer.Option(
             metavar="POLICY",
             help="random, expert, checkpoint:DIR (a training run), model:NAME-OR-PATH (a language model in this "
-            "process) or openai:MODEL@URL (an OpenAI-compatible server).",
+            "process), openai:MODEL@URL (an OpenAI-compatible server), or NAME or NAME:TEXT for a player of a package.",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks.")] = 512,

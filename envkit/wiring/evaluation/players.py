@@ -12,6 +12,7 @@ from typing import Literal, cast
 import anyio
 import anyio.lowlevel
 
+from envkit.config import kinds
 from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean, leaves
 from envkit.metrics import Fold, fold_infos
 from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player
@@ -39,6 +40,7 @@ ANY_SPLIT = "any"
 """Selects the levels of all splits."""
 
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
+"""The built-in policies."""
 
 OnEpisode = Callable[[EpisodeRecord], None]
 
@@ -82,9 +84,9 @@ class Playing:
         Raises:
             UsageError: A setting does not apply to policies of this kind.
         """
-        for name, kinds in _KINDS.items():
-            if getattr(self, name) is not None and kind not in kinds:
-                option, allowed = name.replace("_", "-"), " or ".join(f"{one}:..." for one in kinds)
+        for name, allowing in _KINDS.items():
+            if getattr(self, name) is not None and kind not in allowing:
+                option, allowed = name.replace("_", "-"), " or ".join(f"{one}:..." for one in allowing)
                 raise UsageError(f"--{option} needs --policy {allowed}; leave it out with {kind}")
 
 
@@ -186,7 +188,7 @@ def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
 
 
 def kind_of(policy: str) -> tuple[str, str]:
-    """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``.
+    """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``; the name of others may be empty.
 
     Raises:
         UsageError: There is no such kind, or the name is missing.
@@ -194,10 +196,13 @@ def kind_of(policy: str) -> tuple[str, str]:
     kind, _, name = policy.partition(":")
     forms = {one.partition(":")[0]: one for one in POLICIES}
     form = forms.get(kind)
+    others = kinds.names("policies") if form is None else []
+    if kind in others:
+        return kind, name
     if form is None or (name and ":" not in form):
-        kinds = [f"{one}:" if ":" in forms[one] else one for one in forms]
-        remedy = did_you_mean(kind, kinds, lists=False) if form is None else ""
-        all_forms = f"; there are: {', '.join(POLICIES)}"
+        known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
+        remedy = did_you_mean(kind, known, lists=False) if form is None else ""
+        all_forms = f"; there are: {', '.join([*POLICIES, *others])}"
         raise UsageError(f"--policy: there is no {policy!r}{remedy or all_forms}")
     if ":" in form and not name:
         raise UsageError(f"--policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")

@@ -6,29 +6,27 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Literal, TypeAlias
 
 import anyio
 
 from envkit import registry
-from envkit.config import HealthSection, RestartSection
+from envkit.config.parts import BuiltInSandboxSection, SandboxSection
 from envkit.errors import UnknownEnvError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.host import WorkerKind
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, ResumableEpisode, Sandbox
+from envkit.protocols import EnvHost, ResumableEpisode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
-from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
+from envkit.sandbox.docker.backend import DEFAULT_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import environments
+from envkit.wiring.contexts import SandboxContext, open_part
 from envkit.wiring.sandboxes.backends import choose
-
-SandboxKind: TypeAlias = Literal["auto", "local", "docker", "process", "none"]
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
@@ -46,25 +44,17 @@ _PACKAGE_HINT = (
 
 @asynccontextmanager
 async def sandbox_host(
-    kind: SandboxKind = "auto",
+    section: SandboxSection,
     *,
-    sandboxes: int,
     slots_per_sandbox: int,
-    health: HealthSection | None = None,
-    restarts: RestartSection | None = None,
     call_timeout_s: float = 60.0,
     announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[EnvHost]:
     """Open a host for episodes.
 
     Args:
-        kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
-            process; ``"auto"`` is bubblewrap if it works here, otherwise Docker if it works here and has the image,
-            otherwise a plain child process.
-        sandboxes: Number of sandboxes.
+        section: Kind and number of the sandboxes; see `BuiltInSandboxSection`.
         slots_per_sandbox: Number of concurrent episodes in each sandbox.
-        health: Settings that define when a sandbox counts as lost; None for the defaults.
-        restarts: Settings that limit how often lost sandboxes are replaced; None for the defaults.
         call_timeout_s: Seconds after which a reset or step without a reply raises a `DeadlineError`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
 
@@ -73,22 +63,23 @@ async def sandbox_host(
         SandboxStartError: No sandbox started; the message gives the reason.
     """
     announce = announce or _ignore
-    if kind == "none":
+    sandboxes, health, restarts = section.count, section.health, section.restarts
+    if section.kind == "none":
         announce(f"sandbox: none, {sandboxes * slots_per_sandbox} episodes at once in this process")
         async with environments.slots(sandboxes * slots_per_sandbox) as host:
             yield host
         return
-    backend, what, why = await choose(kind, image=DEFAULT_IMAGE, may_be_process=True)
-    announce(f"sandbox: {what}, {sandboxes} {'sandbox' if sandboxes == 1 else 'sandboxes'}{why}")
-    health, restarts = health or HealthSection(), restarts or RestartSection()
     lost_s = health.interval_s * health.misses + health.timeout_s
     times = LivenessTimes(health.interval_s, (health.interval_s + lost_s) / 2, lost_s)
-    async with backend, Pool([Node("here", backend)], liveness_times=times) as pool, AsyncExitStack() as hosts:
+    async with AsyncExitStack() as parts:
+        context = SandboxContext(section=section, announce=announce)
+        backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
+        pool = await parts.enter_async_context(Pool([Node("here", backend)], liveness_times=times))
 
         async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
             host = FleetHost(
                 pool,
-                env_sandbox_spec(slots, in_image=isinstance(backend, DockerBackend)),
+                env_sandbox_spec(slots, in_image=getattr(backend, "in_image", False)),
                 partial(connect, call_timeout_s),
                 kind=kind,
                 workers=workers,
@@ -99,10 +90,27 @@ async def sandbox_host(
                 replayable=environments.is_replayable,
                 suspects=suspects,
             )
-            return await hosts.enter_async_context(host)
+            return await parts.enter_async_context(host)
 
         suspects = await opened("suspect", 1, 1) if slots_per_sandbox > 1 else None
         yield await opened("shared", sandboxes, slots_per_sandbox, suspects)
+
+
+@asynccontextmanager
+async def open_backend(context: SandboxContext) -> AsyncIterator[SandboxBackend]:
+    """Open a built-in backend for a training run, and announce it.
+
+    Raises:
+        UsageError: This kind does not work on this machine; the message names the remedy.
+    """
+    section = context.section
+    assert isinstance(section, BuiltInSandboxSection)
+    assert section.kind != "none", "these episodes run in this process"
+    chosen = await choose(section.kind, image=DEFAULT_IMAGE, may_be_process=True)
+    count = f"{section.count} {'sandbox' if section.count == 1 else 'sandboxes'}"
+    context.announce(f"sandbox: {chosen.name}, {count}{chosen.reason}")
+    async with chosen.backend as backend:
+        yield backend
 
 
 def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from envkit.config import RunConfig
+from envkit.config.parts import AutoRendererSection, TorchTrainerSection, TransformersEngineSection
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.installation import EXTRAS, why_missing
@@ -15,7 +16,7 @@ from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
-from envkit.wiring.training.resolve import algorithm_of, is_served_only, is_tiny
+from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -53,8 +54,9 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 def unverified(run: RunConfig) -> list[str]:
     """Return a warning if training would download its model, and one if its learning rate is unusually high."""
-    is_set = "learning_rate" in run.trainer.model_fields_set and not is_tiny(run)
-    rate = run.trainer.learning_rate if is_set else None
+    trainer, rate = run.trainer, None
+    if isinstance(trainer, TorchTrainerSection) and "learning_rate" in trainer.model_fields_set and not is_tiny(run):
+        rate = trainer.learning_rate
     return [*_uncached_model(run.engine.model), *_high_learning_rate(rate)]
 
 
@@ -108,21 +110,24 @@ def _check_sandbox(run: RunConfig) -> None:
 def _check_engine(run: RunConfig) -> None:
     section = run.engine
     if section.device == "cuda":
-        from envkit.wiring.training.policy import device_of  # imported late: loads torch, which takes seconds
+        from envkit.wiring.training.torch_parts import device_of  # imported late: loads torch, which takes seconds
 
         try:
             device_of("cuda")
         except UsageError as error:
             raise ConfigError([f"engine.device: {error.detail}"]) from None
-    if section.model is None and section.hidden_size % (2 * section.heads):
-        multiple = f"2 * engine.heads ({2 * section.heads})"
-        raise ConfigError([f"engine.hidden_size: must be a multiple of {multiple}, got {section.hidden_size}"])
+    if isinstance(section, TransformersEngineSection) and section.model is None:
+        multiple = 2 * section.heads
+        if section.hidden_size % multiple:
+            reason = f"must be a multiple of 2 * engine.heads ({multiple}), got {section.hidden_size}"
+            raise ConfigError([f"engine.hidden_size: {reason}"])
     if section.model is not None:
         _check_model(section.model)
 
 
 def _check_renderer(run: RunConfig) -> None:
-    if is_tiny(run) and (keys := run.renderer.needing_template):
+    section = run.renderer
+    if is_tiny(run) and isinstance(section, AutoRendererSection) and (keys := section.needing_template):
         raise ConfigError(f"{key}: needs a chat template, which a tiny policy does not have" for key in keys)
 
 
@@ -165,7 +170,7 @@ def _check_warmup(run: RunConfig) -> None:
         raise ConfigError([f"warmup.multi_turn_updates: {reason}"])
     elif section.file is not None:
         raise ConfigError([f"warmup.file: needs warmup.kind: dialogues, got {section.kind}; or leave out warmup.file"])
-    if run.warmup.kind == "none" and run.engine.model is None:
+    if run.warmup.kind == "none" and creates_policy(run):
         raise ConfigError(["warmup.kind: a new tiny policy needs demonstrations; use auto, or name an engine.model"])
     demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
     known = {spec.id: spec for spec in environments.registered()}

@@ -7,10 +7,11 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from envkit.config.training import RendererSection
+from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.wiring.contexts import RendererContext
 
 
 def open_tokenizer(path: str) -> Any:
@@ -28,17 +29,20 @@ def open_tokenizer(path: str) -> Any:
         raise UsageError(f"no tokenizer for {path}: {reason}") from error
 
 
-def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Renderer:
+def open_renderer(context: RendererContext) -> Renderer:
     """Return a renderer with the model's chat template, or one with ``<answer>`` tags if the model has no template.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        path: Model folder, or name of a hub model in the cache. The model's generation config may add stop tokens.
-        section: The section `renderer` of the training file.
+    The model's generation config may add stop tokens.
 
     Raises:
-        UsageError: The template rejects the settings, or the settings need a template and the model has none.
+        UsageError: The template rejects the settings, or the settings need a template and the model has none, or there
+            is no model.
     """
+    section, model = context.section, context.model
+    assert isinstance(section, AutoRendererSection)
+    if model is None:
+        raise UsageError("renderer.kind: auto needs the tokenizer of a model; name a model, or another renderer")
+    tokenizer, path = model.tokenizer, model.path
     history = None if section.history == "all" else section.history
     if tokenizer.chat_template:
         return ChatRenderer(

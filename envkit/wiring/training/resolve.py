@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from envkit.config import RunConfig, WarmupSection
+from envkit.config import RunConfig, WarmupSection, kinds
 from envkit.config.grammar import Section
-from envkit.config.training import RendererSection, TorchTrainerSection
+from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.algorithms.catalogue import Algorithm
+from envkit.trainer_bridge.algorithms.catalogue import PARTS, Algorithm, Part
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
@@ -64,14 +65,18 @@ def resolve(run: RunConfig) -> RunConfig:
         saved = SavedPolicy(tiny, run.env.id, {})
     options = {**(spec.compact_options if tiny else {}), **saved.options, **run.env.options}
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
-    stated = run.renderer.model_dump(exclude_unset=True)
-    usual = "float32" if tiny or not has_fast_bfloat16(run.engine.device) else "bfloat16"
-    dtype = run.engine.dtype if run.engine.dtype != "auto" else usual
+    trainer, engine = run.trainer, run.engine
+    device = getattr(engine, "device", "cpu")
+    if isinstance(trainer, TorchTrainerSection):
+        trainer = trainer_defaults(trainer, is_tiny=tiny, device=device)
+    if isinstance(engine, TransformersEngineSection) and engine.dtype == "auto":
+        dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
+        engine = engine.model_copy(update={"dtype": dtype})
     changed: dict[str, Section] = {
         "env": run.env.model_copy(update={"options": options}),
-        "trainer": trainer_defaults(run.trainer, is_tiny=tiny, device=run.engine.device),
-        "renderer": RendererSection.model_validate({**saved.renderer, **stated}),
-        "engine": run.engine.model_copy(update={"dtype": dtype}),
+        "trainer": trainer,
+        "renderer": _renderer(run.renderer, saved.renderer),
+        "engine": engine,
         "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
     }
     changed["warmup"] = _warmup(run.model_copy(update=changed), is_tiny=tiny)
@@ -92,13 +97,27 @@ def is_served_only(run: RunConfig) -> bool:
     return run.env.url is not None and all(spec.id != run.env.id for spec in environments.registered())
 
 
+def _renderer(section: RendererSection, saved: Mapping[str, Any]) -> RendererSection:
+    """Return the `renderer` section. Keys that are not set have the saved values, unless a kind is set that differs."""
+    stated, kind = section.model_dump(exclude_unset=True), saved.get("kind", "auto")
+    if stated.get("kind", kind) != kind:
+        return section
+    found: RendererSection = kinds.find("renderers", kind).section.model_validate({**saved, **stated})
+    return found
+
+
+def creates_policy(run: RunConfig) -> bool:
+    """Whether the run creates a tiny policy."""
+    return run.engine.model is None and isinstance(run.engine, TransformersEngineSection)
+
+
 def is_tiny(run: RunConfig) -> bool:
-    """Whether the policy is tiny: `engine.model` is not set, or is a folder in which envkit saved a tiny policy.
+    """Whether the policy is tiny: the run creates it, or `engine.model` is the folder of a tiny policy of envkit.
 
     Raises:
         ConfigError: The policy file in the folder is damaged or has an unknown format.
     """
-    if run.engine.model is None:
+    if creates_policy(run):
         return True
     saved = _saved_policy(run)
     return saved is not None and saved.tiny
@@ -162,8 +181,29 @@ def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool, device: str
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:
-    """Return the algorithm that a training file selects."""
-    return catalogue.resolve(run.algorithm.preset, run.algorithm.model_dump(exclude={"preset"}))
+    """Return the algorithm that a training file selects.
+
+    Raises:
+        ConfigError: The algorithm is unknown, its package cannot be imported, or a value has no effect with it.
+    """
+    section = run.algorithm
+    parts = _parts({"advantage": section.advantage, "loss": section.loss})
+    return catalogue.resolve(section.preset, section.model_dump(exclude={"preset"}), parts)
+
+
+def _parts(chosen: Mapping[str, str | None]) -> Mapping[str, Part]:
+    """Return the built-in parts of algorithms and, if one of the `chosen` is not built in, those of other packages."""
+    parts = {part.name: part for part in PARTS}
+    if not {name for name in chosen.values() if name is not None} - parts.keys():
+        return parts
+    for name in kinds.names("algorithms"):
+        try:
+            parts.setdefault(name, kinds.find("algorithms", name))
+        except UsageError as error:
+            if name in chosen.values():
+                key = next(key for key, one in chosen.items() if one == name)
+                raise ConfigError([f"algorithm.{key}: {error.detail}"]) from None
+    return parts
 
 
 def limits_of(run: RunConfig) -> RolloutLimits:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
+from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
@@ -29,12 +30,11 @@ from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import JSON
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
+from envkit.wiring.training.policy import ImitatingTrainer, Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
-from envkit.wiring.training.resolve import algorithm_of, is_tiny, limits_of, resolve, spec_of, task_of
+from envkit.wiring.training.resolve import is_tiny, limits_of, resolve, spec_of, task_of
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
-
-if TYPE_CHECKING:
-    from envkit.wiring.training.policy import Policy
+from envkit.wiring.training.trackers import open_trackers
 
 OnStep: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
@@ -130,30 +130,30 @@ class _Run:
 
         With `force`, an existing run is deleted only after the steps that fail most often, such as loading the policy.
         """
-        from envkit.wiring.training.policy import open_policy
-
-        if self._newest is not None:
-            self._record = opened.enter_context(closing(self._open_record()))
-        with self._stop.waits_for("the policy to be loaded"):
-            policy = self._policy = await clock.to_thread(open_policy, self._run)
-        self._display.announce(f"policy: {policy.description}")
-        policy.learning_threads = self._learning_threads()
-        async with self._host() as host:
-            if self._record is None:
-                self._record = opened.enter_context(closing(self._open_record()))
-            record = self._record
-            await self._warm_up(policy, record)
-            loop = self._loop(policy, host, record)
-            try:
-                await loop.run(self._display)
-            finally:
-                # Save the trained weights even after a stop or the loss of all sandboxes.
-                with anyio.CancelScope(shield=True):
-                    await loop.save()
+        async with AsyncExitStack() as parts:
+            if self._newest is not None:
+                await self._open_record(opened, parts)
+            threads = self._learning_threads()
+            with self._stop.waits_for("the policy to be loaded"):
+                opening = open_policy(self._run, folder=self._folder / "weights", threads=threads)
+                policy = self._policy = await parts.enter_async_context(opening)
+            self._display.announce(f"policy: {policy.description}")
+            async with self._host() as host:
+                record = self._record or await self._open_record(opened, parts)
+                await self._warm_up(policy, record)
+                loop = self._loop(policy, host, record)
+                try:
+                    await loop.run(self._display)
+                finally:
+                    # Save the trained weights even after a stop or the loss of all sandboxes.
+                    with anyio.CancelScope(shield=True):
+                        await loop.save()
 
     def _learning_threads(self) -> int:
         """Return `trainer.threads`, or else the number that was chosen by CPU load when the run first started."""
-        from envkit.trainer_bridge.threads import learning_threads
+        if not isinstance(self._run.trainer, TorchTrainerSection):
+            return self._run.trainer.threads
+        from envkit.trainer_bridge.threads import learning_threads  # imported late: loads torch
 
         chosen = self._run.trainer.threads or self._state.facts.get("threads")
         if not isinstance(chosen, int):
@@ -163,66 +163,56 @@ class _Run:
         self._state.facts["threads"] = chosen
         return chosen
 
-    def _open_record(self) -> RunRecord:
-        text, tensorboard = config.dump(self._run), self._run.tracking.tensorboard
+    async def _open_record(self, opened: ExitStack, parts: AsyncExitStack) -> RunRecord:
+        """Create or reopen the run's folder and open the trackers. `opened` closes the record, `parts` the trackers."""
+        text, step = config.dump(self._run), self._state.step
         if self._newest is None:
-            return RunRecord.create(self._folder, text, force=self._force, tensorboard=tensorboard)
-        step, is_evaluated = self._state.step, self._state.facts.get("evaluated") == self._state.step
-        return RunRecord.resume(self._folder, text, step=step, tensorboard=tensorboard, is_evaluated=is_evaluated)
+            record, first_step = RunRecord.create(self._folder, text, force=self._force), 0
+        else:
+            is_evaluated = self._state.facts.get("evaluated") == step
+            record, first_step = RunRecord.resume(self._folder, text, step=step, is_evaluated=is_evaluated), step + 1
+        self._record = opened.enter_context(closing(record))
+        await open_trackers(parts, self._run, record, first_step=first_step)
+        return record
 
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
         """Run the warm-up before reinforcement learning, or restore its result from a checkpoint.
 
         A checkpoint is saved before the warm-up, at intervals during the warm-up, and at its end.
         """
-        from envkit.trainer_bridge.warmup import warmup
-        from envkit.wiring.training.warmup import warm_up
+        trainer, state = policy.trainer, self._state
 
-        trainer, state = self._run.trainer, self._state
-        assert trainer.micro_tokens is not None, "resolve fills it in"
-        begin = partial(policy.begin_training, algorithm_of(self._run), self._run)
-        imitator = warmup.Imitator(
-            policy.model,
-            max_grad_norm=trainer.max_grad_norm,
-            micro_tokens=trainer.micro_tokens,
-            threads=policy.learning_threads,
-            stop=self._stop,
-            is_pretrained=not self._saved_policy.tiny,
-            precision=trainer.precision,
-        )
-
-        async def save(*, is_warming: bool) -> None:
+        async def save(imitator: checkpoint.Savable | None = None) -> None:
             state.wall_s = self._elapsed_s()
-            beside = imitator if is_warming else None
             with anyio.CancelScope(shield=True), self._stop.waits_for("the checkpoint of train step 0"):
                 await checkpoint.save(
                     record.checkpoints,
-                    policy.trainer,
+                    trainer,
                     state,
-                    keep=trainer.keep_checkpoints,
+                    keep=self._run.trainer.keep_checkpoints,
                     policy=self._saved_policy,
-                    warmup=beside,
+                    warmup=imitator,
                 )
 
-        begin()
         if self._newest is None:
-            await save(is_warming=False)
+            await save()
         else:
-            await policy.trainer.restore(str(self._newest))
-            if (self._newest / warmup.STATE).exists():
-                imitator.restore(self._newest)
-        if self._run.warmup.kind != "none" and "warmup" not in state.facts:
-            state.facts["warmup"] = await warm_up(
-                self._run,
-                self._spec,
-                policy,
-                imitator,
-                self._display,
-                save=partial(save, is_warming=True),
-            )
-            # Create the trainer again, so that the critic and the reference model start from the weights after warm-up.
-            begin()
-            await save(is_warming=False)
+            await trainer.restore(str(self._newest))
+        if self._run.warmup.kind == "none" or "warmup" in state.facts:
+            return
+        from envkit.trainer_bridge.warmup import warmup
+        from envkit.wiring.training.warmup import warm_up  # imported late: loads torch
+
+        assert isinstance(trainer, ImitatingTrainer), "open_policy refuses others"
+        imitator = trainer.imitator(self._stop)
+        if self._newest is not None and (self._newest / warmup.STATE).exists():
+            imitator.restore(self._newest)
+        state.facts["warmup"] = await warm_up(
+            self._run, self._spec, policy, imitator, self._display, save=partial(save, imitator)
+        )
+        # Start over, so that the critic and the reference model start from the weights after warm-up.
+        trainer.begin()
+        await save()
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
@@ -231,13 +221,9 @@ class _Run:
                 yield served
             return
         section = self._run.sandbox
-        slots = -(-self._run.env.num_envs // section.count)
         async with sandbox_host(
-            section.kind,
-            sandboxes=section.count,
-            slots_per_sandbox=slots,
-            health=section.health,
-            restarts=section.restarts,
+            section,
+            slots_per_sandbox=-(-self._run.env.num_envs // section.count),
             call_timeout_s=self._run.rollout.timeout_s,
             announce=self._display.announce,
         ) as host:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envkit.config.training import RendererSection
+from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.types import Exchange, Observation
+from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer, open_tokenizer
 
@@ -73,17 +74,18 @@ class TemplateReport:
     verdicts: tuple[DialogueResult, ...]
 
 
-def check_template(model: str) -> TemplateReport:
+def check_template(name: str) -> TemplateReport:
     """Check the chat template of a model with each dialogue of `bank`.
 
     Args:
-        model: A value for `engine.model`; the model must be on this machine.
+        name: A value for `engine.model`; the model must be on this machine.
 
     Raises:
         UsageError: The model is not on this machine, has no chat template, or its template rejects a plain chat.
     """
-    path = locate(model)
+    path = locate(name)
     tokenizer = open_tokenizer(path)
+    model = Model(path, tokenizer)
     if not tokenizer.chat_template:
         raise UsageError(f"{path} has no chat template to check; training marks its answers with <answer> tags instead")
     added = tokenizer.added_tokens_decoder.values()
@@ -91,13 +93,14 @@ def check_template(model: str) -> TemplateReport:
     verdicts: list[DialogueResult] = []
     for dialogue in bank(special):
         try:
-            renderer = open_renderer(tokenizer, path, RendererSection(system=dialogue.system))
+            section = AutoRendererSection(system=dialogue.system)
+            renderer = open_renderer(RendererContext(section=section, model=model))
             verdicts.append(_Comparison(tokenizer, renderer, special).run(dialogue))
         except UsageError as error:
             if dialogue.system is None:
                 raise
             verdicts.append(DialogueResult(dialogue.name, "refused", error.detail))
-    stop = open_renderer(tokenizer, path, RendererSection()).stop
+    stop = open_renderer(RendererContext(section=AutoRendererSection(), model=model)).stop
     return TemplateReport(tuple((token, str(tokenizer.decode([token]))) for token in stop), tuple(verdicts))
 
 

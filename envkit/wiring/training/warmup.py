@@ -24,7 +24,8 @@ from envkit.trainer_bridge.warmup import demonstrations
 from envkit.trainer_bridge.warmup.demonstrations import Demonstration, Teacher
 from envkit.trainer_bridge.warmup.dialogues import read_dialogues
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
-from envkit.types import JSON, Sample, Weights, stable_hash
+from envkit.trainer_bridge.weights.channel import WeightChannel
+from envkit.types import JSON, Sample, stable_hash
 from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.training.policy import Policy
@@ -240,7 +241,7 @@ class _Stages:
     async def _greedy(self) -> float:
         """Return the success rate of greedy play on validation levels, which training and evaluation never use."""
         run, policy = self._run, self._policy
-        await policy.engine.load(Weights(0, ""))  # copies the weights of the policy that is being trained
+        await WeightChannel(policy.trainer, policy.engine).push()
         rollout = Rollout(self._host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
         seed = stable_hash(run.seed, "validation")
         levels = range(_filled(run.warmup.check_episodes))

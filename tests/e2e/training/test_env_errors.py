@@ -60,12 +60,13 @@ OPENS = next(number for number, line in enumerate(LINES, start=1) if "open_sandb
 PLAY = """
 import sys
 from envkit import clock
+from envkit.config.parts import BuiltInSandboxSection
 from envkit.errors import EnvkitError
 from envkit.types import Task
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
-    async with sandbox_host(sys.argv[1], sandboxes=1, slots_per_sandbox=1) as host:
+    async with sandbox_host(BuiltInSandboxSection(kind=sys.argv[1]), slots_per_sandbox=1) as host:
         try:
             async with host.lease(Task(sys.argv[2], 5)) as episode:
                 await episode.reset()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("llm-*.yaml"))
 PATIENCE_S = 400
 """After which a run hangs; on a machine where much else runs, training takes many times as long."""
-NO_SANDBOX = ("sandbox.kind=none", "tracking.tensorboard=false", "trainer.threads=1")
+NO_SANDBOX = ("sandbox.kind=none", "tracking.to=[]", "trainer.threads=1")
 
 
 def train(example: str, folder: Path, *changes: str) -> dict[str, Any]:

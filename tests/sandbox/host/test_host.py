@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import anyio
 import pytest
 
 from envkit import clock
 from envkit.config import HealthSection
+from envkit.config.parts import BuiltInSandboxSection
 from envkit.errors import UnknownEnvError
 from envkit.fleet import FleetHost
 from envkit.protocols import EnvHost
@@ -28,6 +29,10 @@ Kind: TypeAlias = Literal["local", "process"]
 @pytest.fixture(params=[pytest.param("local", marks=pytest.mark.bwrap), "process"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return "local" if request.param == "local" else "process"
+
+
+def section(kind: Literal["local", "process", "none"], count: int = 1, **keys: Any) -> BuiltInSandboxSection:
+    return BuiltInSandboxSection(kind=kind, count=count, **keys)
 
 
 async def play(host: EnvHost, task: Task) -> list[str]:
@@ -74,7 +79,7 @@ def test_an_episode_in_a_sandbox_is_the_same_as_in_this_process(kind: Kind, env_
         tasks = [Task(env_id, seed) for seed in range(3)]
         async with environments.slots(1) as here:
             expected = [await play(here, task) for task in tasks]
-        async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=2) as host:
+        async with sandbox_host(section(kind), slots_per_sandbox=2) as host:
             assert [await play(host, task) for task in tasks] == expected
 
     run(main)
@@ -97,7 +102,7 @@ def test_twenty_episodes_finish_although_a_sandbox_is_killed(kind: Kind) -> None
                     pass
             finished += 1
 
-        async with sandbox_host(kind, sandboxes=2, slots_per_sandbox=5) as host:
+        async with sandbox_host(section(kind, 2), slots_per_sandbox=5) as host:
             assert isinstance(host, FleetHost)
             async with anyio.create_task_group() as tasks:
                 for seed in range(20):
@@ -118,7 +123,7 @@ def test_twenty_episodes_finish_although_a_sandbox_is_killed(kind: Kind) -> None
 def test_a_stopped_sandbox_is_detected_and_replaced(kind: Kind) -> None:
     async def main() -> None:
         health = HealthSection(interval_s=0.5, timeout_s=1.0, misses=2)
-        async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=1, health=health) as host:
+        async with sandbox_host(section(kind, health=health), slots_per_sandbox=1) as host:
             assert isinstance(host, FleetHost)
             async with host.lease(Task("FrozenLake-v0", 1)) as episode:
                 await episode.reset()
@@ -144,7 +149,7 @@ def test_a_host_that_is_cancelled_during_episodes_leaves_nothing(kind: Kind) -> 
                 played.set()
 
         with anyio.CancelScope() as scope:
-            async with sandbox_host(kind, sandboxes=2, slots_per_sandbox=2) as host, anyio.create_task_group() as tasks:
+            async with sandbox_host(section(kind, 2), slots_per_sandbox=2) as host, anyio.create_task_group() as tasks:
                 for seed in range(6):
                     tasks.start_soon(keep_playing, host, seed)
                 await played.wait()
@@ -157,7 +162,7 @@ def test_a_host_that_is_cancelled_during_episodes_leaves_nothing(kind: Kind) -> 
 
 def test_an_unknown_environment_is_reported_by_name(kind: Kind) -> None:
     async def main() -> None:
-        async with sandbox_host(kind, sandboxes=1, slots_per_sandbox=1) as host:
+        async with sandbox_host(section(kind), slots_per_sandbox=1) as host:
             with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
                 await play(host, Task("FrozenLakes-v0", 1))
 
@@ -167,7 +172,7 @@ def test_an_unknown_environment_is_reported_by_name(kind: Kind) -> None:
 def test_without_sandboxes_episodes_are_played_in_this_process() -> None:
     async def main() -> None:
         reported: list[str] = []
-        async with sandbox_host("none", sandboxes=2, slots_per_sandbox=3, announce=reported.append) as host:
+        async with sandbox_host(section("none", 2), slots_per_sandbox=3, announce=reported.append) as host:
             assert host.capacity == 6
             assert len(await play(host, Task("FrozenLake-v0", 1))) > 1
             assert sandboxes() == []
@@ -180,13 +185,15 @@ NO_DAEMON = "/run/no-docker.sock"
 PLAY = """
 import sys, envkit
 from envkit import clock
+from envkit.config.parts import BuiltInSandboxSection
 from envkit.errors import EnvkitError
 from envkit.types import Task
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
+    section = BuiltInSandboxSection(kind=sys.argv[1], count=2)
     try:
-        async with sandbox_host(sys.argv[1], sandboxes=2, slots_per_sandbox=1, announce=print) as host:
+        async with sandbox_host(section, slots_per_sandbox=1, announce=print) as host:
             async with host.lease(Task(sys.argv[2], 5)) as episode:
                 print((await episode.reset()).observation.text)
     except EnvkitError as error:

@@ -16,7 +16,7 @@ import torch
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.config.training import RendererSection
+from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.weights.files import checksum
@@ -25,9 +25,10 @@ from envkit.wiring import environments
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training import resolve
-from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
+from envkit.wiring.training.torch_parts import device_of
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
+from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy
 from tests.trainer_bridge.trainees import draw_samples
 
 TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
@@ -44,7 +45,7 @@ def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> 
     return resolve.resolve(config.parse(content))
 
 
-def train(policy: Policy, samples: Sequence[Sample]) -> None:
+def train(policy: LocalPolicy, samples: Sequence[Sample]) -> None:
     async def main() -> None:
         await policy.trainer.accumulate(samples)
         await policy.trainer.update()
@@ -52,7 +53,7 @@ def train(policy: Policy, samples: Sequence[Sample]) -> None:
     clock.run(main)
 
 
-def weights(policy: Policy) -> torch.Tensor:
+def weights(policy: LocalPolicy) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in policy.model.parameters()])
 
 
@@ -89,7 +90,6 @@ def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: 
 def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
     run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
     policy = open_policy(run)
-    policy.begin_training(resolve.algorithm_of(run), run)
     before = weights(policy).clone()
     train(policy, [sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
     assert not torch.equal(weights(policy), before)
@@ -100,7 +100,7 @@ import gymnasium
 import envkit
 from envkit import config
 from envkit.wiring.training import resolve
-from envkit.wiring.training.policy import open_policy
+from tests.trainer_bridge.policies import open_policy
 
 class Turning(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
@@ -156,16 +156,12 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
     ):
         run = run_of(algorithm={"preset": preset, **changes})
         policy = open_policy(run)
-        with pytest.raises(AssertionError, match="begin_training comes first"):
-            _ = policy.trainer
-        policy.begin_training(resolve.algorithm_of(run), run)
         assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
 
 
 def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
     run = run_of(rollout={"temperature": 0.6})
     policy = open_policy(run)
-    policy.begin_training(resolve.algorithm_of(run), run)
     assert policy.trainer._settings.temperature == 0.6
 
 
@@ -193,7 +189,7 @@ def test_a_model_stops_where_its_generation_config_and_its_template_say(chat_fol
 
 
 def test_settings_of_the_renderer_reach_the_prompt(tiny_folder: Path, chat_folder: Path) -> None:
-    settings = RendererSection(system="Be brief.", history=1)
+    settings = AutoRendererSection(system="Be brief.", history=1)
     renderer = load_policy(str(chat_folder), device="cpu", renderer=settings).renderer
     texts = ["<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"]
     assert renderer.text(renderer.open(Observation("a wall"))) == "a wall".join(texts)
@@ -241,10 +237,10 @@ def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> No
 def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() -> None:
     script = (
         "from time import perf_counter\nfrom envkit.errors import UsageError\n"
-        "from envkit.wiring.training.policy import load_policy\n"
+        "from envkit.wiring.training.torch_parts import find_model\n"
         "for _ in range(2):  # at first all is imported, which takes as long as it takes\n"
         "    began = perf_counter()\n"
-        "    try:\n        load_policy('nobody/none', device='cpu')\n"
+        "    try:\n        find_model('nobody/none')\n"
         "    except UsageError as error:\n        last = error\n"
         "print(perf_counter() - began < 8, last)"
     )
@@ -292,14 +288,13 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_are_rounded(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    run = run_of(trainer={"threads": 1, "learning_rate": 1e-6}, engine={**TINY, "dtype": "bfloat16"})
-    policy = load_policy(str(tiny_folder), device="cpu", dtype="bfloat16")
+    engine = {**TINY, "dtype": "bfloat16", "model": str(tiny_folder)}
+    policy = open_policy(run_of(trainer={"threads": 1, "learning_rate": 1e-6}, engine=engine))
     playing = policy.engine._model
     assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
     assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
     before = weights(policy).clone()
-    policy.begin_training(resolve.algorithm_of(run), run)
     train(policy, draw_samples(0, 8, tiny_folder))
     changed = (weights(policy) != before).float().mean()
     assert changed > 0.5

@@ -15,9 +15,9 @@ from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import Exchange, FinishReason, Observation, Task
-from envkit.wiring.training.policy import load_policy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
+from tests.trainer_bridge.policies import load_policy
 
 TOKENIZER: Any = make_tokenizer(WORDS)
 CHAT: Any = chat_tokenizer()

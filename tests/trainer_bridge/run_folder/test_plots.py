@@ -37,7 +37,7 @@ def test_a_curve_leaves_out_what_is_missing_or_null_and_takes_the_later_of_two_r
 
 
 def test_a_run_gets_both_pictures_wide_enough_to_read(tmp_path: Path) -> None:
-    record = RunRecord.create(tmp_path, "seed: 7", force=False, tensorboard=False)
+    record = RunRecord.create(tmp_path, "seed: 7", force=False)
     record.evaluation(0, {"eval_success": 0.1, "eval_greedy": 0.2})
     for step in range(1, 61):
         record.step(step, {"success": step / 60, "return": -1.0, "entropy_nats": 1 / step, "tokens_per_s": 5000.0})

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.run_folder.writing import writing
@@ -29,17 +30,19 @@ from envkit.types import EpisodeRecord, Observation, Reset, Step, StopReason, Ta
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
 
 
-def create(folder: Path, *, force: bool = False, tensorboard: bool = False) -> RunRecord:
-    return RunRecord.create(folder, CONFIG, force=force, tensorboard=tensorboard)
+def create(folder: Path, *, force: bool = False) -> RunRecord:
+    return RunRecord.create(folder, CONFIG, force=force)
 
 
-def resume(folder: Path, config: str = CONFIG, *, step: int = 0, tensorboard: bool = False) -> RunRecord:
-    return RunRecord.resume(folder, config, step=step, tensorboard=tensorboard)
+def resume(folder: Path, config: str = CONFIG, *, step: int = 0) -> RunRecord:
+    return RunRecord.resume(folder, config, step=step)
 
 
 def run_of(folder: Path, *, steps: int, tensorboard: bool = False) -> None:
     """Create the folder of a run with a number of steps and a checkpoint."""
-    record = create(folder, tensorboard=tensorboard)
+    record = create(folder)
+    if tensorboard:
+        record.add(EventFile(folder / "tensorboard", first_step=0))
     for step in range(1, steps + 1):
         record.step(step, {"success": step / 10})
         record.evaluation(step, {"eval_success": step / 20})
@@ -200,7 +203,7 @@ def test_resume_drops_what_is_later_than_the_checkpoint(tmp_path: Path) -> None:
 
 def test_resume_drops_an_evaluation_after_the_checkpoint(tmp_path: Path) -> None:
     run_of(tmp_path, steps=5)
-    RunRecord.resume(tmp_path, CONFIG, step=3, tensorboard=False, is_evaluated=False).close()
+    RunRecord.resume(tmp_path, CONFIG, step=3, is_evaluated=False).close()
     assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3]
     assert steps_in(tmp_path / "evaluations.jsonl") == [1, 2]
 
@@ -236,8 +239,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
-record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False, tensorboard=True)
+record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False)
+record.add(EventFile(record.folder / "tensorboard", first_step=0))
 print("ready", flush=True)
 step = 0
 while True:
@@ -267,7 +272,7 @@ def test_a_run_killed_while_it_writes_can_be_resumed(tmp_path: Path) -> None:
     finally:
         kill(writer)
 
-    record = RunRecord.resume(tmp_path, "seed: 7", step=150, tensorboard=True)
+    record = RunRecord.resume(tmp_path, "seed: 7", step=150)
     record.step(151, {"success": 0.5})
     record.close()
     rows = read_rows(tmp_path / "metrics.jsonl")
@@ -338,7 +343,8 @@ def test_tensorboard_sees_each_step_once_after_a_resume(tmp_path: Path) -> None:
     (old,) = (tmp_path / "tensorboard").iterdir()
     with old.open("ab") as file:
         file.write(b"\x20\x00\x00")  # a record cut short by a kill
-    record = resume(tmp_path, step=3, tensorboard=True)
+    record = resume(tmp_path, step=3)
+    record.add(EventFile(tmp_path / "tensorboard", first_step=4))
     record.step(4, {"success": 0.75})
     record.evaluation(4, {"eval_success": 0.5})
     record.close()

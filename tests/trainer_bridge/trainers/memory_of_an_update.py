@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.engines.transformers import copy_to_play, open_model
+from envkit.trainer_bridge.engines.transformers import open_model
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from tests.trainer_bridge.models import fast_format, sample
 
@@ -76,7 +76,7 @@ def main(what: str, kind: str, micro_tokens: int) -> None:
         print(update(model, micro_tokens, is_checkpointing=True) - state / 2**20)
     else:
         model = open_model(what, device="cpu", is_local=True)
-        playing = copy_to_play(model, fast_format())
+        playing = open_model(what, device="cpu", is_local=True, dtype=fast_format())
         print(update(model, micro_tokens, is_checkpointing=kind == "checkpointing"))
         del playing
 

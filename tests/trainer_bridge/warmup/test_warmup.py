@@ -22,10 +22,10 @@ from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Observation, Sample, SamplingParams, Weights
 from envkit.wiring import environments
 from envkit.wiring.training import resolve
-from envkit.wiring.training.policy import Policy, load_policy, open_policy
 from envkit.wiring.training.warmup import warm_up
 from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.plain import plain
+from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy
 from tests.trainer_bridge.trainees import completion_logps
 
 GOOD, OTHER = ((50,), (51,)), ((50,), (51,), (52,), (53,))
@@ -370,7 +370,7 @@ def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(
 # --- Pretrained policies ---------------------------------------------------------------------------------------------
 
 
-def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[Policy, dict[str, JSON]]:
+def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[LocalPolicy, dict[str, JSON]]:
     """Warm up the chat model of `folder`, which sees one state a prompt, on lakes of four cells."""
     content = {
         "seed": 5,
@@ -386,7 +386,7 @@ def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[Po
     }
     run = resolve.resolve(config.parse(content))
 
-    async def main() -> tuple[Policy, dict[str, JSON]]:
+    async def main() -> tuple[LocalPolicy, dict[str, JSON]]:
         policy = load_policy(str(folder), device="cpu", threads=1)
         policy.renderer = ChatRenderer(policy.tokenizer, history=1)
         imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=4096, threads=1, is_pretrained=True)
@@ -418,7 +418,7 @@ def test_a_pretrained_policy_learns_bare_moves_from_single_states_until_it_plays
     assert greedy(policy, "P _\n_ G") in ("right<|im_end|>", "down<|im_end|>")
 
 
-def greedy(policy: Policy, text: str) -> str:
+def greedy(policy: LocalPolicy, text: str) -> str:
     """What the policy says to a text."""
     params = SamplingParams(temperature=0.0, max_tokens=12, stop=policy.renderer.stop)
     prompt = policy.renderer.open(Observation(text))

@@ -253,7 +253,7 @@ def test_what_works_is_no_problem(sections: dict[str, Any]) -> None:
 
 
 def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envkit.wiring.training.policy import open_policy
+    from tests.trainer_bridge.policies import open_policy
 
     write_tiny(tmp_path / "policy", seed=1)
     monkeypatch.setenv("HOME", str(tmp_path))

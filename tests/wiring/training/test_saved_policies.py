@@ -40,7 +40,7 @@ def test_a_pretrained_policy_named_by_its_folder_plays_as_it_was_trained(tmp_pat
     SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, trained).write(folder)
     run = resolve(run_of(folder))
     assert (run.env.options, run.rollout.turn_tokens) == ({"size": 5}, 4)
-    assert run.renderer.model_dump() == trained
+    assert run.renderer.model_dump() == {"kind": "auto", **trained}
 
 
 def test_the_file_goes_before_what_a_policy_was_trained_with(tmp_path: Path) -> None:
@@ -133,10 +133,13 @@ def test_a_policy_folder_of_another_format_is_one_problem(tiny: Path, content: A
 
 
 def test_the_policy_line_says_which_kind_it_is(tiny: Path, chat_folder: Path) -> None:
-    line = open_policy(resolve(run_of(tiny))).description
-    assert line.startswith("tiny policy, LlamaForCausalLM with ")
-    assert open_policy(resolve(run_of(chat_folder))).description.startswith("pretrained Qwen2ForCausalLM with ")
-    assert open_policy(resolve(run_of(None))).description.startswith("tiny policy, LlamaForCausalLM with ")
+    async def line(model: Path | None) -> str:
+        async with open_policy(resolve(run_of(model)), folder=tiny.parent / "weights", threads=1) as policy:
+            return policy.description
+
+    assert clock.run(line, tiny).startswith("tiny policy, LlamaForCausalLM with ")
+    assert clock.run(line, chat_folder).startswith("pretrained Qwen2ForCausalLM with ")
+    assert clock.run(line, None).startswith("tiny policy, LlamaForCausalLM with ")
 
 
 @pytest.mark.parametrize(("rate", "count"), [(1e-4, 0), (2e-4, 1)])
@@ -178,7 +181,7 @@ def test_every_checkpoint_says_what_its_policy_is(tmp_path: Path) -> None:
     )
     folder = tmp_path / "run"
     clock.run(partial(train, run, folder, resume=False, force=False, display=SilentDisplay()))
-    renderer: dict[str, JSON] = {"system": None, "template": {}, "thinking": "keep", "history": "all"}
+    renderer: dict[str, JSON] = {"kind": "auto", "system": None, "template": {}, "thinking": "keep", "history": "all"}
     saved = SavedPolicy(True, "FrozenLake-v0", {"instructions": False, "size": 3}, 1, renderer)
     for step in (0, 1):
         policy = folder / "checkpoints" / f"step-{step}" / "policy"

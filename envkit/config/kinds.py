@@ -1,0 +1,197 @@
+"""Kinds of engines, trainers and other parts of a run: those of envkit, and those that installed packages provide.
+
+Each family of parts has an entry point group. The value of an entry point is an object with the attributes of `Kind`;
+its name is the value of the key ``kind``. Built-in kinds are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
+
+from envkit.config.grammar import Section
+from envkit.errors import UsageError, did_you_mean
+
+
+class Kind(Protocol):
+    """One kind of a family, such as the engine ``transformers``.
+
+    Attributes:
+        section: Class of its section in the training file. It extends the family's class in `envkit.config.parts`, and
+            its key ``kind`` has the type ``Literal["NAME"]`` and the default ``"NAME"``.
+        open: Creates the part from a context of `envkit.wiring.contexts`; `docs/extend.md` lists the families.
+    """
+
+    @property
+    def section(self) -> type[Section]: ...
+    @property
+    def open(self) -> Callable[[Any], Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A kind of envkit: the places of its section class and of its function `open`, as ``"module:name"``."""
+
+    section_place: str
+    open_place: str
+
+    @property
+    def section(self) -> type[Section]:
+        found: type[Section] = _imported(self.section_place)
+        return found
+
+    def open(self, context: Any) -> Any:
+        return _imported(self.open_place)(context)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of parts.
+
+    Attributes:
+        group: Its entry point group.
+        noun: What one of its parts is called.
+        built_in: The kinds of envkit.
+    """
+
+    group: str
+    noun: str
+    built_in: Mapping[str, Kind] = field(default_factory=dict)
+
+
+_PARTS = "envkit.config.parts"
+_WIRING = "envkit.wiring.training"
+_SANDBOX = BuiltIn(f"{_PARTS}:BuiltInSandboxSection", "envkit.wiring.sandboxes.env_sandboxes:open_backend")
+FAMILIES: Mapping[str, Family] = {
+    "engines": Family(
+        "envkit.engines",
+        "engine",
+        {"transformers": BuiltIn(f"{_PARTS}:TransformersEngineSection", f"{_WIRING}.torch_parts:open_transformers")},
+    ),
+    "trainers": Family(
+        "envkit.trainers",
+        "trainer",
+        {"torch_local": BuiltIn(f"{_PARTS}:TorchTrainerSection", f"{_WIRING}.torch_parts:open_torch_local")},
+    ),
+    "renderers": Family(
+        "envkit.renderers",
+        "renderer",
+        {"auto": BuiltIn(f"{_PARTS}:AutoRendererSection", f"{_WIRING}.renderer:open_renderer")},
+    ),
+    "sandboxes": Family(
+        "envkit.sandboxes",
+        "sandbox backend",
+        dict.fromkeys(("auto", "local", "docker", "process", "none"), _SANDBOX),
+    ),
+    "trackers": Family(
+        "envkit.trackers",
+        "tracker",
+        {"tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.trackers:open_tensorboard")},
+    ),
+    "policies": Family("envkit.policies", "player"),
+    "algorithms": Family("envkit.algorithms", "advantage or loss"),
+}
+"""The families. The built-in players are in `envkit.wiring.evaluation.players`, the built-in advantages and losses in
+`envkit.trainer_bridge.algorithms.catalogue`."""
+
+
+def names(family: str) -> list[str]:
+    """Return the names of all kinds of a family, the built-in ones first."""
+    row = FAMILIES[family]
+    return list(dict.fromkeys([*row.built_in, *sorted(entry_points(group=row.group).names)]))
+
+
+def find(family: str, name: str) -> Any:
+    """Return a kind of a family: a `Kind`, or for the algorithms a `Part`. A built-in kind takes precedence.
+
+    Raises:
+        UsageError: There is no such kind, or its package cannot be imported.
+    """
+    row = FAMILIES[family]
+    if name in row.built_in:
+        return row.built_in[name]
+    for point in entry_points(group=row.group, name=name):
+        return _loaded(point, row.noun)
+    raise UsageError(f"no {row.noun} is called {name!r}{did_you_mean(name, names(family))}")
+
+
+def _loaded(point: EntryPoint, noun: str) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # an import may raise anything
+        package = point.dist.name if point.dist is not None else point.module
+        reason = f"{type(error).__name__}: {error}; repair or uninstall the package"
+        raise UsageError(f"the {noun} {point.name!r} of the package {package} cannot be imported: {reason}") from error
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True, slots=True)
+class ByKind:
+    """Annotation of a key whose section has the class of the kind that its key ``kind`` names.
+
+    Attributes:
+        family: The family.
+        default: The kind of a section without the key ``kind``; None if the key is required.
+        may_be_name: Whether the name of a kind may stand for a section with defaults.
+    """
+
+    family: str
+    default: str | None = None
+    may_be_name: bool = False
+
+    def section_of(self, content: object) -> type[Section] | None:
+        """Return the class of a section with this content; None if the content names no kind.
+
+        Raises:
+            UsageError: There is no such kind, or its package cannot be imported.
+        """
+        content = self._whole(content)
+        name = content.get("kind", self.default) if isinstance(content, dict) else None
+        found: type[Section] | None = find(self.family, name).section if isinstance(name, str) else None
+        return found
+
+    def _whole(self, content: object) -> object:
+        return {"kind": content} if self.may_be_name and isinstance(content, str) else content
+
+    def _read(self, base: type[Section], content: object) -> object:
+        try:
+            section = self.section_of(content)
+        except UsageError as error:
+            raise _kind_error(error.detail) from None
+        if section is None:
+            return content
+        if not issubclass(section, base):
+            raise _kind_error(f"the section class {section.__name__} must extend {base.__module__}.{base.__name__}")
+        return section.model_validate(self._whole(content))
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Section], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(partial(self._read, source), handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        sections = dict.fromkeys(kind.section for kind in FAMILIES[self.family].built_in.values())
+        choices = [handler(section.__pydantic_core_schema__) for section in sections]
+        if self.may_be_name:
+            choices.insert(0, {"type": "string"})
+        return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def _kind_error(message: str) -> ValidationError:
+    """Return an error about the key ``kind``. pydantic adds the location of the section."""
+    error = PydanticCustomError("kind", "{message}", {"message": message})
+    return ValidationError.from_exception_data("kind", [InitErrorDetails(type=error, loc=("kind",), input=None)])

@@ -1,0 +1,177 @@
+"""The sections of a training file whose key `kind` decides which other keys they have; see `kinds`.
+
+A package that adds a kind extends one of the base classes: `EngineSection`, `TrainerSection`, `RendererSection`,
+`SandboxSection` or `TrackerSection`. envkit itself reads the keys of the base class.
+"""
+
+# A section is frozen, so the type of `kind` may be narrower than that of its base class.
+# pyright: reportIncompatibleVariableOverride=false
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from envkit.config.grammar import Count, Exponent, Rate, Section
+from envkit.config.restarts import HealthSection, RestartSection
+
+
+class SandboxSection(Section):
+    """The sandboxes that run the environments."""
+
+    kind: str
+    """Kind of sandbox backend."""
+    count: Count = 1
+    """Number of sandboxes; episodes are distributed over them."""
+    health: HealthSection = HealthSection()
+    restarts: RestartSection = RestartSection()
+
+
+class BuiltInSandboxSection(SandboxSection):
+    """The sandboxes that run the environments."""
+
+    kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
+    """local: bubblewrap. docker: containers of the image envkit/games. process: child processes without isolation.
+    auto: local if it works on this machine, otherwise docker if it works and has the image, otherwise process, with a
+    message. none: no sandboxes; environments run in the trainer's process."""
+
+
+class EngineSection(Section):
+    """The engine, which samples completions from the policy."""
+
+    kind: str
+    """Kind of engine."""
+    model: str | None = None
+    """Catalogue name (`envkit model list`), GGUF file, model folder or hub name. null: the run creates a tiny policy
+    with a vocabulary of the environment's words. A policy folder saved by envkit records whether the policy is tiny."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto uses a GPU if available."""
+
+
+class TransformersEngineSection(EngineSection):
+    """A Hugging Face causal language model in this process."""
+
+    kind: Literal["transformers"] = "transformers"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights for sampling. The trainer's weights are float32 and are rounded when the engine gets
+    them. auto: bfloat16 for a pretrained model on a GPU or a processor with bfloat16 instructions, else float32."""
+    hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
+    """Size of the tiny policy's hidden states."""
+    layers: Count = 3
+    """Layers of the tiny policy."""
+    heads: Count = 4
+    """Attention heads of the tiny policy; must divide hidden_size."""
+    batch_tokens: Count = 65536
+    """Maximum number of tokens of one forward pass, including padding."""
+
+
+_OWN_ARGUMENTS = (
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""Parameters of apply_chat_template that are reserved for the renderer."""
+
+
+class RendererSection(Section):
+    """Conversion of a conversation to tokens."""
+
+    kind: str
+    """Kind of renderer."""
+    history: Literal["all"] | Count = "all"
+    """Number of turns in a prompt, including the current one, or all. 1: only the current observation. With a number,
+    each turn is a separate sample."""
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _all_or_a_number(cls, history: Any) -> Any:
+        if history != "all" and (type(history) is not int or history < 1):
+            raise ValueError("must be 'all' or a whole number of at least 1")
+        return history
+
+
+class AutoRendererSection(RendererSection):
+    """Conversion of a conversation to tokens. The keys system, template and thinking need a chat template."""
+
+    kind: Literal["auto"] = "auto"
+    """auto: the chat template of the model. Without one, the answer to an observation is the text in <answer> tags."""
+    system: str | None = None
+    """System prompt. null: no system prompt is passed to the template; some templates then add a default."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking."""
+    thinking: Literal["keep", "cut"] = "keep"
+    """keep: later prompts include the thoughts of earlier turns. cut: later prompts omit thoughts, so the turn that
+    follows a turn with thoughts starts a new sample. The environment never sees thoughts."""
+
+    @property
+    def needing_template(self) -> list[str]:
+        """The keys whose values in this section need a chat template."""
+        set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
+        return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
+
+    @field_validator("template")
+    @classmethod
+    def _arguments_of_the_template(cls, template: dict[str, Any]) -> dict[str, Any]:
+        if own := [name for name in template if name in _OWN_ARGUMENTS]:
+            raise ValueError(f"{own[0]} is reserved: envkit sets it; remove it")
+        return template
+
+
+class TrainerSection(Section):
+    """The trainer, and the length of the run."""
+
+    kind: str
+    """Kind of trainer."""
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Number of train steps; each plays groups_per_step groups and learns from them. 0: stop after the warm-up."""
+    groups_per_step: Count = 32
+    """Tasks per train step."""
+    checkpoint_every: Count = 10
+    """Train steps between two checkpoints."""
+    keep_checkpoints: Count = 2
+    """Number of most recent checkpoints to keep."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Number of torch threads. 0: one for sampling from a tiny policy; for learning, one per core, or a single one if
+    the load average at the start exceeds the number of cores. Results are reproducible bit by bit only with the same
+    number of threads."""
+
+
+class TorchTrainerSection(TrainerSection):
+    """A trainer in one process, on one device."""
+
+    kind: Literal["torch_local"] = "torch_local"
+    learning_rate: Rate | None = None
+    """AdamW's learning rate for the policy. null: 5e-4 for a tiny policy, 1e-6 for a pretrained model."""
+    critic_learning_rate: Rate | None = None
+    """AdamW's learning rate for the critic (ppo). null: 1e-3 for a tiny policy, 1e-5 for a pretrained model."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule of both learning rates; linear and cosine decrease to 0 over `steps`."""
+    schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Train steps over which the learning rates rise linearly to their value."""
+    weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
+    """AdamW's weight decay; not applied to norms and biases."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of matrix products while learning; the weights stay float32. auto: bfloat16 (autocast) for a
+    pretrained model on a GPU or a processor with bfloat16 instructions, else float32."""
+    gradient_checkpointing: bool | None = None
+    """Whether to recompute activations in the backward pass, which saves memory and takes more time. null: false for a
+    tiny policy, true for a pretrained model."""
+    max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
+    """Maximum norm of the gradient; larger gradients are clipped."""
+    micro_tokens: Count | None = None
+    """Maximum number of tokens of one forward and backward pass, including padding. null: 16384 for a tiny policy, 4096
+    for a pretrained model."""
+
+
+class TrackerSection(Section):
+    """A tracker, to which the metrics of a run are sent."""
+
+    kind: str
+    """Kind of tracker."""
+
+
+class TensorBoardSection(TrackerSection):
+    """Event files for TensorBoard, in the folder tensorboard of the run."""
+
+    kind: Literal["tensorboard"] = "tensorboard"

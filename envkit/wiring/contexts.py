@@ -1,0 +1,154 @@
+"""What the function `open` of a kind receives, by family; see `envkit.config.kinds` and `docs/extend.md`.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envkit import clock
+from envkit.config import kinds
+from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
+from envkit.protocols import PolicyEngine
+from envkit.trainer_bridge.algorithms.catalogue import Algorithm
+from envkit.types import JSON, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model that a run starts from.
+
+    Attributes:
+        path: Model folder, or name of a model on the hub. The folder of a new tiny policy exists until the engine and
+            the trainer are open.
+        tokenizer: Its Hugging Face tokenizer.
+        is_tiny: Whether it is a tiny policy.
+        is_local: Whether to use only files on this machine, including cached models from the hub.
+    """
+
+    path: str
+    tokenizer: Any
+    is_tiny: bool = False
+    is_local: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendererContext:
+    """For the group ``envkit.renderers``, whose `open` returns a `Renderer`.
+
+    Attributes:
+        section: The section ``renderer``.
+        model: The model; None if ``engine.model`` is null and the engine does not create one.
+    """
+
+    section: RendererSection
+    model: Model | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """For the group ``envkit.engines``, whose `open` returns a `PolicyEngine`.
+
+    Attributes:
+        section: The section ``engine``.
+        model: As in `RendererContext`.
+        max_tokens: Maximum length of a prompt and its completion in tokens.
+        threads: Number of threads for sampling; 0 leaves the number unchanged.
+        seed: Seed of the run. Each request has a seed of its own in its sampling parameters.
+    """
+
+    section: EngineSection
+    model: Model | None
+    max_tokens: int
+    threads: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerContext:
+    """For the group ``envkit.trainers``, whose `open` returns a `Trainer`.
+
+    Attributes:
+        section: The section ``trainer``.
+        model: As in `RendererContext`.
+        algorithm: The algorithm, with its advantage function and loss.
+        engine: The open engine, which the trainer's weights are for.
+        folder: Folder for the files of `Trainer.publish`; it need not exist.
+        device: ``engine.device``.
+        temperature: Temperature at which the samples are drawn.
+        threads: Number of threads for learning.
+        seed: Seed of the run.
+    """
+
+    section: TrainerSection
+    model: Model | None
+    algorithm: Algorithm
+    engine: PolicyEngine
+    folder: Path
+    device: str
+    temperature: float
+    threads: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxContext:
+    """For the group ``envkit.sandboxes``, whose `open` returns a `SandboxBackend`.
+
+    Attributes:
+        section: The section ``sandbox``.
+        announce: Shows a line to the user.
+    """
+
+    section: SandboxSection
+    announce: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerContext:
+    """For the group ``envkit.trackers``, whose `open` returns a `Tracker`.
+
+    Attributes:
+        section: The entry of ``tracking.to``.
+        folder: Folder of the run.
+        first_step: First train step that will be recorded: 0 for a new run. A resumed run repeats the steps from
+            `first_step` on.
+        config: The whole training file, with defaults.
+    """
+
+    section: TrackerSection
+    folder: Path
+    first_step: int
+    config: Mapping[str, JSON]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerContext:
+    """For the group ``envkit.policies``, whose `open` returns a `Player`.
+
+    Attributes:
+        name: What follows the colon in ``--policy KIND:NAME``; empty without a colon.
+        env_id: The environment.
+        options: Options of every episode.
+    """
+
+    name: str
+    env_id: str
+    options: Options
+
+
+async def open_part(stack: AsyncExitStack, family: str, name: str, context: object) -> Any:
+    """Open a part and return it. If it is an async context manager, it stays entered until `stack` is closed.
+
+    `open` runs in a thread, because it may load a model.
+
+    Raises:
+        UsageError: There is no such kind, or its package cannot be imported.
+    """
+    made = await clock.to_thread(kinds.find(family, name).open, context)
+    return await stack.enter_async_context(made) if isinstance(made, AbstractAsyncContextManager) else made

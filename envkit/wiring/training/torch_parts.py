@@ -1,0 +1,228 @@
+"""The built-in parts that need torch: tiny policies, the engine ``transformers`` and the trainer ``torch_local``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import HfApi
+from safetensors import SafetensorError
+
+from envkit.config import RunConfig
+from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
+from envkit.env import AsyncEnv
+from envkit.errors import UsageError
+from envkit.trainer_bridge.algorithms.critic import critic_and_reference
+from envkit.trainer_bridge.engines.transformers import TransformersEngine, open_model
+from envkit.trainer_bridge.models.conversion import silence_transformers
+from envkit.trainer_bridge.run_folder.writing import writing
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.trainer_bridge.warmup.tiny_policy import make_policy
+from envkit.types import Observation
+from envkit.wiring import environments
+from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
+from envkit.wiring.training.renderer import open_renderer
+from envkit.wiring.training.resolve import limits_of, task_of, trainer_defaults
+
+_VOCABULARY_EPISODES = 64
+"""Number of randomly played episodes from which the vocabulary of a tiny policy is built."""
+
+_HUB_TIMEOUT_S = 10.0
+"""Timeout of the request that asks the hub whether it has a model."""
+
+
+def find_model(path: str, *, is_tiny: bool = False) -> Model:
+    """Return the model in a folder or on the hub, with its tokenizer.
+
+    Raises:
+        UsageError: The model or its tokenizer does not exist, or cannot be read.
+    """
+    silence_transformers()
+    is_local = Path(path).is_dir() or not _hub_has(path)
+    with _loading(path, is_local=is_local):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local)
+    return Model(path, tokenizer, is_tiny, is_local)
+
+
+def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: Path) -> Model:
+    """Create a tiny policy in the existing `folder`. The same training file always gives the same policy.
+
+    Raises:
+        UsageError: The disk has no space, or the first observation and answer need more than rollout.max_tokens.
+    """
+    silence_transformers()
+    texts = _collect_texts(run)
+    with writing(folder):
+        make_policy(
+            folder,
+            texts.observations,
+            moves=texts.moves,
+            hidden_size=section.hidden_size,
+            layers=section.layers,
+            heads=section.heads,
+            max_tokens=run.rollout.max_tokens,
+            seed=run.seed,
+        )
+    model = find_model(str(folder), is_tiny=True)
+    renderer = open_renderer(RendererContext(section=run.renderer, model=model))
+    longest = max(len(renderer.open(Observation(text))) for text in texts.openings)
+    needed = longest + limits_of(run).turn_tokens
+    if needed > run.rollout.max_tokens:
+        raise UsageError(
+            f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {run.env.id} and "
+            f"the answer to it; use at least {needed}"
+        )
+    return model
+
+
+def open_transformers(context: EngineContext) -> TransformersEngine:
+    """Load the model into an engine; see `TransformersEngineSection`.
+
+    Raises:
+        UsageError: The model cannot be loaded, or the section names a GPU, but there is none.
+    """
+    section, model = context.section, context.model
+    assert isinstance(section, TransformersEngineSection)
+    assert model is not None, "without engine.model, a tiny policy is created"
+    playing = _load(model, device=device_of(section.device), dtype=section.dtype)
+    pad_id = model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
+    return TransformersEngine(playing, pad_id=pad_id, batch_tokens=section.batch_tokens, threads=context.threads)
+
+
+def open_torch_local(context: TrainerContext) -> TorchTrainer:
+    """Load the model into a trainer; see `TorchTrainerSection`.
+
+    The engine ``transformers`` copies the weights within this process; any other engine gets them in files.
+
+    Raises:
+        UsageError: The model cannot be loaded, or the training file names none.
+    """
+    model, engine = context.model, context.engine
+    assert isinstance(context.section, TorchTrainerSection)
+    if model is None:
+        raise UsageError("trainer.kind: torch_local trains a model, and engine.model names none; name one")
+    section = trainer_defaults(context.section, is_tiny=model.is_tiny, device=context.device)
+    assert section.learning_rate is not None, "trainer_defaults fills it in"
+    assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
+    assert section.micro_tokens is not None, "trainer_defaults fills it in"
+    settings = TrainerSettings(
+        learning_rate=section.learning_rate,
+        critic_learning_rate=section.critic_learning_rate,
+        max_grad_norm=section.max_grad_norm,
+        micro_tokens=section.micro_tokens,
+        seed=context.seed,
+        temperature=context.temperature,
+        threads=context.threads,
+        schedule=section.schedule,
+        schedule_warmup_steps=section.schedule_warmup_steps,
+        steps=section.steps,
+        weight_decay=section.weight_decay,
+        precision=section.precision,
+        gradient_checkpointing=bool(section.gradient_checkpointing),
+        is_large=not model.is_tiny,
+    )
+    learning = _load(model, device=device_of(context.device))
+    folder: Path | None = context.folder
+    if isinstance(engine, TransformersEngine):
+        engine.copy_from(learning)
+        folder = None
+    critic, reference = critic_and_reference(learning, context.algorithm, seed=context.seed)
+    return TorchTrainer(
+        learning,
+        context.algorithm,
+        settings,
+        folder,
+        engine_dtype=getattr(engine, "dtype", "float32"),
+        critic=critic,
+        reference=reference,
+        tokenizer=model.tokenizer,
+    )
+
+
+def device_of(device: str) -> str:
+    """Return `device`, or for ``"auto"`` the device to use: ``"cuda"`` if torch finds a GPU, otherwise ``"cpu"``.
+
+    Raises:
+        UsageError: `device` is ``"cuda"``, but torch finds no GPU.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch finds no GPU on this machine; use device auto or cpu")
+    return device
+
+
+def _load(model: Model, *, device: str, dtype: str = "float32") -> Any:
+    with _loading(model.path, is_local=model.is_local):
+        return open_model(model.path, device=device, is_local=model.is_local, dtype=dtype)
+
+
+@contextmanager
+def _loading(path: str, *, is_local: bool) -> Iterator[None]:
+    """Convert an error while a model or tokenizer is loaded to a `UsageError` of one line."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if is_local and not Path(path).is_dir():
+            reason = "no such folder or cached model, and the hub lacks it or is unreachable; name a model folder"
+        raise UsageError(f"cannot load {path}: {reason}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Texts of an environment, collected in episodes with random moves.
+
+    Attributes:
+        openings: The first observation of each episode.
+        observations: All observations.
+        moves: All legal moves.
+    """
+
+    openings: list[str]
+    observations: list[str]
+    moves: set[str]
+
+
+def _collect_texts(run: RunConfig) -> _Texts:
+    """Play episodes with random moves and collect the environment's texts."""
+    spec = environments.find(run.env.id)
+    env = environments.open_env(run.env.id, **run.env.options)
+    if isinstance(env, AsyncEnv):
+        raise UsageError(f"engine.model: a tiny policy cannot play {run.env.id}; name a model")
+    rng = random.Random(run.seed)
+    texts = _Texts([], [], set())
+    for number in range(_VOCABULARY_EPISODES):
+        task = task_of(run, spec, "train", run.seed, number)
+        with environments.attributed(run.env.id, "reset"):
+            text, info = env.reset(seed=task.seed, options=dict(task.options))
+        moves = [str(move) for move in info.get("legal_moves", ())]
+        texts.openings.append(text)
+        texts.observations.append(text)
+        texts.moves.update(moves)
+        ended = not moves
+        while not ended:
+            with environments.attributed(run.env.id, "step"):
+                text, _, terminated, truncated, info = env.step(f"<answer>{rng.choice(moves)}</answer>")
+            texts.observations.append(text)
+            moves = [str(move) for move in info.get("legal_moves", moves)]
+            texts.moves.update(moves)
+            ended = terminated or truncated or not moves
+    env.close()
+    return texts
+
+
+def _hub_has(name: str) -> bool:
+    """Whether the hub answers and has the model. Ask before loading: transformers retries for almost a minute."""
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    # Catch every error, because the classes depend on the version of huggingface_hub. The caller then reads the cache.
+    except Exception:
+        return False
+    return True

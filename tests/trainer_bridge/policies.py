@@ -1,0 +1,82 @@
+"""The parts of a policy in this process, opened without an event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from envkit import config
+from envkit.config import RunConfig
+from envkit.config.parts import AutoRendererSection, RendererSection, TransformersEngineSection
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer
+from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
+from envkit.wiring.training.models import locate
+from envkit.wiring.training.policy import Policy, playing_threads
+from envkit.wiring.training.renderer import open_renderer
+from envkit.wiring.training.resolve import algorithm_of, is_tiny
+from envkit.wiring.training.torch_parts import find_model, new_tiny_policy, open_torch_local, open_transformers
+
+
+@dataclass
+class LocalPolicy(Policy):
+    """The engine ``transformers`` and the trainer ``torch_local``, and the model that is trained."""
+
+    engine: TransformersEngine
+    trainer: TorchTrainer
+    tokenizer: Any
+
+    @property
+    def model(self) -> Any:
+        return self.trainer._model
+
+
+def open_policy(run: RunConfig) -> LocalPolicy:
+    """The policy of a resolved training file."""
+    section = run.engine
+    assert isinstance(section, TransformersEngineSection)
+    with TemporaryDirectory() as scratch:
+        if section.model is None:
+            model = new_tiny_policy(run, section, Path(scratch))
+        else:
+            model = find_model(locate(section.model), is_tiny=is_tiny(run))
+        return _opened(run, section, model, run.renderer, playing_threads(run))
+
+
+def load_policy(
+    path: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int = 0,
+    renderer: RendererSection | None = None,
+) -> LocalPolicy:
+    """The policy of a model folder or a hub model."""
+    run = config.parse({"env": {"id": "FrozenLake-v0"}, "engine": {"model": path, "device": device, "dtype": dtype}})
+    assert isinstance(run.engine, TransformersEngineSection)
+    return _opened(run, run.engine, find_model(path), renderer or AutoRendererSection(), threads)
+
+
+def _opened(
+    run: RunConfig, section: TransformersEngineSection, model: Model, renderer: RendererSection, threads: int
+) -> LocalPolicy:
+    engine = open_transformers(
+        EngineContext(section=section, model=model, max_tokens=run.rollout.max_tokens, threads=threads, seed=run.seed)
+    )
+    trainer = open_torch_local(
+        TrainerContext(
+            section=run.trainer,
+            model=model,
+            algorithm=algorithm_of(run),
+            engine=engine,
+            folder=Path("unused"),
+            device=section.device,
+            temperature=run.rollout.temperature,
+            threads=run.trainer.threads,
+            seed=run.seed,
+        )
+    )
+    opened = open_renderer(RendererContext(section=renderer, model=model))
+    return LocalPolicy(engine, trainer, opened, engine.description, model.tokenizer)
