@@ -153,7 +153,20 @@ def test_requests_without_a_session_leave_nothing_behind(tiny_folder: Path) -> N
         agrees_with_the_slow_way(reference, prompt, params(2, n=2), got)
         return watched.fed
 
-    assert clock.run(main, virtual=True) == [(2, 3), (2, 1)] * 2
+    assert clock.run(main, virtual=True) == [(1, 3), (2, 1)] * 2  # equal prompts of a batch are processed once
+
+
+def test_a_request_without_a_session_reads_nothing_from_the_cache(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched = Watched(tiny_folder)
+        prompt = [1, 5, 6, 7]
+        for session in ("a", None, None, "b"):
+            await watched.all_of([(session, prompt, params(1, n=1))])
+            watched.engine.forget("a")
+        return watched.fed
+
+    # The requests without a session process the whole prompt; b finds what a left.
+    assert clock.run(main, virtual=True) == [(1, 4), (1, 4), (1, 4), (1, 1)]
 
 
 # --- What forms a batch ----------------------------------------------------------------------------------------------
