@@ -116,10 +116,11 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
     done = envkit(["train", "lake.yaml", "--set", "rollout.temperature=0.0001"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     (finding,) = orjson.loads((tmp_path / "runs/lake/summary.json").read_bytes())["diagnosis"]
-    assert finding.startswith(
+    assert (finding["name"], finding["last_step"]) == ("every_group_filtered", 2)
+    assert finding["line"].startswith(
         "nothing to learn in the last 2 train steps: all episodes of each group had the same return"
     )
-    assert done.stdout.splitlines()[-1] == f"warning: {finding}"
+    assert done.stdout.splitlines()[-1] == f"warning: every_group_filtered (train step 2): {finding['line']}"
 
 
 @pytest.mark.parametrize(

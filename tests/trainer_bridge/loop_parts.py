@@ -17,7 +17,7 @@ from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import EpisodeRecord, Info, Task, stable_hash
+from envkit.types import JSON, EpisodeRecord, Info, Task, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
 SETTINGS = LoopSettings(
@@ -42,6 +42,8 @@ class Notes:
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     shown: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
+    seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    timelines: dict[int, list[Mapping[str, JSON]]] = field(default_factory=dict)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.steps
@@ -53,6 +55,12 @@ class Notes:
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
         self.shown[step] = list(episodes)
+
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        self.seconds[step] = {name: list(some) for name, some in values.items()}
+
+    def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None:
+        self.timelines[step] = list(events)
 
 
 class Part:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Sample, SamplingParams, bools, floats, ints, stable_hash
+from envkit.wiring.training.resolve import has_fast_bfloat16
 
 _EPISODES = itertools.count()
 

@@ -63,6 +63,13 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "lost_by_agent": 0.0,
         "lost_total": 0.0,
         "cut_completions": 0.0,
+        "empty_actions": 0.0,
+        "episodes_begun": 4.0,
+        "episodes_trained": 4.0,
+        "episodes_filtered": 0.0,
+        "episodes_stale": 0.0,
+        "episodes_aborted": 0.0,
+        "episodes_voided": 0.0,
         "tokens": 32.0,
         "policy_version": 0.0,
         "policy_loss": part.trainer.weights / 2**32,
@@ -341,7 +348,9 @@ def test_a_finding_is_reported_once_after_five_steps(tmp_path: Path) -> None:
     clock.run(lambda: part.loop.run(display), virtual=True)
     assert [row["cut_completions"] for row in part.notes.steps.values()] == [1.0] * 8
     (line,) = display.lines
-    assert line.startswith("train step 5: 100% of the completions of the last 5 train steps were cut off")
+    assert line.startswith(
+        "train step 5: completions_cut_off: 100% of the completions of the last 5 train steps were cut off"
+    )
 
 
 def test_a_completion_of_one_token_is_a_whole_answer_and_not_cut_off(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ class Diagnostics:
         else:
             self._before, self._is_changed = probe, False
         where = f"{len(probe.token_ids)} tokens sampled after the push of version {probe.version}"
-        gap_nats = checks.probe_gap_nats(probe)
-        found.append(checks.engine_disagrees(gap_nats, tolerance_nats=self._tolerance_nats, where=where))
+        gap_nats, tolerance_nats = checks.probe_gap_nats(probe), checks.FEW_TOKENS * self._tolerance_nats
+        found.append(checks.engine_disagrees(gap_nats, tolerance_nats=tolerance_nats, where=where))
         return self._enter(probe.version, found)
 
     def stepped(self, event: TrainStep) -> list[Finding]:
@@ -88,9 +88,8 @@ class Diagnostics:
 
     def summary(self) -> list[JSON]:
         """Return all findings for ``summary.json``. A run shorter than the period of a check is judged as a whole."""
-        found = self.found | {
-            one.name: _entry(one, self._step) for one in self._of_metrics(is_over=True) if one.name not in self.found
-        }
+        more = [one for one in self._of_metrics(is_over=True) if not self._has_cause(one, self._step)]
+        found = {one.name: _entry(one, self._step) for one in more} | self.found
         return [{"name": name, **entry} for name, entry in found.items() if isinstance(entry, dict)]
 
     @property
@@ -115,7 +114,7 @@ class Diagnostics:
         """Remember findings, and return those that are new or stop the run."""
         shown: list[Finding] = []
         for one in found:
-            if one is None or (one.name == checks.ENGINE_DISAGREES and self._has_old_weights(step)):
+            if one is None or self._has_cause(one, step):
                 continue
             before = self.found.get(one.name)
             first = before.get("first_step") if isinstance(before, dict) else step
@@ -124,8 +123,10 @@ class Diagnostics:
                 shown.append(one)
         return shown
 
-    def _has_old_weights(self, step: int) -> bool:
-        """Whether the engine did not run the newest weights at the last push, which explains a disagreement."""
+    def _has_cause(self, finding: Finding, step: int) -> bool:
+        """Whether a disagreement follows from old weights in the engine, which were found at the last push."""
+        if finding.name != checks.ENGINE_DISAGREES:
+            return False
         entry = self.found.get(checks.WEIGHTS_NOT_APPLIED)
         last = entry.get("last_step") if isinstance(entry, dict) else None
         return isinstance(last, int) and last >= step - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 import signal
@@ -336,6 +337,30 @@ def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
     longer = CONFIG.replace("steps: 10", "steps: 20")
     resume(tmp_path, longer, step=1).close()
     assert (tmp_path / "config.yaml").read_text() == longer
+
+
+def test_tensorboard_sees_the_distribution_of_durations(tmp_path: Path) -> None:
+    record = create(tmp_path, tensorboard=True)
+    record.durations(1, {"step": [0.5, 1.5, 1.5, 2.5], "wait": []})
+    record.close()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert found.Tags()["histograms"] == ["seconds/step"]
+    (event,) = found.Histograms("seconds/step")
+    value = event.histogram_value
+    assert (event.step, value.min, value.max, value.num, value.sum) == (1, 0.5, 2.5, 4, 6.0)
+    assert sum(value.bucket) == 4
+
+
+def test_a_timeline_is_a_compressed_file_that_a_resume_from_an_earlier_step_removes(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=2)
+    record = resume(tmp_path, step=2)
+    for step in (2, 10):
+        record.timeline(step, [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "x"}}])
+    record.close()
+    content = orjson.loads(gzip.decompress((tmp_path / "timeline" / "step-10.json.gz").read_bytes()))
+    assert [one["ph"] for one in content["traceEvents"]] == ["M"]
+    resume(tmp_path, step=2).close()
+    assert [path.name for path in (tmp_path / "timeline").iterdir()] == ["step-2.json.gz"]
 
 
 def test_tensorboard_sees_each_step_once_after_a_resume(tmp_path: Path) -> None:

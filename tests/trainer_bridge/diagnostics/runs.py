@@ -1,0 +1,173 @@
+"""Training runs with parts that can be made faulty: a real tiny policy, or scripted parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from envkit import clock
+from envkit.protocols import EnvHost, PolicyEngine, Renderer, Trainer
+from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
+from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.render.plain import PlainRenderer
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.stopping import Stop
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.trainer_bridge.weights.channel import WeightChannel
+from envkit.types import Info, Observation, Reset, Step, Task, stable_hash
+from tests.trainer_bridge.loop_parts import Notes
+from tests.trainer_bridge.models import open_model
+
+SETTINGS = LoopSettings(
+    steps=3,
+    groups_per_step=4,
+    group_size=4,
+    temperature=1.0,
+    seed=7,
+    evaluate_every=100,
+    checkpoint_every=100,
+    keep_checkpoints=9,
+    trajectories_every=0,
+    trajectories=3,
+)
+FOLDS: Info = {"metrics": {"success": "last", "action_is_valid": "mean"}}
+
+
+@dataclass
+class WordEpisode:
+    """Two turns; a hash of the action decides on its reward, unless every episode is to end alike."""
+
+    task: Task
+    is_alike: bool
+    turn: int = 0
+
+    async def reset(self) -> Reset:
+        return Reset(Observation(f"you see {'P#TB_'[self.task.seed % 5]}"), FOLDS)
+
+    async def step(self, action: str) -> Step:
+        self.turn += 1
+        reward = 0.0 if self.is_alike else float(stable_hash(action, self.task.seed) % 2)
+        info: Info = {"success": reward > 0, "action_is_valid": bool(action)}
+        return Step(Observation("a wall"), reward, self.turn == 2, False, info)
+
+
+class WordHost:
+    """Leases word episodes."""
+
+    def __init__(self, *, is_alike: bool = False) -> None:
+        self.capacity = 100
+        self._is_alike = is_alike
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[WordEpisode]:
+        yield WordEpisode(task, self._is_alike)
+
+
+class RecordingDisplay(SilentDisplay):
+    """Keeps the announced lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def announce(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class Run:
+    """A training run, from the newest checkpoint in `folder` if there is one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: PolicyEngine,
+        trainer: Trainer,
+        renderer: Renderer,
+        host: EnvHost,
+        *,
+        settings: LoopSettings = SETTINGS,
+        rollout: type[Rollout] = Rollout,
+        rows: list[Mapping[str, Any]] | None = None,
+        has_probe: bool = True,
+        **diagnostics: Any,
+    ) -> None:
+        self.display = RecordingDisplay()
+        self.notes = Notes()
+        state = RunState()
+        if list(folder.glob("step-*")):
+            newest = checkpoint.latest(folder)
+            state = checkpoint.load_state(newest)
+            asyncio.run(trainer.restore(str(newest)))
+        limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, timeout_s=10, retries=1)
+        playing = rollout(host, engine, renderer, limits, 100)
+        known: Any = state.facts.get("findings", {})
+        diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})
+        self.diagnostics = Diagnostics(diagnosing, rows or [], dict(known))
+        self.loop = TrainLoop(
+            rollout=playing,
+            trainer=trainer,
+            channel=WeightChannel(trainer, engine),
+            evaluator=Evaluator(playing, [], temperature=1.0, seed=99),
+            tasks=lambda number: Task("Words-v0", number),
+            record=self.notes,
+            checkpoints=folder,
+            settings=settings,
+            state=state,
+            elapsed_s=lambda: 0.0,
+            stop=Stop(),
+            diagnostics=self.diagnostics,
+            probe=Probe(engine, trainer, temperature=1.0, max_tokens=60) if has_probe else None,
+        )
+
+    def run(self) -> Run:
+        async def main() -> None:
+            try:
+                await self.loop.run(self.display)
+            finally:
+                await self.loop.save()
+
+        clock.run(main, virtual=True)
+        return self
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The train step after which each finding was first seen."""
+        return {name: entry["first_step"] for name, entry in self.diagnostics.found.items() if isinstance(entry, dict)}
+
+
+class WordRenderer(PlainRenderer):
+    """The renderer of tiny policies, with the tokenizer in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        super().__init__(tokenizer)
+
+
+def tiny_run(
+    folder: Path,
+    policy: Path,
+    *,
+    engine: type[TransformersEngine] = TransformersEngine,
+    renderer: type[WordRenderer] = WordRenderer,
+    learning_rate: float = 3e-3,
+    is_alike: bool = False,
+    **how: Any,
+) -> Run:
+    """A run of the tiny policy in the folder `policy`."""
+    model = open_model(policy)
+    trainer_settings = TrainerSettings(
+        learning_rate=learning_rate, critic_learning_rate=1e-3, max_grad_norm=1.0, micro_tokens=4096, seed=7, threads=1
+    )
+    trainer = TorchTrainer(model, catalogue.resolve("grpo", {}), trainer_settings, None)
+    playing = engine(copy_to_play(model, "float32"), pad_id=0, threads=1, source=model)
+    return Run(folder, playing, trainer, renderer(policy), WordHost(is_alike=is_alike), **how)

@@ -1,0 +1,203 @@
+"""The checks of recorded events: what each finding needs, what it says, and what excuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from envkit.config.training import FindingName
+from envkit.trainer_bridge.diagnostics import checks
+from envkit.trainer_bridge.diagnostics.checks import STEPS, of_metrics
+from envkit.trainer_bridge.diagnostics.events import Finding, PushProbe, TrainStep
+
+Row = dict[str, float | None]
+
+FINE: Row = {
+    "success": 0.4,
+    "action_is_valid": 0.9,
+    "empty_actions": 0.0,
+    "advantage_abs": 0.7,
+    "cut_completions": 0.1,
+    "entropy_nats": 1.0,
+    "approx_kl": 0.001,
+    "updates": 2.0,
+    "learning_rate": 5e-4,
+    "sampler_gap_nats": 1e-6,
+}
+
+
+def rows(changes: Mapping[str, float | None] = FINE, count: int = STEPS) -> list[Row]:
+    return [{**FINE, **changes} for _ in range(count)]
+
+
+def found(some: list[Row], *, invalid_steps: int = STEPS, is_over: bool = False) -> dict[str, str]:
+    first = next(iter(some), None)
+    findings = of_metrics(first, some, invalid_steps=invalid_steps, tolerance_nats=1e-3, is_over=is_over)
+    assert len({one.name for one in findings}) == len(findings)
+    return {one.name: one.line for one in findings}
+
+
+def test_the_configuration_knows_every_finding() -> None:
+    names = {value for name, value in vars(checks).items() if name.isupper() and isinstance(value, str)}
+    assert {*get_args(FindingName)} == names
+
+
+# --- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_learns_has_no_findings() -> None:
+    assert found(rows()) == {}
+    assert found([]) == found([], is_over=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("every_group_filtered", {"advantage_abs": 0.0}, ["nothing to learn in the last 5", "rollout.group_size"]),
+        ("every_group_filtered", {"advantage_abs": 0.0, "success": 1.0}, ["every episode succeeded", "env.options"]),
+        ("no_valid_action", {"action_is_valid": 0.0}, ["no action of the last 5 train steps was valid"]),
+        ("no_valid_action", {"action_is_valid": None, "empty_actions": 1.0}, ["every action", "check-template"]),
+        ("completions_cut_off", {"cut_completions": 0.75}, ["75% of the completions", "rollout.turn_tokens; raise it"]),
+        ("ratio_always_1", {"approx_kl": 0.0}, ["ratio was 1 for every token in all 2 updates", "old_logprobs"]),
+        ("engine_disagrees", {"sampler_gap_nats": 0.02}, ["differ by 0.02 nats per token (limit 0.001)"]),
+    ],
+)
+def test_each_finding_says_what_was_seen_and_what_to_try(
+    name: str, changes: dict[str, float | None], words: list[str]
+) -> None:
+    seen = found(rows(changes))
+    assert list(seen) == [name]
+    assert all(word in seen[name] for word in words)
+
+
+@pytest.mark.parametrize("changes", [{"advantage_abs": 0.0}, {"action_is_valid": 0.0}, {"cut_completions": 1.0}])
+def test_one_good_step_among_the_last_is_no_finding_and_earlier_steps_do_not_count(changes: dict[str, float]) -> None:
+    assert found([*rows(changes, STEPS - 1), FINE]) == {}
+    assert len(found([FINE, *rows(changes)])) == 1
+
+
+def test_a_short_run_is_judged_by_all_of_its_steps_when_it_is_over() -> None:
+    for count, period in ((1, "in the last train step:"), (2, "in the last 2 train steps:")):
+        some = rows({"advantage_abs": 0.0}, count)
+        assert found(some) == {}
+        assert period in found(some, is_over=True)["every_group_filtered"]
+
+
+def test_steps_without_a_valid_action_are_reported_as_soon_as_there_are_that_many_and_as_nothing_else() -> None:
+    bad = {"action_is_valid": 0.0, "advantage_abs": 0.0, "success": 0.0}  # all fail alike
+    for count in (STEPS, 9):
+        assert found(rows(bad, count), invalid_steps=10) == {}
+    assert list(found(rows(bad, 10), invalid_steps=10)) == ["no_valid_action"]
+    # A run that ends before reports it if there never was a valid action, and otherwise what is certain.
+    assert list(found(rows(bad, 9), invalid_steps=10, is_over=True)) == ["no_valid_action"]
+    assert list(found([FINE, *rows(bad, 6)], invalid_steps=10, is_over=True)) == ["every_group_filtered"]
+
+
+def test_entropy_collapses_if_it_falls_and_the_tasks_are_not_solved() -> None:
+    gone: Row = {"entropy_nats": 0.01, "advantage_abs": 0.0}
+    assert list(found([FINE, *rows(gone)])) == ["entropy_collapse"]
+    assert found([FINE, *rows(gone, STEPS - 1)]) == {}
+    assert found([FINE, *rows({"entropy_nats": 0.03})]) == {}
+    assert found([FINE, *rows({"entropy_nats": 0.01, "success": 1.0})]) == {}
+    # Nearly greedy from the start: nothing fell.
+    assert found([{**FINE, "entropy_nats": 0.005}, *rows({"entropy_nats": 1e-5})]) == {}
+    # Unknown: all samples were skipped, since their advantages were 0.
+    assert found([FINE, *rows({"entropy_nats": 0.0, "learned_tokens": 0.0})]) == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"updates": 1.0}, {"updates": None}, {"advantage_abs": 0.0}, {"learning_rate": 0.0}]
+)
+def test_a_ratio_of_1_is_right_with_one_update_or_without_a_gradient(changes: Row) -> None:
+    assert found([FINE, {**FINE, "approx_kl": 0.0, **changes}]) == {}
+
+
+def test_metrics_that_are_missing_or_no_number_are_no_finding() -> None:
+    assert found(rows(dict.fromkeys(FINE, None))) == {}
+    assert found([{"success": 0.0}] * STEPS) == {}
+
+
+def test_an_engine_whose_log_probabilities_are_no_numbers_disagrees() -> None:
+    assert list(found([{**FINE, "sampler_gap_nats": float("nan")}])) == ["engine_disagrees"]
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+BEFORE = PushProbe(1, True, (5, 6), (-0.5, -1.0), (-0.5, -1.0))
+
+
+def stuck(after: PushProbe) -> Finding | None:
+    return checks.weights_not_applied(BEFORE, after, resolution_nats=1e-5)
+
+
+def test_equal_output_although_the_trainer_sees_a_change_means_that_the_weights_were_not_applied() -> None:
+    finding = stuck(replace(BEFORE, version=2, trainer_logprobs=(-0.5, -1.01)))
+    assert finding is not None
+    assert finding.name == "weights_not_applied"
+    assert "the engine does not run the weights of version 2: it sampled the same 2 tokens" in finding.line
+    assert "as with version 1, but by the trainer they changed by up to 0.01 nats" in finding.line
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        replace(BEFORE, is_changed=False, trainer_logprobs=(-0.5, -1.01)),  # rounded away in the engine's format
+        replace(BEFORE, trainer_logprobs=(-0.5, -1.000001)),  # too small to be seen
+        replace(BEFORE, token_ids=(5, 7), trainer_logprobs=(-0.5, -1.5)),
+        replace(BEFORE, engine_logprobs=(-0.5, -1.00001), trainer_logprobs=(-0.5, -1.5)),
+    ],
+)
+def test_equal_output_alone_proves_nothing(after: PushProbe) -> None:
+    assert stuck(after) is None
+
+
+def test_the_gap_of_a_probe_is_a_mean_over_its_tokens() -> None:
+    assert checks.probe_gap_nats(replace(BEFORE, trainer_logprobs=(-0.25, -0.25))) == 0.5
+    assert checks.probe_gap_nats(replace(BEFORE, engine_logprobs=(float("nan"), -1.0))) == float("inf")
+
+
+# --- Samples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (TrainStep(4, {}, 8, "episode a ended twice"), "episode a ended twice; the results"),
+        (TrainStep(6, {}, 8), "train step 6 follows train step 3"),
+        (TrainStep(3, {}, 8), "train step 3 follows train step 3"),
+        (TrainStep(4, {"samples": 6.0}, 8), "the trainer got 8 samples, but trained on 6"),
+        (TrainStep(4, {"samples": 9.0}, 8), "the trainer got 8 samples, but trained on 9"),
+    ],
+)
+def test_samples_that_were_lost_or_repeated_are_a_finding(event: TrainStep, words: str) -> None:
+    finding = checks.samples_lost_or_repeated(event, previous=3)
+    assert finding is not None
+    assert finding.name == "samples_lost_or_repeated"
+    assert words in finding.line
+
+
+def test_a_train_step_that_adds_up_is_no_finding() -> None:
+    assert checks.samples_lost_or_repeated(TrainStep(4, {"samples": 8.0}, 8), previous=3) is None
+    assert checks.samples_lost_or_repeated(TrainStep(4, {}, 8), previous=3) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        ([1, 3], "2 rows for 3 train steps; train step 2 is missing"),
+        ([1, 2, 2, 3], "4 rows for 3 train steps; train step 2 is repeated"),
+        ([1, 3, 2], "3 rows for 3 train steps; they are not in order"),
+        ([1, 2, 3, 4], "4 rows for 3 train steps"),
+        ([], "0 rows for 3 train steps; train step 1 is missing"),
+        ([1, 2, "3"], "train step 3 is missing"),
+    ],
+)
+def test_recorded_train_steps_must_be_complete_and_in_order(recorded: list[int], words: str) -> None:
+    finding = checks.steps_lost_or_repeated(recorded, 3)
+    assert finding is not None
+    assert words in finding.line
+    assert checks.steps_lost_or_repeated([1, 2, 3], 3) is None
+    assert checks.steps_lost_or_repeated([], 0) is None

@@ -1,0 +1,242 @@
+"""Faults made on purpose: each is named within a train step, under its own name and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from envkit.errors import EnvkitError
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.rollout import Rollout, RolloutResult
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.types import Group, Sample, Weights
+from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost, WordRenderer, tiny_run
+from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedTrainer
+
+# --- Runs without a fault --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_run_without_a_fault_has_no_finding(seed: int, tiny_folder: Path, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, tiny_folder, settings=replace(SETTINGS, steps=8, seed=seed)).run()
+    assert (run.display.lines, run.diagnostics.summary()) == ([], [])
+    assert all(row["sampler_gap_nats"] < 1e-4 for row in run.notes.steps.values())
+    assert run.loop.state.accounting == {
+        "begun": 128, "trained": 128, "filtered": 0, "stale": 0, "aborted": 0, "voided": 0
+    }  # fmt: skip
+
+
+def test_the_probe_changes_no_token_and_no_metric(tiny_folder: Path, tmp_path: Path) -> None:
+    watched = tiny_run(tmp_path / "with", tiny_folder).run()
+    plain = tiny_run(tmp_path / "without", tiny_folder, has_probe=False).run()
+    assert watched.notes.steps == plain.notes.steps
+
+
+def test_a_resumed_run_has_the_metrics_the_sums_and_the_findings_of_a_whole_one(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, steps=7)
+    how: dict[str, Any] = {"engine": Garbled, "is_alike": True}
+    whole = tiny_run(tmp_path / "whole", tiny_folder, settings=settings, **how).run()
+    first = tiny_run(tmp_path / "parts", tiny_folder, settings=replace(settings, steps=3), **how).run()
+    rows = [{"step": step, **values} for step, values in first.notes.steps.items()]
+    second = tiny_run(tmp_path / "parts", tiny_folder, settings=settings, rows=rows, **how).run()
+
+    assert first.notes.steps | second.notes.steps == whole.notes.steps
+    assert second.loop.state == whole.loop.state
+    assert second.found == whole.found == {"engine_disagrees": 0, "every_group_filtered": 5}
+    assert [line.split(":")[:2] for line in second.display.lines] == [["train step 5", " every_group_filtered"]]
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+class Stuck(TransformersEngine):
+    """Its weights stay as they are from version `STUCK` on."""
+
+    STUCK = 0
+
+    async def load(self, weights: Weights) -> None:
+        if weights.version < self.STUCK:
+            await super().load(weights)
+
+
+class StuckLater(Stuck):
+    STUCK = 2
+
+
+class Garbled(TransformersEngine):
+    """One tensor is wrong after each load."""
+
+    async def load(self, weights: Weights) -> None:
+        await super().load(weights)
+        weight = next(one for name, one in self._model.named_parameters() if "down_proj" in name)
+        with torch.no_grad():
+            weight.mul_(1.5)
+
+
+def test_an_engine_that_keeps_its_weights_stops_the_run_with_a_checkpoint(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, tiny_folder, engine=Stuck, stop_on=frozenset({"weights_not_applied"}))
+    with pytest.raises(EnvkitError, match=r"^train step 1: weights_not_applied: the engine does not run the") as raised:
+        run.run()
+    assert "continue from the checkpoint of train step 1 with --resume" in str(raised.value)
+    assert list(run.notes.steps) == [1]
+    assert checkpoint.load_state(tmp_path / "step-1").facts["findings"] == run.diagnostics.found
+    again = tiny_run(tmp_path, tiny_folder, engine=TransformersEngine, rows=[{"step": 1}]).run()
+    assert list(again.notes.steps) == [2, 3]
+    assert again.found == {"weights_not_applied": 1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "step"),
+    [(Stuck, "weights_not_applied", 1), (StuckLater, "weights_not_applied", 2), (Garbled, "engine_disagrees", 0)],
+)
+def test_wrong_weights_are_named_once_after_the_push(
+    engine: type[TransformersEngine], name: str, step: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tiny_run(tmp_path, tiny_folder, engine=engine).run()
+    assert run.found == {name: step}
+    assert [line.split(": ")[:2] for line in run.display.lines] == [[f"train step {step}", name]]
+    (finding,) = run.diagnostics.summary()
+    assert isinstance(finding, dict)
+    assert (finding["name"], finding["first_step"], finding["last_step"]) == (name, step, 3)
+
+
+def test_updates_that_do_not_reach_the_weights_are_no_fault_of_the_engine(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, tiny_folder, learning_rate=1e-15).run()
+    assert run.found == {"ratio_always_1": 1}
+
+
+# --- Actions and rewards ---------------------------------------------------------------------------------------------
+
+
+class Deaf(WordRenderer):
+    """Its parser finds no action."""
+
+    def action(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_parser_that_finds_nothing_is_named_after_the_given_number_of_steps(
+    steps: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, steps=5)
+    run = tiny_run(tmp_path, tiny_folder, renderer=Deaf, settings=settings, invalid_steps=steps).run()
+    assert run.found == {"no_valid_action": steps}
+    assert "every action of the last" in run.display.lines[0]
+
+
+def test_groups_that_end_alike_are_named_after_five_steps(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, tiny_folder, is_alike=True, settings=replace(SETTINGS, steps=6)).run()
+    assert run.found == {"every_group_filtered": 5}
+    assert len(run.display.lines) == 1
+
+
+# --- Samples ---------------------------------------------------------------------------------------------------------
+
+
+def scripted(folder: Path, trainer: ScriptedTrainer | None = None, **how: Any) -> Run:
+    return Run(folder, ScriptedEngine(), trainer or ScriptedTrainer(), LetterRenderer(), WordHost(), **how)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropping(Rollout):
+    """The second train step's groups lack two of their episodes."""
+
+    async def groups(self, *args: Any, **how: Any) -> RolloutResult:
+        result = await Rollout.groups(self, *args, **how)
+        if how["phase"] != "train-2":
+            return result
+        first, *others = result.groups
+        return replace(result, groups=(Group(first.task, first.trajectories[:2]), *others))
+
+
+@dataclass(frozen=True, slots=True)
+class Repeating(Rollout):
+    """The second train step's first episode is in its group twice."""
+
+    async def groups(self, *args: Any, **how: Any) -> RolloutResult:
+        result = await Rollout.groups(self, *args, **how)
+        if how["phase"] != "train-2":
+            return result
+        first, *others = result.groups
+        return replace(result, groups=(Group(first.task, (*first.trajectories, first.trajectories[0])), *others))
+
+
+class Forgetful(ScriptedTrainer):
+    """Loses a sample in the second train step, and trains on it in the third."""
+
+    async def accumulate(self, samples: Sequence[Sample]) -> None:
+        if self.version == 1:
+            *samples, self.late = samples
+        await super().accumulate([*samples, self.late] if self.version == 2 else samples)
+
+    async def update(self) -> Mapping[str, float]:
+        count = len(self._samples)
+        return {**await super().update(), "samples": float(count)}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"rollout": Dropping}, "2 of 16 episodes have no fate: train-2/00000000/0002.0, train-2/00000000/0003.0;"),
+        ({"rollout": Repeating}, "episode train-2/00000000/0000.0 ended twice: as trained, and then as trained;"),
+        ({"trainer": Forgetful()}, "the trainer got 16 samples, but trained on 15;"),
+    ],
+)
+def test_episodes_that_are_dropped_or_trained_on_twice_are_named(
+    how: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    run = scripted(tmp_path, **how).run()
+    assert run.found == {"samples_lost_or_repeated": 2}
+    (line,) = run.display.lines
+    assert line.startswith(f"train step 2: samples_lost_or_repeated: {words}")
+    assert len(run.notes.steps) == 3
+
+
+def test_any_finding_can_stop_the_run(tmp_path: Path) -> None:
+    run = scripted(tmp_path, rollout=Dropping, stop_on=frozenset({"samples_lost_or_repeated"}))
+    with pytest.raises(EnvkitError, match=r"^train step 2: samples_lost_or_repeated: 2 of 16 episodes have no fate"):
+        run.run()
+    assert checkpoint.load_state(tmp_path / "step-2").accounting["trained"] == 16 + 14
+
+
+@pytest.mark.parametrize(("steps", "problem"), [([1, 2], {}), ([1], {"samples_lost_or_repeated": 2})])
+def test_a_resumed_run_whose_metrics_lack_a_train_step_is_named_at_once(
+    steps: list[int], problem: dict[str, int], tmp_path: Path
+) -> None:
+    scripted(tmp_path, settings=replace(SETTINGS, steps=2)).run()
+    resumed = scripted(tmp_path, rows=[{"step": step} for step in steps]).run()
+    assert list(resumed.notes.steps) == [3]
+    assert resumed.found == problem
+
+
+# --- The trainer -----------------------------------------------------------------------------------------------------
+
+
+class Reporting(ScriptedTrainer):
+    """Reports other metrics from the second train step on."""
+
+    def __init__(self, **changes: float) -> None:
+        super().__init__()
+        self._changes = changes
+
+    async def update(self) -> Mapping[str, float]:
+        usual = {"updates": 2.0, "approx_kl": 0.01, "advantage_abs": 0.8, "learning_rate": 1e-3}
+        return {**await super().update(), **usual, **(self._changes if self.version > 1 else {})}
+
+
+def test_a_ratio_that_never_moves_is_named(tmp_path: Path) -> None:
+    assert scripted(tmp_path, Reporting(approx_kl=0.0)).run().found == {"ratio_always_1": 2}
+
+
+def test_an_entropy_that_is_gone_is_named(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=8)
+    run = scripted(tmp_path, Reporting(entropy_nats=1e-4, advantage_abs=0.0), settings=settings).run()
+    assert run.found == {"entropy_collapse": 6}  # the fifth train step of that kind
