@@ -19,7 +19,8 @@ from envkit import clock
 from envkit.errors import ConfigError, EnvkitError
 from envkit.http.client.env_client import EnvClient
 from envkit.types import Task
-from tests.e2e.fleet.fleet import Gateway, free_port, serving
+from tests.e2e.fleet.fleet import Gateway, free_port, install_environment, serving
+from tests.trainer_bridge.models import write_chat
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -147,7 +148,7 @@ def test_a_full_server_is_waited_for(own: Path, tmp_path: Path, capsys: pytest.C
     assert [episode[0] for episode in played(tmp_path / "run")] == [episode[0] for episode in played(own)]
 
 
-def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_that_can_be_resumed_elsewhere(
+def test_a_run_whose_server_does_not_return_saves_a_checkpoint_and_continues_on_another_server(
     own: Path, tmp_path: Path
 ) -> None:
     with serving("process", tmp_path) as gateway:
@@ -186,3 +187,37 @@ def test_what_the_server_refuses_is_one_line(tmp_path: Path) -> None:
         )
         assert problems(served(gateway.url)).startswith(f"env.token_file: {gateway.url}: this call needs a token; send")
     assert problems(served(gateway.url)).startswith(f"env.url: {gateway.url} does not answer: ")
+
+
+ECHO = """
+import gymnasium
+import envkit
+from envkit.spaces import Utf8Text
+
+class Echo(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return f"say {seed}", {}
+
+    def step(self, action):
+        return action[:20], float(len(action) % 2), True, False, {}
+
+def register_all():
+    envkit.register("Echo-v0", "echo:Echo")
+"""
+
+
+def test_an_environment_that_only_the_server_has_trains_a_model_without_warm_up(tmp_path: Path) -> None:
+    install_environment(tmp_path / "site-packages", "echo", ECHO)
+    model = write_chat(tmp_path / "model", seed=5)
+    with serving("process", tmp_path, environments=tmp_path / "site-packages") as gateway:
+        config = {
+            "env": {"id": "Echo-v0", "url": gateway.url},
+            "engine": {"model": str(model), "device": "cpu"},
+            "rollout": {"group_size": 2, "max_tokens": 200, "turn_tokens": 4},
+            "trainer": {"steps": 1, "groups_per_step": 2, "threads": 1},
+            "evaluation": {"episodes": 2},
+        }
+        summary = envkit.train(config, output=tmp_path / "run")
+    assert (summary.train_steps, summary.episodes, summary.eval_episodes) == (1, 4, 2)
