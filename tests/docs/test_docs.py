@@ -71,6 +71,17 @@ def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -
     assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
 
 
+@pytest.mark.slow
+def test_the_training_loop_of_forty_lines_learns_as_printed(tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)^```$", (DOCS / "own-trainer.md").read_text(), flags=re.M | re.S)
+    assert sum(bool(line.strip()) for line in program.splitlines()) <= 40
+    (tmp_path / "loop.py").write_text(program)
+    printed = run(sys.executable, "-Werror", "loop.py", cwd=tmp_path, OMP_NUM_THREADS="1")
+    returns = [float(line.rpartition(" ")[2]) for line in printed.splitlines()]
+    assert returns[0] < 0.1
+    assert returns[-1] > 0.9
+
+
 def test_the_reference_of_the_training_file_is_up_to_date() -> None:
     assert run(sys.executable, DOCS / "generate.py", "--check", cwd=ROOT) == ""
 

@@ -28,6 +28,11 @@ CHAT_TEMPLATE = (
 )
 
 
+def fast_format() -> str:
+    """The number format in which a pretrained model plays and learns on this machine."""
+    return "bfloat16" if has_fast_bfloat16("auto") else "float32"
+
+
 def open_model(folder: Path, *, attention: str | None = None) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return model.eval()

@@ -1,0 +1,149 @@
+"""`envkit.train` and `envkit.evaluate` in scripts and in notebooks, whose thread has a running event loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import envkit
+from envkit import clock, config
+from envkit.errors import ConfigError, UnknownEnvError, UsageError
+
+pytestmark = pytest.mark.xdist_group("api")
+
+PATIENCE_S = 200
+"""After which a script hangs; on a machine where much else runs, training takes many times as long."""
+
+LAKE: dict[str, Any] = {
+    "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3}},
+    "sandbox": {"kind": "none"},
+    "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
+    "rollout": {"group_size": 2, "max_turns": 8, "max_tokens": 256},
+    "trainer": {"steps": 2, "groups_per_step": 2, "threads": 1},
+    "evaluation": {"episodes": 4},
+    "warmup": {
+        "single_turn_states": 20, "single_turn_updates": 1, "single_turn_batch": 8, "multi_turn_updates": 0,
+        "episode_updates": 0, "check_episodes": 0,
+    },
+    "tracking": {"tensorboard": False},
+}  # fmt: skip
+
+
+def in_notebook(call: partial[Any]) -> Any:
+    """Return the result of a blocking call in a thread with a running event loop."""
+
+    async def cell() -> Any:
+        return call()
+
+    return clock.run(cell)
+
+
+def facts(summary: envkit.TrainSummary) -> dict[str, Any]:
+    """Return the fields of a summary, without those that differ between two equal runs."""
+    found = {one.name: getattr(summary, one.name) for one in dataclasses.fields(summary)}
+    return {name: value for name, value in found.items() if name not in ("folder", "wall_s", "content")}
+
+
+def test_a_file_a_mapping_and_a_config_give_the_same_run_in_a_script_and_in_a_notebook(tmp_path: Path) -> None:
+    (tmp_path / "lake.yaml").write_text(yaml.safe_dump(LAKE))
+    with chdir(tmp_path):
+        summaries = [
+            envkit.train("lake.yaml"),
+            envkit.train(LAKE),
+            envkit.train(config.parse(LAKE), output="elsewhere"),
+            in_notebook(partial(envkit.train, LAKE, output="notebook")),
+        ]
+        for summary in summaries:
+            assert json.loads((summary.folder / "summary.json").read_text()) == summary.content
+            assert facts(summary) == facts(summaries[0])
+
+    assert [str(one.folder) for one in summaries] == ["runs/lake", "runs/FrozenLake-v0", "elsewhere", "notebook"]
+    first = summaries[0]
+    assert (first.train_steps, first.episodes, first.stopped) == (2, 8, False)
+    assert first.eval_success_after == first.content["eval_success_after"]
+
+
+def test_each_train_step_is_reported_and_an_error_of_the_callback_saves_a_checkpoint(tmp_path: Path) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def on_step(step: int, values: Mapping[str, float]) -> None:
+        seen.append((step, values["success"]))
+        if step == 3:
+            raise LookupError("good enough")
+
+    more = {**LAKE, "trainer": {**LAKE["trainer"], "steps": 4}}
+    with pytest.raises(LookupError, match="good enough"):
+        envkit.train(more, output=tmp_path, on_step=on_step)
+
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert seen == [(row["step"], row["success"]) for row in rows]
+    assert [step for step, _ in seen] == [1, 2, 3]
+    assert (tmp_path / "checkpoints/step-3").exists()
+    assert envkit.train(more, output=tmp_path, resume=True).train_steps == 4
+
+
+def test_invalid_arguments_raise_errors_of_envkit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env\.id: no environment is called 'FrozenLak-v0'"):
+        envkit.train({**LAKE, "env": {"id": "FrozenLak-v0"}}, output=tmp_path)
+    with pytest.raises(ConfigError, match=r"trainer\.step: no such key; did you mean 'steps'"):
+        in_notebook(partial(envkit.train, {**LAKE, "trainer": {"step": 1}}, output=tmp_path))
+    with pytest.raises(UsageError, match="resume continues the run and force replaces it; leave one out"):
+        envkit.train(LAKE, output=tmp_path, resume=True, force=True)
+    with pytest.raises(UsageError, match="no checkpoint to continue from"):
+        envkit.train(LAKE, output=tmp_path, resume=True)
+    with pytest.raises(UnknownEnvError):
+        envkit.evaluate("FrozenLak-v0", "random")
+    with pytest.raises(UsageError, match="set output, or leave out force"):
+        envkit.evaluate("FrozenLake-v0", "random", force=True)
+
+
+def test_an_evaluation_returns_the_same_result_in_a_script_and_in_a_notebook(tmp_path: Path) -> None:
+    evaluate = partial(envkit.evaluate, "FrozenLake-v0", "random", episodes=20, options={"size": 3})
+    here, there = evaluate(output=tmp_path / "found"), in_notebook(evaluate)
+
+    assert isinstance(here, envkit.Evaluation)
+    assert (here.episodes, here.options) == (20, {"size": 3, "split": "eval"})
+    assert there.metrics == here.metrics
+    assert json.loads((tmp_path / "found/evaluation.json").read_text())["metrics"] == here.as_json()["metrics"]
+
+
+NOTEBOOK = """
+import asyncio, sys
+import envkit
+
+async def cell():
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "steps": 100_000}}
+    envkit.train(config, output=sys.argv[1], on_step=lambda step, values: print("step", step, flush=True))
+
+asyncio.new_event_loop().run_until_complete(cell())
+"""
+
+
+def test_an_interrupt_in_a_notebook_saves_a_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(NOTEBOOK.replace("async def", f"CONFIG = {LAKE!r}\n\nasync def", 1))
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            while process.stdout.readline() != "step 3\n":
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert (tmp_path / f"run/checkpoints/step-{rows[-1]['step']}").exists()
