@@ -148,6 +148,8 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
         if section.get(parent) is None:
             section[parent] = {}
         inner = section[parent]
+        if isinstance(inner, list):
+            raise ConfigError([f"{key}: {parent} is a list; set the whole list, as in {parent}=[...]"])
         if not isinstance(inner, dict):
             raise ConfigError([f"{key}: {parent} is a value and has no keys"])
         section = inner
@@ -178,8 +180,17 @@ def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:
     """Return the keys that exist in the section at `location`."""
     section = root
     for part in location:
-        inner = section.model_fields[str(part)].annotation if str(part) in section.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        if isinstance(part, int):  # an index in a list of sections
+            continue
+        inner = _section_in(section.model_fields[part].annotation) if part in section.model_fields else None
+        if inner is None:
             return []
         section = inner
     return list(section.model_fields)
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the first section class in the type of a key, such as that of the items of a list; None without one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)

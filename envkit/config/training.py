@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Exponent, Rate, Seconds, Section, Share
@@ -15,12 +15,15 @@ from envkit.config.restarts import HealthSection, RestartSection
 
 
 class EnvSection(Section):
-    """The environment and its options."""
+    """An environment and its options. To train on several environments, write a list of such sections."""
 
     id: str
     """Id of a registered environment, such as Sokoban-v0."""
+    weight: Annotated[float, Field(gt=0), Exponent] = 1.0
+    """Weight in a list of environments. The share of an environment's tasks is its weight divided by the sum of all
+    weights."""
     num_envs: Count = 256
-    """Maximum number of episodes in parallel."""
+    """Maximum number of episodes in parallel. With a list of environments, the limit is the sum of its sections."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, as in envkit.make."""
 
@@ -291,7 +294,7 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
     """Seed of all random numbers of the run. The same file always gives the same random numbers."""
-    env: EnvSection
+    env: EnvSection | Annotated[list[EnvSection], Field(min_length=1)]
     sandbox: SandboxSection = SandboxSection()
     engine: TransformersEngineSection = TransformersEngineSection()
     renderer: RendererSection = RendererSection()
@@ -301,6 +304,25 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     warmup: WarmupSection = WarmupSection()
     tracking: TrackingSection = TrackingSection()
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _one_or_several(cls, content: Any) -> Any:
+        # Validate here: pydantic would report the problems of both members of the union, with their types in the keys.
+        return _SECTIONS.validate_python(content) if isinstance(content, list) else EnvSection.model_validate(content)
+
+    @property
+    def envs(self) -> tuple[EnvSection, ...]:
+        """The section `env`, or all sections of its list."""
+        return tuple(self.env) if isinstance(self.env, list) else (self.env,)
+
+    @property
+    def num_envs(self) -> int:
+        """Maximum number of episodes in parallel, over all environments."""
+        return sum(section.num_envs for section in self.envs)
+
+
+_SECTIONS = TypeAdapter(Annotated[list[EnvSection], Field(min_length=1)])
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

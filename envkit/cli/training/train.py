@@ -69,13 +69,22 @@ def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
 
 def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the main results."""
-    for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
-        before, after = summary.get(f"{key}_before"), summary.get(f"{key}_after")
-        if isinstance(before, float):
-            yield name, f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
+    yield from _held_out(summary)
+    environments = summary.get("environments")
+    for env, values in environments.items() if isinstance(environments, dict) else ():
+        if isinstance(values, dict):
+            yield from _held_out(values, f", {env}")
     yield "train steps", str(summary.get("train_steps"))
     episodes, lost = summary.get("episodes"), summary.get("lost_episodes")
     yield "episodes", f"{episodes:,}, {lost:,} of them lost" if isinstance(episodes, int) else "0"
     wall_s = summary.get("wall_s")
     if isinstance(wall_s, (int, float)):
         yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"
+
+
+def _held_out(values: Mapping[str, JSON], suffix: str = "") -> Iterator[tuple[str, str]]:
+    for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
+        before, after = values.get(f"{key}_before"), values.get(f"{key}_after")
+        if isinstance(before, float):
+            shown = f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
+            yield f"{name}{suffix}", shown

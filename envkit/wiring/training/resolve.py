@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from envkit.config import RunConfig, WarmupSection
 from envkit.config.grammar import Section
-from envkit.config.training import RendererSection, TorchTrainerSection
+from envkit.config.training import EnvSection, RendererSection, TorchTrainerSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
@@ -57,17 +60,19 @@ def resolve(run: RunConfig) -> RunConfig:
     Raises:
         ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
     """
-    spec = environments.find(run.env.id)
     tiny = is_tiny(run)
     saved = _saved_policy(run)
-    if saved is None or saved.env_id != run.env.id:
-        saved = SavedPolicy(tiny, run.env.id, {})
-    options = {**(spec.compact_options if tiny else {}), **saved.options, **run.env.options}
+    if saved is None or all(saved.options_for(section.id) is None for section in run.envs):
+        saved = SavedPolicy(tiny, "", {})
+    envs: list[EnvSection] = []
+    for section, spec in zip(run.envs, specs_of(run), strict=True):
+        defaults = {**(spec.compact_options if tiny else {}), **(saved.options_for(section.id) or {})}
+        envs.append(section.model_copy(update={"options": {**defaults, **section.options}}))
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
     stated = run.renderer.model_dump(exclude_unset=True)
     dtype = run.engine.dtype if run.engine.dtype != "auto" else "float32" if tiny else "bfloat16"
-    changed: dict[str, Section] = {
-        "env": run.env.model_copy(update={"options": options}),
+    changed: dict[str, Section | list[EnvSection]] = {
+        "env": envs if isinstance(run.env, list) else envs[0],
         "trainer": trainer_defaults(run.trainer, is_tiny=tiny),
         "renderer": RendererSection.model_validate({**saved.renderer, **stated}),
         "engine": run.engine.model_copy(update={"dtype": dtype}),
@@ -149,9 +154,44 @@ def limits_of(run: RunConfig) -> RolloutLimits:
     )
 
 
-def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
+def specs_of(run: RunConfig) -> list[EnvSpec]:
+    """Return the registered environment of each section of `run.envs`.
+
+    Raises:
+        UnknownEnvError: An environment is not registered.
+    """
+    return [environments.find(section.id) for section in run.envs]
+
+
+def names_of(run: RunConfig) -> list[str]:
+    """Return a unique name for each section of `run.envs`: its id, or ``ID.INDEX`` if the id occurs several times."""
+    counts = Counter(section.id for section in run.envs)
+    return [one.id if counts[one.id] == 1 else f"{one.id}.{index}" for index, one in enumerate(run.envs)]
+
+
+def env_index(run: RunConfig, split: str, seed: int, number: int) -> int:
+    """Return the index in `run.envs` of the environment of task `number`, which is chosen by weight."""
+    bounds = list(accumulate(section.weight for section in run.envs))
+    share = stable_hash(seed, split, number, "environment") / 2**64
+    return min(bisect_right(bounds, share * bounds[-1]), len(bounds) - 1)
+
+
+def parts_of(run: RunConfig, total: int) -> list[int]:
+    """Divide `total`, such as a number of demonstrations, among the sections of `run.envs` by their weights."""
+    bounds = list(accumulate((section.weight for section in run.envs), initial=0.0))
+    ends = [round(total * bound / bounds[-1]) for bound in bounds]
+    return [end - first for first, end in pairwise(ends)]
+
+
+def task_of(run: RunConfig, specs: Sequence[EnvSpec], split: str, seed: int, number: int) -> Task:
     """Return the task with index `number` of a split. Every process computes the same task for the same arguments."""
-    options = {**run.env.options}
+    index = env_index(run, split, seed, number)
+    return task_in(run.envs[index], specs[index], split, seed, number)
+
+
+def task_in(section: EnvSection, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
+    """Return the task with index `number` of a split of one environment."""
+    options = {**section.options}
     if split in spec.splits:
         options["split"] = split
-    return Task(run.env.id, stable_hash(seed, split, number) >> 33, options)
+    return Task(section.id, stable_hash(seed, split, number) >> 33, options)
