@@ -193,6 +193,7 @@ class TrainLoop:
         self._latest: Mapping[str, float] = {}
         self._diagnostics = diagnostics or Diagnostics()
         self._probe = probe
+        self._probe_s = 0.0
 
     async def run(self, display: Display) -> None:
         """Train until the last step. After a cancellation, call `save` for a checkpoint of the last finished step.
@@ -214,7 +215,7 @@ class TrainLoop:
             display.advance(1, **self._shown)
             if self._on_step is not None:
                 self._on_step(state.step, self._latest)
-            await self._report(found, display)
+            await self._report([*await self._probed(push), *found], display)
             shows_training = not await self._evaluate_and_save(display)
 
     async def save(self) -> None:
@@ -276,24 +277,23 @@ class TrainLoop:
             state.lost_episodes += len(result.void)
             accounting = _settle(ledger, trained_sessions(samples, result.trajectories))
             state.accounting = add_counts(state.accounting, ledger.counts())
-            found = await self._probed(push)
-            times.append(clock.now())
             seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
+            parts = durations(result.attempts)
             values = {
                 **step_metrics(result, report, seconds),
                 **{f"episodes_{name}": float(count) for name, count in ledger.counts().items()},
-                **quantile_metrics(durations(result.attempts)),
+                **quantile_metrics(parts),
                 "train_s": times[1] - times[0],
-                "probe_s": times[3] - times[2],
+                "probe_s": self._probe_s,
                 **self._by_environment(number, result),
             }
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
             self._learning = False
-            spans = [Span(*one) for one in zip(("update", "push", "probe"), times, times[1:], strict=False)]
-            self._record_episodes(number, result, spans)
+            self._record.durations(number, parts)
+            self._record_episodes(number, result, [Span("update", *times[:2]), Span("push", *times[1:])])
         self._show(values)
         self._latest = values
-        return push, [*found, *self._diagnostics.stepped(TrainStep(number, values, len(samples), accounting))]
+        return push, self._diagnostics.stepped(TrainStep(number, values, len(samples), accounting))
 
     async def _play(self, number: int) -> tuple[RolloutResult, Ledger]:
         """Play the episodes of train step `number`; the ledger has those that cannot be trained on."""
@@ -316,9 +316,8 @@ class TrainLoop:
         return result, ledger
 
     def _record_episodes(self, number: int, result: RolloutResult, work: Sequence[Span]) -> None:
-        """Record durations, and at intervals some episodes and a timeline. `work` is that of the trainer."""
+        """Record some episodes and a timeline, if they are due. `work` is that of the trainer."""
         settings = self._settings
-        self._record.durations(number, durations(result.attempts))
         every, decode = settings.trajectories_every, self._rollout.renderer.text
         if every and (number in (1, settings.steps) or number % every == 0):
             chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
@@ -329,7 +328,9 @@ class TrainLoop:
         """Probe the engine after a push, once the prompt for it is known, and return what is wrong."""
         if self._probe is None or not self.state.probe_prompt:
             return []
+        began = clock.now()
         probe = await self._probe.measure(self.state.probe_prompt, push)
+        self._probe_s = clock.now() - began
         return [] if probe is None else self._diagnostics.pushed(probe)
 
     async def _report(self, found: Sequence[Finding], display: Display) -> None:

@@ -209,8 +209,8 @@ def _section(annotation: Any, marks: Sequence[Any], content: object) -> Any:
         annotation, *marks = get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
         members = [_section(one, (), content) for one in get_args(annotation)]
-        fits = (lambda one: get_origin(one) is list) if isinstance(content, list) else _is_section
-        return next(filter(fits, members), annotation)
+        is_list = isinstance(content, list)
+        return next((one for one in members if _is_section(one) is not is_list), annotation)
     choice = next((mark for mark in marks if isinstance(mark, SectionChoice)), None)
     return annotation if choice is None else choice.section_of(content)
 

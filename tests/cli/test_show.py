@@ -257,7 +257,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
         (["evaluation", "--prompts"], "--prompts: evaluation/episodes.jsonl has no prompts, since no model"),
         (["empty.jsonl"], "empty.jsonl: is empty; it must have one JSON object per episode"),
         (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),
-        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 1 (Input data was truncated); "),
+        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 2 (Input data was truncated); "),
     ],
 )
 def test_input_that_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str], line: str, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_input_that_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str]
     (tmp_path / "run").rename(tmp_path / "begun")
     (tmp_path / "kept").rename(tmp_path / "run")
     (tmp_path / "evaluation").mkdir()
-    line_of_expert = orjson.dumps({"format": 1, "env_id": "Mazes-v0", "seed": 1, "options": {}, "index": 0, "member": 0,
+    line_of_expert = orjson.dumps({"format": 2, "env_id": "Mazes-v0", "seed": 1, "options": {}, "index": 0, "member": 0,
         "train_step": None, "valid": True, "stop": "terminated", "error": None, "reward": 0, "metrics": {},
         "start": None, "start_info": {}, "turns": []})  # fmt: skip
     (tmp_path / "evaluation/episodes.jsonl").write_bytes(line_of_expert + b"\n")

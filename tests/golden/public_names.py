@@ -25,6 +25,7 @@ import typer
 import envkit
 from envkit.cli import app
 from envkit.config import RunConfig, ServeConfig
+from envkit.config.kinds import FAMILIES
 from envkit.environments.catalog import CATALOG
 from envkit.errors import EnvkitError
 from envkit.formats import FORMAT_FILE
@@ -56,7 +57,7 @@ def collect() -> dict[str, Names]:
         "serve file": _keys(ServeConfig.model_json_schema()),
         "packages": _packages(),
         "environments": {str(spec["id"]): [] for spec in CATALOG},
-        "entry points": {**_scripts(), **source.entry_point_groups()},
+        "entry points": {**_scripts(), **source.entry_point_groups(), **_kind_groups()},
         "http routes": server.routes(),
         "websocket methods": server.methods(),
         "messages": server.messages(),
@@ -136,6 +137,11 @@ def _packages() -> Names:
         names += [one.name for one in below if one.ispkg and not one.name.rpartition(".")[2].startswith("_")]
     modules = {name: importlib.import_module(name) for name in names}
     return {name: sorted(module.__all__) for name, module in modules.items() if hasattr(module, "__all__")}
+
+
+def _kind_groups() -> Names:
+    """Return the groups of the table of kinds, with the built-in kinds."""
+    return {family.group: list(family.built_in) for family in FAMILIES.values()}
 
 
 def _scripts() -> Names:
@@ -234,12 +240,16 @@ class Source:
         return found
 
     def entry_point_groups(self) -> Names:
-        """Return the groups in which installed packages are looked for."""
+        """Return the groups in which installed packages are looked for; those of the table of kinds are left out."""
         constants = dict(chain.from_iterable(map(_constants, self._modules)))
         groups = [
             word.value for call in self._calls_of("entry_points") for word in call.keywords if word.arg == "group"
         ]
-        return {constants[one.id] if isinstance(one, ast.Name) else ast.literal_eval(one): [] for one in groups}
+        return {
+            constants[one.id] if isinstance(one, ast.Name) else ast.literal_eval(one): []
+            for one in groups
+            if not isinstance(one, ast.Attribute)
+        }
 
     def _calls_of(self, *names: str) -> Iterator[ast.Call]:
         for module in self._modules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from envkit import clock
 from envkit.protocols import EnvHost, PolicyEngine, Renderer, Trainer
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
-from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.render.plain import PlainRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
@@ -169,5 +170,5 @@ def tiny_run(
         learning_rate=learning_rate, critic_learning_rate=1e-3, max_grad_norm=1.0, micro_tokens=4096, seed=7, threads=1
     )
     trainer = TorchTrainer(model, catalogue.resolve("grpo", {}), trainer_settings, None)
-    playing = engine(copy_to_play(model, "float32"), pad_id=0, threads=1, source=model)
+    playing = engine(deepcopy(model), pad_id=0, threads=1, source=model)
     return Run(folder, playing, trainer, renderer(policy), WordHost(is_alike=is_alike), **how)

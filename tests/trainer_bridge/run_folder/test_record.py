@@ -357,7 +357,8 @@ def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
 
 
 def test_tensorboard_sees_the_distribution_of_durations(tmp_path: Path) -> None:
-    record = create(tmp_path, tensorboard=True)
+    record = create(tmp_path)
+    record.add(EventFile(tmp_path / "tensorboard", first_step=0))
     record.durations(1, {"step": [0.5, 1.5, 1.5, 2.5], "wait": []})
     record.close()
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

@@ -157,4 +157,4 @@ def test_a_run_records_durations_of_every_step_and_timelines_of_the_recorded_one
     assert list(part.notes.timelines) == [1, 3]
     tracks = spans(part.notes.timelines[3])
     assert {process for process, _ in tracks} == {1, 2}
-    assert [some[0][0] for (process, _), some in tracks.items() if process == 2] == ["update", "push", "probe"]
+    assert [some[0][0] for (process, _), some in tracks.items() if process == 2] == ["update", "push"]

@@ -23,15 +23,15 @@ def test_a_pretrained_model_plays_in_the_fast_format_with_instructions_and_128_t
     tmp_path: Path,
 ) -> None:
     model = found(write_chat(tmp_path, seed=1))
-    assert (model.run.engine.dtype, model.limits.turn_tokens) == (fast_format(), 128)
+    assert (model.run.engine.model_dump()["dtype"], model.limits.turn_tokens) == (fast_format(), 128)
     assert model.options_for("FrozenLake-v0") == {}
-    assert model.run.renderer.system is None
+    assert model.run.renderer.model_dump()["system"] is None
 
 
 def test_a_tiny_policy_that_envkit_saved_plays_as_it_was_trained(tmp_path: Path) -> None:
     SavedPolicy(True, "FrozenLake-v0", {"size": 3, "instructions": False}).write(write_tiny(tmp_path, seed=1))
     model = found(tmp_path)
-    assert (model.run.engine.dtype, model.limits.turn_tokens) == ("float32", 1)
+    assert (model.run.engine.model_dump()["dtype"], model.limits.turn_tokens) == ("float32", 1)
     assert model.options_for("FrozenLake-v0") == {"size": 3, "instructions": False}
     assert model.options_for("Sokoban-v0") == {}
 
@@ -40,7 +40,11 @@ def test_what_the_caller_sets_is_what_plays(tmp_path: Path) -> None:
     how = {"system": "Be brief.", "thinking": "cut", "history": 1, "turn_tokens": 5, "max_turns": 3, "batch": 2}
     model = found(write_chat(tmp_path, seed=1), **how)
     run = model.run
-    assert (run.renderer.system, run.renderer.thinking, run.renderer.history) == ("Be brief.", "cut", 1)
+    assert (run.renderer.model_dump()["system"], run.renderer.model_dump()["thinking"], run.renderer.history) == (
+        "Be brief.",
+        "cut",
+        1,
+    )
     assert (run.rollout.turn_tokens, run.rollout.max_turns, model.batch) == (5, 3, 2)
 
 
