@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envkit import clock, config, register
+from envkit import TrainSummary, clock, config, register
+from envkit.cli.training.train import _rows
 from envkit.config import RunConfig
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
@@ -153,6 +155,20 @@ def test_a_checkpoint_is_evaluated_in_each_environment_with_its_options(tmp_path
     model = LocalModel.of_checkpoint(tmp_path, Playing(), seed=0)
     assert (model.options_for("FrozenLake-v0")["size"], model.options_for("Sokoban-v0")["size"]) == (3, 5)
     assert (model.options_for("Arithmetic-v0"), model.mismatch("Sokoban-v0"), model.batch) == ({}, "", 24)
+
+
+# --- Summaries -------------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_of_several_environments_names_the_first_and_prints_each(tmp_path: Path) -> None:
+    each = {"eval_success_before": 0.25, "eval_success_after": 0.5}
+    content: dict[str, Any] = {one.name: None for one in fields(TrainSummary)[2:-1]}
+    content |= {"env_ids": ["A-v0", "B-v0"], "environments": {"A-v0": each, "B-v0": each}, **each}
+    content |= {"train_steps": 3, "episodes": 4, "lost_episodes": 0, "wall_s": 5.0}
+    summary = TrainSummary.of(tmp_path, content)
+    assert summary.env_id == "A-v0"
+    names = [name for name, value in _rows(summary) if value == "25.0% → 50.0%"]
+    assert names == [f"held-out success, sampled{suffix}" for suffix in ("", ", A-v0", ", B-v0")]
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
