@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
         "single_turn_states": 50, "single_turn_updates": 2, "single_turn_batch": 16, "multi_turn_updates": 0,
         "episode_updates": 0, "check_episodes": 0,
     },
-    "tracking": {"trajectories_every": 1, "trajectories": EPISODES, "tensorboard": False},
+    "tracking": {"trajectories_every": 1, "trajectories": EPISODES, "to": []},
 }  # fmt: skip
 
 
