@@ -61,7 +61,11 @@ def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
 
 
 def _definition(key: Schema, definitions: Schema) -> Schema | None:
-    """Return the schema of the section that `key` contains, or of each section in its list. None if it has neither."""
+    """Return the schema of the section that `key` contains, or of each section in its list. None if it has neither.
+
+    A key that takes either a section or a list of sections counts as a section.
+    """
+    key = key.get("anyOf", [key])[0]
     reference = key.get("items", key).get("$ref")
     return None if reference is None else definitions[reference.rpartition("/")[2]]
 

@@ -81,41 +81,54 @@ class Evaluator:
         tasks: Tasks to play. Each is played twice: once with sampled and once with greedy completions.
         temperature: Sampling temperature of the sampled completions.
         seed: Sampling seed; the same at every evaluation.
+        names: Name of the environment of each task, for metrics per environment; empty for no such metrics.
     """
 
-    def __init__(self, rollout: Rollout, tasks: Sequence[Task], *, temperature: float, seed: int) -> None:
+    def __init__(
+        self, rollout: Rollout, tasks: Sequence[Task], *, temperature: float, seed: int, names: Sequence[str] = ()
+    ) -> None:
         self._rollout = rollout
         self._tasks = tasks
         self._temperature = temperature
         self._seed = seed
+        self._names = names
 
     async def run(self, display: Display, step: int) -> dict[str, float]:
         """Play all tasks twice after train step `step`, sampled and greedily; return the metrics, if there are tasks.
 
         eval_success, eval_return and eval_turns are means over the valid sampled episodes; eval_greedy is the success
-        of greedy play; eval_episodes is the number of valid sampled episodes.
+        of greedy play; eval_episodes is the number of valid sampled episodes. Metrics such as
+        ``eval_success/FrozenLake-v0`` have the same meaning for one of several environments.
         """
         if not self._tasks:
             return {}
         display.phase("evaluate", 2 * len(self._tasks))
         sampled = await self._play(self._temperature, display, f"eval-{step}-sampled")
         greedy = await self._play(0.0, display, f"eval-{step}-greedy")
-        return {
-            "eval_success": success_of(sampled),
-            "eval_greedy": success_of(greedy),
-            "eval_return": _mean([one.reward for one in sampled]),
-            "eval_turns": _mean([len(one.turns) for one in sampled]),
-            "eval_episodes": float(len(sampled)),
-        }
+        values = _evaluated(sampled, greedy)
+        greedy_parts = greedy.by_name(self._names)
+        for name, part in sampled.by_name(self._names).items():
+            values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
+        return values
 
-    async def _play(self, temperature: float, display: Display, phase: str) -> list[Trajectory]:
+    async def _play(self, temperature: float, display: Display, phase: str) -> RolloutResult:
         def count(trajectory: Trajectory) -> None:
             display.advance(0 if trajectory.stop.is_void else 1)
 
-        result = await self._rollout.groups(
+        return await self._rollout.groups(
             self._tasks, 1, phase=phase, temperature=temperature, seed=self._seed, on_episode=count
         )
-        return valid(result.trajectories)
+
+
+def _evaluated(sampled: RolloutResult, greedy: RolloutResult) -> dict[str, float]:
+    played = valid(sampled.trajectories)
+    return {
+        "eval_success": success_of(played),
+        "eval_greedy": success_of(valid(greedy.trajectories)),
+        "eval_return": _mean([one.reward for one in played]),
+        "eval_turns": _mean([len(one.turns) for one in played]),
+        "eval_episodes": float(len(played)),
+    }
 
 
 class TrainLoop:
@@ -137,6 +150,8 @@ class TrainLoop:
         on_step: Called after each train step with its number and its metrics.
         diagnostics: Names what is wrong with the run; None uses the default settings.
         probe: Probes the engine after each push, for the diagnostics; None makes no probes.
+        name_of: Returns the name of the environment of the training task with a given index, for metrics per
+            environment; None for no such metrics.
     """
 
     def __init__(
@@ -156,6 +171,7 @@ class TrainLoop:
         on_step: Callable[[int, Mapping[str, float]], None] | None = None,
         diagnostics: Diagnostics | None = None,
         probe: Probe | None = None,
+        name_of: Callable[[int], str] | None = None,
     ) -> None:
         self._rollout = rollout
         self._trainer = trainer
@@ -170,6 +186,7 @@ class TrainLoop:
         self._stop = stop
         self._policy = policy
         self._on_step = on_step
+        self._name_of = name_of
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
@@ -268,6 +285,7 @@ class TrainLoop:
                 **quantile_metrics(parts),
                 "train_s": times[1] - times[0],
                 "probe_s": self._probe_s,
+                **self._by_environment(number, result),
             }
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
             self._learning = False
@@ -327,6 +345,19 @@ class TrainLoop:
                     f"remove {one.name} from diagnostics.stop_on to train all the same"
                 )
             display.announce(line)
+
+    def _by_environment(self, number: int, result: RolloutResult) -> dict[str, float]:
+        """Return the metrics of each environment in train step `number`, such as ``success/FrozenLake-v0``."""
+        if self._name_of is None:
+            return {}
+        groups = self._settings.groups_per_step
+        names = [self._name_of((number - 1) * groups + index) for index in range(groups)]
+        return {
+            f"{key}/{name}": value
+            for name, part in result.by_name(names).items()
+            for key, value in step_metrics(part, {}, {}).items()
+            if key not in ("policy_version", "tokens_per_s")
+        }
 
     async def _evaluate(self, display: Display) -> dict[str, JSON]:
         values = await self._evaluator.run(display, self.state.step)

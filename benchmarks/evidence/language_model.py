@@ -38,7 +38,7 @@ from envkit import config
 from envkit.types import Observation
 from envkit.wiring import environments
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.resolve import resolve, task_of
+from envkit.wiring.training.resolve import resolve, task_in
 
 NAME = "language-model"
 STALE_AFTER = (
@@ -202,21 +202,23 @@ def train_with_trl(python: Path) -> Figures:
 
 def success_of(policy: Path, run: config.RunConfig) -> float:
     """Return the held-out success of the policy in a model folder, with the settings of `run`."""
-    options = [word for name, value in run.env.options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
-    limits = ["--turn-tokens", str(run.rollout.turn_tokens), "--batch", str(run.env.num_envs)]
+    env = run.envs[0]
+    options = [word for name, value in env.options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+    limits = ["--turn-tokens", str(run.rollout.turn_tokens), "--batch", str(env.num_envs)]
     words = [*options, *limits, "--system", run.renderer.system or "", "--episodes", str(run.evaluation.episodes)]
-    mean: float = evaluate(f"model:{policy}", run.env.id, *words)["success"]["mean"]
+    mean: float = evaluate(f"model:{policy}", env.id, *words)["success"]["mean"]
     return round(mean, 4)
 
 
 def questions(run: config.RunConfig, steps: int) -> list[Figures]:
     """Return the sums of the first train steps, in order, as the conversations that both policies see."""
-    spec = environments.find(run.env.id)
-    expert = environments.open_expert(run.env.id, run.env.options)
+    section = run.envs[0]
+    spec = environments.find(section.id)
+    expert = environments.open_expert(section.id, section.options)
     found = []
-    with environments.make(run.env.id) as env:
+    with environments.make(section.id) as env:
         for number in range(steps * run.trainer.groups_per_step):
-            task = task_of(run, spec, "train", run.seed, number)
+            task = task_in(section, spec, "train", run.seed, number)
             text, _ = env.reset(seed=task.seed, options=dict(task.options))
             prompt = [{"role": "system", "content": run.renderer.system}, {"role": "user", "content": text}]
             found.append({"prompt": prompt, "answer": int(expert.moves(Observation(text))[0])})

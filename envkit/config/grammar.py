@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, runtime_checkable
+from types import UnionType
+from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -157,6 +158,8 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
         if section.get(parent) is None:
             section[parent] = {}
         inner = section[parent]
+        if isinstance(inner, list):
+            raise ConfigError([f"{key}: {parent} is a list; set the whole list, as in {parent}=[...]"])
         if not isinstance(inner, dict):
             raise ConfigError([f"{key}: {parent} is a value and has no keys"])
         section = inner
@@ -194,12 +197,23 @@ def _keys(location: Sequence[str | int], root: type[BaseModel], content: Any) ->
         else:
             field = found.model_fields[part]
             found = _section(field.annotation, field.metadata, content)
-    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
+    return list(found.model_fields) if _is_section(found) else []
 
 
 def _section(annotation: Any, marks: Sequence[Any], content: object) -> Any:
-    """Return the section class that an annotation stands for, given the content; any other type unchanged."""
+    """Return the section class that an annotation stands for, given the content; any other type unchanged.
+
+    For a union of a section and a list of sections, this is the member that the content has.
+    """
     if get_origin(annotation) is Annotated:
         annotation, *marks = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        members = [_section(one, (), content) for one in get_args(annotation)]
+        is_list = isinstance(content, list)
+        return next((one for one in members if _is_section(one) is not is_list), annotation)
     choice = next((mark for mark in marks if isinstance(mark, SectionChoice)), None)
     return annotation if choice is None else choice.section_of(content)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

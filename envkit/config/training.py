@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import yaml
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Exponent, Rate, Seconds, Section, Share
@@ -27,17 +27,21 @@ from envkit.config.parts import (
 
 
 class EnvSection(Section):
-    """The environment and its options."""
+    """An environment and its options. To train on several environments, write a list of such sections."""
 
     id: str
     """Id of a registered environment, such as Sokoban-v0."""
+    weight: Annotated[float, Field(gt=0), Exponent] = 1.0
+    """Weight in a list of environments. The share of an environment's tasks is its weight divided by the sum of all
+    weights."""
     num_envs: Count = 256
-    """Maximum number of episodes in parallel."""
+    """Maximum number of episodes in parallel. With a list of environments, the limit is the sum of its sections."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, as in envkit.make."""
     url: Annotated[str, Field(min_length=1)] | None = None
     """Address of an `envkit serve` that plays the episodes, such as https://fleet.example.org. null: they are played in
-    the sandboxes of the section sandbox, which must be left out if there is a url."""
+    the sandboxes of the section sandbox, which must be left out if there is a url. All sections in a list have the same
+    url, token_file, ca and outage_timeout_s."""
     token_file: Annotated[str, Field(min_length=1)] | None = None
     """File with the token for that server. null: the variable ENVKIT_TOKEN."""
     ca: Annotated[str, Field(min_length=1)] | None = None
@@ -219,7 +223,7 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
     """Seed of all random numbers of the run. The same file always gives the same random numbers."""
-    env: EnvSection
+    env: EnvSection | Annotated[list[EnvSection], Field(min_length=1)]
     sandbox: SerializeAsAny[Annotated[SandboxSection, ByKind("sandboxes", "auto")]] = BuiltInSandboxSection()
     engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()
     renderer: SerializeAsAny[Annotated[RendererSection, ByKind("renderers", "auto")]] = AutoRendererSection()
@@ -230,6 +234,25 @@ class RunConfig(Section):
     warmup: WarmupSection = WarmupSection()
     tracking: TrackingSection = TrackingSection()
     diagnostics: DiagnosticsSection = DiagnosticsSection()
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _one_or_several(cls, content: Any) -> Any:
+        # Validate here: pydantic would report the problems of both members of the union, with their types in the keys.
+        return _SECTIONS.validate_python(content) if isinstance(content, list) else EnvSection.model_validate(content)
+
+    @property
+    def envs(self) -> tuple[EnvSection, ...]:
+        """The section `env`, or all sections of its list."""
+        return tuple(self.env) if isinstance(self.env, list) else (self.env,)
+
+    @property
+    def num_envs(self) -> int:
+        """Maximum number of episodes in parallel, over all environments."""
+        return sum(section.num_envs for section in self.envs)
+
+
+_SECTIONS = TypeAdapter(Annotated[list[EnvSection], Field(min_length=1)])
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -258,5 +281,6 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
 
 def dump(config: RunConfig) -> str:
     """Return the whole configuration as YAML, including defaults, but without a section that does not apply."""
-    content = config.model_dump(mode="json", exclude=None if config.env.url is None else {"sandbox"})
+    is_served = any(section.url is not None for section in config.envs)
+    content = config.model_dump(mode="json", exclude={"sandbox"} if is_served else None)
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

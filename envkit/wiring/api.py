@@ -39,7 +39,7 @@ class TrainSummary:
 
     Attributes:
         folder: Folder of the run; see docs/train.md for its files.
-        env_id: The environment.
+        env_id: The environment; the first of several, whose results are in `content`.
         algorithm: The preset of the algorithm.
         policy: One line that describes the model.
         train_steps: Number of train steps, including those before a resume.
@@ -78,7 +78,8 @@ class TrainSummary:
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, Any]) -> TrainSummary:
         """Return the summary of the run in `folder` from the content of its ``summary.json``."""
-        return cls(folder=folder, content=content, **{one.name: content[one.name] for one in fields(cls)[1:-1]})
+        values = {"env_id": next(iter(content.get("env_ids", ())), None), **content}
+        return cls(folder=folder, content=content, **{one.name: values[one.name] for one in fields(cls)[1:-1]})
 
 
 def train(
@@ -97,7 +98,7 @@ def train(
 
     Args:
         config: Path of a training file, its content as a mapping, or a `RunConfig`.
-        output: Folder of the run; None means ``runs/`` and the name of the file or of the environment.
+        output: Folder of the run; None means ``runs/`` and the name of the file or of the first environment.
         resume: Whether to continue the run in the folder from its last checkpoint.
         force: Whether to replace the run in the folder.
         on_step: Called after each train step with its number and its metrics, in the thread of the run. If it raises an
@@ -232,10 +233,10 @@ def evaluate(
 def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[RunConfig, str]:
     """Return a training file, and the default name of the run's folder."""
     if isinstance(content, RunConfig):
-        return content, content.env.id
+        return content, content.envs[0].id
     if isinstance(content, Mapping):
         parsed = config.parse(content)
-        return parsed, parsed.env.id
+        return parsed, parsed.envs[0].id
     path = Path(content)
     return config.load(path), path.stem
 

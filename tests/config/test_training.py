@@ -32,7 +32,7 @@ def problems(folder: Path, text: str, *overrides: str) -> list[str]:
 
 def test_only_the_environments_id_is_required(tmp_path: Path) -> None:
     run = load(tmp_path, MINIMAL)
-    assert (run.env.id, run.seed, run.algorithm.preset, run.engine.model) == ("FrozenLake-v0", 7, "grpo", None)
+    assert (run.envs[0].id, run.seed, run.algorithm.preset, run.engine.model) == ("FrozenLake-v0", 7, "grpo", None)
 
 
 def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
@@ -42,6 +42,16 @@ def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
     assert load(tmp_path, dumped) == run
     assert config.dump(load(tmp_path, dumped)) == dumped
     assert "✓" in dumped
+
+
+def test_several_environments_are_a_list_and_one_is_as_it_was_written(tmp_path: Path) -> None:
+    one = load(tmp_path, "env: {id: Sokoban-v0, num_envs: 3}")
+    assert (one.env, one.num_envs) == (one.envs[0], 3)
+    assert "\nenv:\n  id: Sokoban-v0\n" in config.dump(one)
+    several = load(tmp_path, "env:\n- {id: Sokoban-v0, num_envs: 3}\n- {id: FrozenLake-v0, weight: 2, num_envs: 5}\n")
+    assert [(section.id, section.weight) for section in several.envs] == [("Sokoban-v0", 1), ("FrozenLake-v0", 2)]
+    assert several.num_envs == 8
+    assert load(tmp_path, config.dump(several)) == several
 
 
 def test_small_numbers_may_be_written_without_a_point(tmp_path: Path) -> None:
@@ -222,6 +232,12 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
         ("seed: 3", "env: is missing"),
         ("env: {}", "env.id: is missing"),
         ("env: {id: 3}", "env.id: must be text, got 3"),
+        ("env: []", "env: must have at least 1 entries"),
+        ("env: [{id: x}, 3]", "env.1: must hold keys and values, got 3"),
+        ("env: [{id: x}, {weight: 2}]", "env.1.id: is missing"),
+        ("env: [{id: x}, {id: y, optoins: {}}]", "env.1.optoins: no such key; did you mean 'options'?"),
+        ("env: [{id: x, weight: 0}]", "env.0.weight: must be above 0, got 0"),
+        ("env: {id: x, weight: -1}", "env.weight: must be above 0, got -1"),
     ],
 )
 def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) -> None:
@@ -254,7 +270,7 @@ def test_overrides_are_read_as_yaml_and_the_last_one_wins(tmp_path: Path) -> Non
     )
     assert isinstance(run.trainer, TorchTrainerSection)
     assert (run.trainer.steps, run.trainer.learning_rate, run.algorithm.preset) == (5, 1e-5, "ppo")
-    assert run.env.options == {"slip": 0.25, "size": 3}
+    assert run.envs[0].options == {"slip": 0.25, "size": 3}
     assert (run.tracking.to, run.engine.model, run.sandbox.health.interval_s) == ([], None, 2.5)
 
 
@@ -264,12 +280,20 @@ def test_a_tracker_may_be_its_name_and_an_empty_key_means_the_default(tmp_path: 
 
 
 def test_an_override_may_hold_an_equals_sign_and_an_empty_value(tmp_path: Path) -> None:
-    assert load(tmp_path, MINIMAL, "env.options.word='a=b'").env.options == {"word": "a=b"}
-    assert load(tmp_path, MINIMAL, "env.options.word=").env.options == {"word": None}
+    assert load(tmp_path, MINIMAL, "env.options.word='a=b'").envs[0].options == {"word": "a=b"}
+    assert load(tmp_path, MINIMAL, "env.options.word=").envs[0].options == {"word": None}
 
 
 def test_an_override_can_name_the_environment_of_a_file_that_does_not(tmp_path: Path) -> None:
-    assert load(tmp_path, "seed: 3", "env.id=Sokoban-v0").env.id == "Sokoban-v0"
+    assert load(tmp_path, "seed: 3", "env.id=Sokoban-v0").envs[0].id == "Sokoban-v0"
+
+
+def test_a_list_of_environments_is_overridden_as_a_whole(tmp_path: Path) -> None:
+    run = load(tmp_path, MINIMAL, "env=[{id: Sokoban-v0}, {id: FrozenLake-v0, weight: 3}]")
+    assert [section.id for section in run.envs] == ["Sokoban-v0", "FrozenLake-v0"]
+    assert problems(tmp_path, "env: [{id: Sokoban-v0}]", "env.options.size=4") == [
+        "env.options.size: env is a list; set the whole list, as in env=[...]"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +306,7 @@ def test_an_override_can_name_the_environment_of_a_file_that_does_not(tmp_path: 
         ("trainer.steps=[1", "trainer.steps: '[1' is not YAML"),
         ("trainer.step=3", "trainer.step: no such key; did you mean 'steps'?"),
         ("trainer.steps=soon", "trainer.steps: must be a whole number"),
+        ("env=[]", "env: must have at least 1 entries"),
     ],
 )
 def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +66,14 @@ class Notes:
 class Part:
     """One part of a run, from the newest checkpoint if there is one."""
 
-    def __init__(self, folder: Path, settings: LoopSettings = SETTINGS, *, eval_tasks: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: LoopSettings = SETTINGS,
+        *,
+        eval_tasks: int = 3,
+        name_of: Callable[[int], str] | None = None,
+    ) -> None:
         self.trainer = ScriptedTrainer()
         self.cut_at: int | None = None
         self.scope: anyio.CancelScope
@@ -86,7 +93,11 @@ class Part:
             trainer=self.trainer,
             channel=WeightChannel(self.trainer, self.engine),
             evaluator=Evaluator(
-                rollout, [Task("Scripted-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
+                rollout,
+                [Task("Scripted-v0", 1000 + n) for n in range(eval_tasks)],
+                temperature=0.9,
+                seed=99,
+                names=[] if name_of is None else [name_of(n) for n in range(eval_tasks)],
             ),
             tasks=lambda number: Task("Scripted-v0", number),
             record=self.notes,
@@ -95,6 +106,7 @@ class Part:
             state=state,
             elapsed_s=lambda: self.seconds,
             stop=Stop(),
+            name_of=name_of,
         )
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:

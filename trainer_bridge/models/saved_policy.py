@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,14 +16,15 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """Metadata of a policy: its kind, and the environment and settings with which it was trained.
+    """Metadata of a policy: its kind, and the environments and settings with which it was trained.
 
     Attributes:
         tiny: Whether this is a tiny policy, which envkit created with the vocabulary of its environment.
-        env_id: Environment in which the policy was trained.
+        env_id: Environment in which the policy was trained; the first one if there were several.
         options: Options of that environment.
         turn_tokens: Maximum number of tokens of a completion in training; None if unknown.
         renderer: The configuration section ``renderer`` of the training run.
+        other_envs: Further environments in which the policy was trained: their options by id.
     """
 
     tiny: bool
@@ -30,6 +32,16 @@ class SavedPolicy:
     options: Options
     turn_tokens: int | None = None
     renderer: Options = field(default_factory=dict)
+    other_envs: Mapping[str, Options] = field(default_factory=dict)
+
+    @property
+    def env_ids(self) -> list[str]:
+        """Ids of all environments in which the policy was trained."""
+        return [self.env_id, *self.other_envs]
+
+    def options_for(self, env_id: str) -> Options | None:
+        """Return the options with which the policy was trained in `env_id`; None if it was not trained there."""
+        return self.options if env_id == self.env_id else self.other_envs.get(env_id)
 
     def write(self, folder: Path) -> None:
         """Write the metadata into a policy folder."""
@@ -60,6 +72,7 @@ class SavedPolicy:
                 options=dict(content["options"]),
                 turn_tokens=content.get("turn_tokens"),
                 renderer=dict(content.get("renderer", {})),
+                other_envs={str(id): dict(options) for id, options in content.get("other_envs", {}).items()},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: is damaged: {error!r}") from error

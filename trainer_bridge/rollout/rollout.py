@@ -139,3 +139,20 @@ class RolloutResult:
     def attempts(self) -> list[Trajectory]:
         """Every attempt once: the episodes that finished, then the void ones."""
         return [*(one for one in self.trajectories if not one.stop.is_void), *self.void]
+
+    def by_name(self, names: Sequence[str]) -> dict[str, RolloutResult]:
+        """Return the part of the result that belongs to each name.
+
+        Args:
+            names: Name of each group, such as that of its environment. Empty: the result is empty.
+        """
+        named = list(zip(names, self.groups, strict=True)) if names else []
+        name_of = {group.task.key: name for name, group in named}
+        return {
+            name: replace(
+                self,
+                groups=tuple(group for one, group in named if one == name),
+                void=tuple(trajectory for trajectory in self.void if name_of[trajectory.task.key] == name),
+            )
+            for name in sorted({*names})
+        }

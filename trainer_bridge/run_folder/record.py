@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -63,7 +64,7 @@ FOLDERS = {
     "policy": ("*.json", "model.safetensors"),
 }
 _MAY_GROW = "trainer.steps"
-_MAY_MOVE = ("env.url", "env.token_file", "env.ca", "env.outage_timeout_s")
+_MAY_MOVE = re.compile(r"(env(?:\.\d+)?)\.(?:url|token_file|ca|outage_timeout_s)")
 """Keys of the server that plays the episodes. A resumed run may use another server, but not stop using one."""
 _MISSING = object()
 
@@ -297,14 +298,17 @@ def _refuse_other_config(path: Path, new_yaml: str) -> None:
     for key in [*new, *(key for key in old if key not in new)]:
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
         grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
-        moves = key in _MAY_MOVE and old.get("env.url") is not None and new.get("env.url") is not None
+        server = _MAY_MOVE.fullmatch(key)
+        moves = server is not None and all(one.get(f"{server[1]}.url") is not None for one in (old, new))
         if before != after and not (grows or moves):
             difference = f"the run has {_shown(before)}, the file has {_shown(after)}"
             raise UsageError(f"{key}: {difference}; use the old value, or --force to start over")
 
 
 def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of each leaf of nested mappings."""
+    """Yield the dotted key and the value of each leaf of nested mappings, and of the sections in a list `env`."""
+    if prefix == "env" and isinstance(tree, list):
+        tree = {str(index): section for index, section in enumerate(tree)}
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))

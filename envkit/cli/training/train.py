@@ -66,13 +66,20 @@ def _period(finding: Mapping[str, JSON]) -> str:
 
 def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the main results."""
-    for name, before, after in (
-        ("held-out success, sampled", summary.eval_success_before, summary.eval_success_after),
-        ("held-out success, greedy", summary.eval_greedy_before, summary.eval_greedy_after),
-    ):
-        if before is not None:
-            yield name, f"{before:.1%} before" if after is None else f"{before:.1%} → {after:.1%}"
+    yield from _held_out(summary.content)
+    environments = summary.content.get("environments")
+    for env, values in environments.items() if isinstance(environments, dict) else ():
+        if isinstance(values, dict):
+            yield from _held_out(values, f", {env}")
     yield "train steps", str(summary.train_steps)
     yield "episodes", f"{summary.episodes:,}, {summary.lost_episodes:,} of them lost"
     wall_s = summary.wall_s
     yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"
+
+
+def _held_out(values: Mapping[str, JSON], suffix: str = "") -> Iterator[tuple[str, str]]:
+    for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
+        before, after = values.get(f"{key}_before"), values.get(f"{key}_after")
+        if isinstance(before, float):
+            shown = f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
+            yield f"{name}{suffix}", shown

@@ -39,11 +39,13 @@ class LocalModel:
         path: Model folder, file, or name on the hub.
         run: Settings with which the model plays.
         greedy: Whether the model always chooses the most likely token.
+        batch: Number of concurrent episodes.
     """
 
     path: str
     run: RunConfig
     greedy: bool
+    batch: int
 
     @classmethod
     def of_checkpoint(cls, folder: Path, playing: Playing, *, seed: int) -> LocalModel:
@@ -60,7 +62,8 @@ class LocalModel:
         # Load all weights from the checkpoint, because the model that the run started from may have been deleted.
         if run.engine.model is not None:
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(found / "policy")})})
-        return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
+        batch = playing.batch or run.num_envs
+        return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0, batch=batch)
 
     @classmethod
     def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
@@ -70,13 +73,9 @@ class LocalModel:
             UsageError: There is no such model on this machine.
             ConfigError: The policy file in the model's folder is damaged or has an unknown format.
         """
-        content: dict[str, Any] = {
-            "env": {"id": env_id, "num_envs": BATCH},
-            "engine": {"model": name},
-        }
-        return cls(
-            locate(name), _changed(resolve(config.parse(content)), playing, seed), greedy=playing.temperature == 0
-        )
+        content: dict[str, Any] = {"env": {"id": env_id}, "engine": {"model": name}}
+        run = _changed(resolve(config.parse(content)), playing, seed)
+        return cls(locate(name), run, greedy=playing.temperature == 0, batch=playing.batch or BATCH)
 
     @property
     def identity(self) -> str:
@@ -93,18 +92,18 @@ class LocalModel:
         return Limits(limits.turn_tokens, limits.max_turns, limits.max_tokens)
 
     def options_for(self, env_id: str) -> Options:
-        """Return the environment options of the training; empty if its environment was not `env_id`."""
-        return self.run.env.options if env_id == self.run.env.id else {}
+        """Return the options of the training's first environment with id `env_id`; empty if it had none."""
+        return next((section.options for section in self.run.envs if section.id == env_id), {})
 
     def mismatch(self, env_id: str) -> str:
         """Return a warning if the policy was trained on another environment, otherwise an empty string."""
         saved, limits = SavedPolicy.read(Path(self.path)), limits_of(self.run)
-        trained_on = self.run.env.id if saved is None else saved.env_id
-        if env_id == trained_on:
+        trained_on = [section.id for section in self.run.envs] if saved is None else saved.env_ids
+        if env_id in trained_on:
             return ""
         return (
-            f"warning: the policy was trained on {trained_on} and plays {env_id} within these limits: --max-turns "
-            f"{limits.max_turns}, --max-tokens {limits.max_tokens}, --turn-tokens {limits.turn_tokens}"
+            f"warning: the policy was trained on {', '.join(trained_on)} and plays {env_id} within these limits: "
+            f"--max-turns {limits.max_turns}, --max-tokens {limits.max_tokens}, --turn-tokens {limits.turn_tokens}"
         )
 
     @asynccontextmanager
@@ -116,7 +115,7 @@ class LocalModel:
             model = await clock.to_thread(partial(find_model, self.path, is_tiny=is_tiny(self.run)))
             renderer = await open_renderer(parts, self.run, model)
             engine = await open_engine(parts, self.run, model)
-            yield LocalPlayer(engine, renderer, self.run, self.greedy)
+            yield LocalPlayer(engine, renderer, self.run, self.greedy, self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,7 @@ class LocalPlayer:
     renderer: Renderer
     run: RunConfig
     greedy: bool
+    batch: int
 
     async def play(
         self,
@@ -141,7 +141,7 @@ class LocalPlayer:
         run = self.run
         renderer = self.renderer
         numbers = {id(task): number for number, task in enumerate(tasks)}
-        rollout = Rollout(host, self.engine, renderer, limits_of(run), run.env.num_envs)
+        rollout = Rollout(host, self.engine, renderer, limits_of(run), self.batch)
 
         def ended(trajectory: Trajectory) -> None:
             on_episode(episode_of(trajectory, index=numbers[id(trajectory.task)], decode=renderer.text))
@@ -168,7 +168,6 @@ def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
     return run.model_copy(
         update={
             "renderer": run.renderer.model_copy(update=renderer),
-            "env": run.env.model_copy(update={"num_envs": playing.batch or run.env.num_envs}),
             "engine": run.engine.model_copy(update={"device": playing.device or run.engine.device}),
             "rollout": run.rollout.model_copy(update=rollout),
             "evaluation": run.evaluation.model_copy(update={"seed": seed}),

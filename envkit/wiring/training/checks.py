@@ -6,6 +6,7 @@ from pathlib import Path
 
 from envkit.config import RunConfig
 from envkit.config.parts import AutoRendererSection, TorchTrainerSection, TransformersEngineSection
+from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.installation import EXTRAS, why_missing
@@ -16,7 +17,7 @@ from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
-from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny
+from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -80,26 +81,38 @@ def _check_packages(run: RunConfig) -> None:
 
 
 def _check_env(run: RunConfig) -> None:
-    if is_served_only(run):
+    problems: list[str] = []
+    for key, section in zip(keys_of(run), run.envs, strict=True):
+        try:
+            _check_section(run, key, section)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
+    """Check one environment, if it is installed here; `key` is the key of its section."""
+    if is_served_only(section):
         return
     try:
-        made = environments.open_env(run.env.id, **run.env.options)
+        made = environments.open_env(section.id, **section.options)
         if not isinstance(made, AsyncEnv):
             made.close()
-            with environments.make(run.env.id) as env:
+            with environments.make(section.id) as env:
                 # Pass the options to `reset` too, because training does so for each episode.
-                _, info = env.reset(seed=0, options={**run.env.options})
+                _, info = env.reset(seed=0, options={**section.options})
             if is_tiny(run) and not info.get("legal_moves"):
-                reason = f"a tiny policy needs a list of legal moves, which {run.env.id} does not give; name a model"
+                reason = f"a tiny policy needs a list of legal moves, which {section.id} does not give; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
     except UnknownEnvError as error:
-        raise ConfigError([f"env.id: {error}"]) from None
+        raise ConfigError([f"{key}.id: {error}"]) from None
     except OptionError as error:
-        raise ConfigError([f"env.options.{error.option}: {error.reason}"]) from None
+        raise ConfigError([f"{key}.options.{error.option}: {error.reason}"]) from None
     except TypeError as error:
-        raise ConfigError([f"env.options: {run.env.id} rejects them: {error}"]) from None
-    if "split" in run.env.options and environments.find(run.env.id).splits:
-        raise ConfigError(["env.options.split: training and evaluation set the split themselves; leave it out"])
+        raise ConfigError([f"{key}.options: {section.id} rejects them: {error}"]) from None
+    if "split" in section.options and environments.find(section.id).splits:
+        raise ConfigError([f"{key}.options.split: training and evaluation set the split themselves; leave it out"])
 
 
 def _check_sandbox(run: RunConfig) -> None:
@@ -174,5 +187,6 @@ def _check_warmup(run: RunConfig) -> None:
         raise ConfigError(["warmup.kind: a new tiny policy needs demonstrations; use auto, or name an engine.model"])
     demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
     known = {spec.id: spec for spec in environments.registered()}
-    if demonstrates and run.env.id in known and known[run.env.id].expert is None:
-        raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; use none, and set engine.model"])
+    lacking = [one.id for one in run.envs if one.id in known and known[one.id].expert is None]
+    if demonstrates and lacking:
+        raise ConfigError([f"warmup.kind: {lacking[0]} has no expert to demonstrate; use none, and set engine.model"])

@@ -16,7 +16,7 @@ from envkit.http.client.env_client import EnvClient
 from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.http.protocol.messages import PROTOCOL
 from envkit.protocols import EnvHost
-from envkit.wiring.training.resolve import is_served_only, is_tiny
+from envkit.wiring.training.resolve import is_served_only, is_tiny, keys_of
 
 _QUEUED_S = 10
 """Seconds that episodes wait for a slot of a full server before the run announces it."""
@@ -28,15 +28,29 @@ def check_served(run: RunConfig) -> None:
     Raises:
         ConfigError: A key contradicts `env.url`, or needs an environment that is not installed here.
     """
-    section = run.env
-    if section.url is None:
-        if unused := [key for key in ("token_file", "ca") if getattr(section, key) is not None]:
-            raise ConfigError(f"env.{key}: only for a server; set env.url too, or leave it out" for key in unused)
+    sections = dict(zip(keys_of(run), run.envs, strict=True))
+    first, *others = sections
+    if differing := [
+        f"{key}.{name}: must be that of {first}, because one server plays all environments of a run"
+        for key in others
+        for name in ("url", "token_file", "ca", "outage_timeout_s")
+        if getattr(sections[key], name) != getattr(sections[first], name)
+    ]:
+        raise ConfigError(differing)
+    if sections[first].url is None:
+        if unused := [
+            f"{key}.{name}: only for a server; set {key}.url too, or leave it out"
+            for key, section in sections.items()
+            for name in ("token_file", "ca")
+            if getattr(section, name) is not None
+        ]:
+            raise ConfigError(unused)
         return
     if "sandbox" in run.model_fields_set:
         raise ConfigError(["sandbox: the server of env.url plays the episodes in its own sandboxes; leave it out"])
     kind = run.warmup.kind
-    if is_served_only(run) and (
+    unknown = {key: section.id for key, section in sections.items() if is_served_only(section)}
+    if unknown and (
         run.engine.model is None
         or kind == "demonstrations"
         or (kind == "auto" and is_tiny(run))
@@ -44,7 +58,7 @@ def check_served(run: RunConfig) -> None:
     ):
         reason = "is not installed here, but a new tiny policy and the warm-up play it in this process"
         remedy = "install its package here, or name engine.model and set warmup.kind: none"
-        raise ConfigError([f"env.id: {section.id} {reason}; {remedy}"])
+        raise ConfigError(f"{key}.id: {env_id} {reason}; {remedy}" for key, env_id in unknown.items())
 
 
 async def check_server(run: RunConfig) -> list[str]:
@@ -52,7 +66,8 @@ async def check_server(run: RunConfig) -> list[str]:
 
     The problem is a line like those of `checks.check`.
     """
-    if run.env.url is None:
+    (first, *_), url = keys_of(run), run.envs[0].url
+    if url is None:
         return []
     try:
         async with _client(run, _ignore) as client:
@@ -60,17 +75,21 @@ async def check_server(run: RunConfig) -> list[str]:
     except ConfigError as error:
         return list(error.problems)
     except (UnauthorizedError, ForbiddenError) as error:
-        return [f"env.token_file: {error}"]
+        return [f"{first}.token_file: {error}"]
     except EnvkitError as error:
-        return [f"env.url: {error}; start the server with envkit serve, or correct the address"]
+        return [f"{first}.url: {error}; start the server with envkit serve, or correct the address"]
     if health.protocol != PROTOCOL:
         versions = f"{health.protocol} (envkit {health.version}), and this envkit {__version__} speaks {PROTOCOL}"
-        return [f"env.url: {run.env.url} speaks version {versions} of the protocol; install the same envkit on both"]
+        return [f"{first}.url: {url} speaks version {versions} of the protocol; install the same envkit on both"]
     known = [env.id for env in envs]
-    if run.env.id not in known:
-        return [f"env.id: {run.env.url} has no environment {run.env.id!r}{did_you_mean(run.env.id, known)}"]
+    if lacking := [
+        f"{key}.id: {url} has no environment {section.id!r}{did_you_mean(section.id, known)}"
+        for key, section in zip(keys_of(run), run.envs, strict=True)
+        if section.id not in known
+    ]:
+        return lacking
     if client.capacity < 1:
-        return [f"env.url: {run.env.url} has no episode slots, because all its sandboxes failed; restart it"]
+        return [f"{first}.url: {url} has no episode slots, because all its sandboxes failed; restart it"]
     return []
 
 
@@ -91,7 +110,7 @@ async def served_host(run: RunConfig, announce: Callable[[str], None]) -> AsyncI
         other = "" if version == __version__ else f"; this is envkit {__version__}"
         announce(f"environments: {client.address} (envkit {version}), {client.capacity} episode slots{other}")
         tasks.start_soon(_announce_queue, client, announce)
-        yield ReconnectingHost(client, outage_timeout_s=run.env.outage_timeout_s, announce=announce)
+        yield ReconnectingHost(client, outage_timeout_s=run.envs[0].outage_timeout_s, announce=announce)
 
 
 async def _announce_queue(client: EnvClient, announce: Callable[[str], None]) -> None:
@@ -104,16 +123,16 @@ async def _announce_queue(client: EnvClient, announce: Callable[[str], None]) ->
 
 
 def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
-    section, limits = run.env, run.rollout
+    (key, *_), section, limits = keys_of(run), run.envs[0], run.rollout
     token = ca = None
     if section.token_file is not None:
-        with _problem("env.token_file"):
+        with _problem(f"{key}.token_file"):
             token = read_token(Path(section.token_file).expanduser(), warn)
     if section.ca is not None:
-        with _problem("env.ca"):
+        with _problem(f"{key}.ca"):
             ca = Path(section.ca).expanduser()
             trusted_context(ca)
-    with _problem("env.url"):
+    with _problem(f"{key}.url"):
         timeout_s = max(limits.timeout_s, limits.reset_timeout_s or 0.0)
         return EnvClient(section.url, token=token, ca=ca, timeout_s=timeout_s)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from envkit.config import RunConfig, WarmupSection, kinds
 from envkit.config.grammar import Section
 from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection
+from envkit.config.training import EnvSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
@@ -58,12 +62,14 @@ def resolve(run: RunConfig) -> RunConfig:
     Raises:
         ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
     """
-    spec = spec_of(run)
     tiny = is_tiny(run)
     saved = _saved_policy(run)
-    if saved is None or saved.env_id != run.env.id:
-        saved = SavedPolicy(tiny, run.env.id, {})
-    options = {**(spec.compact_options if tiny else {}), **saved.options, **run.env.options}
+    if saved is None or all(saved.options_for(section.id) is None for section in run.envs):
+        saved = SavedPolicy(tiny, "", {})
+    envs: list[EnvSection] = []
+    for section, spec in zip(run.envs, specs_of(run), strict=True):
+        defaults = {**(spec.compact_options if tiny else {}), **(saved.options_for(section.id) or {})}
+        envs.append(section.model_copy(update={"options": {**defaults, **section.options}}))
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
     trainer, engine = run.trainer, run.engine
     device = getattr(engine, "device", "cpu")
@@ -72,8 +78,8 @@ def resolve(run: RunConfig) -> RunConfig:
     if isinstance(engine, TransformersEngineSection) and engine.dtype == "auto":
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
-    changed: dict[str, Section] = {
-        "env": run.env.model_copy(update={"options": options}),
+    changed: dict[str, Section | list[EnvSection]] = {
+        "env": envs if isinstance(run.env, list) else envs[0],
         "trainer": trainer,
         "renderer": _renderer(run.renderer, saved.renderer),
         "engine": engine,
@@ -83,18 +89,18 @@ def resolve(run: RunConfig) -> RunConfig:
     return run.model_copy(update=changed)
 
 
-def spec_of(run: RunConfig) -> EnvSpec:
-    """Return the registered environment of a run. If only the server of `env.url` has it, its splits are unknown.
+def spec_of(section: EnvSection) -> EnvSpec:
+    """Return the registered environment of a section. If only the server of its `url` has it, its splits are unknown.
 
     Raises:
         UnknownEnvError: The environment is not registered, and there is no server.
     """
-    return EnvSpec(run.env.id, "") if is_served_only(run) else environments.find(run.env.id)
+    return EnvSpec(section.id, "") if is_served_only(section) else environments.find(section.id)
 
 
-def is_served_only(run: RunConfig) -> bool:
-    """Whether the environment is not registered in this process, so that only the server of `env.url` can have it."""
-    return run.env.url is not None and all(spec.id != run.env.id for spec in environments.registered())
+def is_served_only(section: EnvSection) -> bool:
+    """Whether the environment is not registered in this process, so that only the server of its `url` can have it."""
+    return section.url is not None and all(spec.id != section.id for spec in environments.registered())
 
 
 def _renderer(section: RendererSection, saved: Mapping[str, Any]) -> RendererSection:
@@ -222,9 +228,49 @@ def limits_of(run: RunConfig) -> RolloutLimits:
     )
 
 
-def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
+def specs_of(run: RunConfig) -> list[EnvSpec]:
+    """Return the environment of each section of `run.envs`; see `spec_of`.
+
+    Raises:
+        UnknownEnvError: An environment is not registered, and there is no server.
+    """
+    return [spec_of(section) for section in run.envs]
+
+
+def keys_of(run: RunConfig) -> list[str]:
+    """Return the key of each section of `run.envs`: ``env``, or ``env.INDEX`` in a list."""
+    return [f"env.{index}" for index in range(len(run.env))] if isinstance(run.env, list) else ["env"]
+
+
+def names_of(run: RunConfig) -> list[str]:
+    """Return a unique name for each section of `run.envs`: its id, or ``ID.INDEX`` if the id occurs several times."""
+    counts = Counter(section.id for section in run.envs)
+    return [one.id if counts[one.id] == 1 else f"{one.id}.{index}" for index, one in enumerate(run.envs)]
+
+
+def env_index(run: RunConfig, split: str, seed: int, number: int) -> int:
+    """Return the index in `run.envs` of the environment of task `number`, which is chosen by weight."""
+    bounds = list(accumulate(section.weight for section in run.envs))
+    share = stable_hash(seed, split, number, "environment") / 2**64
+    return min(bisect_right(bounds, share * bounds[-1]), len(bounds) - 1)
+
+
+def parts_of(run: RunConfig, total: int) -> list[int]:
+    """Divide `total`, such as a number of demonstrations, among the sections of `run.envs` by their weights."""
+    bounds = list(accumulate((section.weight for section in run.envs), initial=0.0))
+    ends = [round(total * bound / bounds[-1]) for bound in bounds]
+    return [end - first for first, end in pairwise(ends)]
+
+
+def task_of(run: RunConfig, specs: Sequence[EnvSpec], split: str, seed: int, number: int) -> Task:
     """Return the task with index `number` of a split. Every process computes the same task for the same arguments."""
-    options = {**run.env.options}
+    index = env_index(run, split, seed, number)
+    return task_in(run.envs[index], specs[index], split, seed, number)
+
+
+def task_in(section: EnvSection, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
+    """Return the task with index `number` of a split of one environment."""
+    options = {**section.options}
     if split in spec.splits:
         options["split"] = split
-    return Task(run.env.id, stable_hash(seed, split, number) >> 33, options)
+    return Task(section.id, stable_hash(seed, split, number) >> 33, options)

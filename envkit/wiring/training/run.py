@@ -32,7 +32,16 @@ from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.policy import ImitatingTrainer, Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
-from envkit.wiring.training.resolve import is_tiny, limits_of, resolve, spec_of, task_of
+from envkit.wiring.training.resolve import (
+    env_index,
+    is_tiny,
+    limits_of,
+    names_of,
+    resolve,
+    specs_of,
+    task_in,
+    task_of,
+)
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
 from envkit.wiring.training.trackers import open_trackers
 
@@ -98,9 +107,15 @@ class _Run:
         self._display = display
         self._state = state
         self._newest = newest
-        self._spec = spec_of(run)
+        self._specs = specs_of(run)
+        first, *others = run.envs
         self._saved_policy = SavedPolicy(
-            is_tiny(run), run.env.id, run.env.options, limits_of(run).turn_tokens, run.renderer.model_dump(mode="json")
+            is_tiny(run),
+            first.id,
+            first.options,
+            limits_of(run).turn_tokens,
+            run.renderer.model_dump(mode="json"),
+            {one.id: one.options for one in reversed(others) if one.id != first.id},
         )
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
@@ -208,7 +223,7 @@ class _Run:
         if self._newest is not None and (self._newest / warmup.STATE).exists():
             imitator.restore(self._newest)
         state.facts["warmup"] = await warm_up(
-            self._run, self._spec, policy, imitator, self._display, save=partial(save, imitator)
+            self._run, self._specs, policy, imitator, self._display, save=partial(save, imitator)
         )
         # Start over, so that the critic and the reference model start from the weights after warm-up.
         trainer.begin()
@@ -216,14 +231,14 @@ class _Run:
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
-        if self._run.env.url is not None:
+        if self._run.envs[0].url is not None:
             async with served_host(self._run, self._display.announce) as served:
                 yield served
             return
         section = self._run.sandbox
         async with sandbox_host(
             section,
-            slots_per_sandbox=-(-self._run.env.num_envs // section.count),
+            slots_per_sandbox=-(-self._run.num_envs // section.count),
             call_timeout_s=self._run.rollout.timeout_s,
             announce=self._display.announce,
         ) as host:
@@ -231,9 +246,15 @@ class _Run:
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
+        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.num_envs)
         evaluation = run.evaluation
-        tasks = [task_of(run, self._spec, "eval", evaluation.seed, number) for number in range(evaluation.episodes)]
+        tasks = [
+            task_in(section, spec, "eval", evaluation.seed, number)
+            for section, spec in zip(run.envs, self._specs, strict=True)
+            for number in range(evaluation.episodes)
+        ]
+        # With several environments, the metrics contain the values of each one under its name.
+        names = names_of(run) if len(run.envs) > 1 else []
         settings = LoopSettings(
             steps=run.trainer.steps,
             groups_per_step=run.trainer.groups_per_step,
@@ -246,7 +267,13 @@ class _Run:
             trajectories_every=run.tracking.trajectories_every,
             trajectories=run.tracking.trajectories,
         )
-        evaluator = Evaluator(rollout, tasks, temperature=run.rollout.temperature, seed=evaluation.seed)
+        evaluator = Evaluator(
+            rollout,
+            tasks,
+            temperature=run.rollout.temperature,
+            seed=evaluation.seed,
+            names=[name for name in names for _ in range(evaluation.episodes)],
+        )
         self._diagnostics = self._open_diagnostics()
         probe = Probe(
             policy.engine,
@@ -260,7 +287,7 @@ class _Run:
             trainer=policy.trainer,
             channel=WeightChannel(policy.trainer, policy.engine),
             evaluator=evaluator,
-            tasks=lambda number: task_of(run, self._spec, "train", run.seed, number),
+            tasks=lambda number: task_of(run, self._specs, "train", run.seed, number),
             record=record,
             checkpoints=record.checkpoints,
             settings=settings,
@@ -271,6 +298,7 @@ class _Run:
             on_step=self._on_step,
             diagnostics=self._diagnostics,
             probe=probe,
+            name_of=(lambda number: names[env_index(run, "train", run.seed, number)]) if names else None,
         )
 
     def _open_diagnostics(self) -> Diagnostics:
@@ -299,7 +327,7 @@ class _Run:
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
         return {
-            "env_id": self._run.env.id,
+            **self._of_environments(before, after),
             "algorithm": self._run.algorithm.preset,
             "policy": "" if self._policy is None else self._policy.description,
             "eval_success_before": before.get("eval_success"),
@@ -319,6 +347,21 @@ class _Run:
             "phase": "warm-up" if is_warming else "training",
             "stopped": self._stop.is_requested,
         }
+
+    def _of_environments(self, before: Mapping[str, JSON], after: Mapping[str, JSON]) -> dict[str, JSON]:
+        """Return the id of the environment, or the ids of several environments with the evaluations of each one."""
+        ids: list[JSON] = [section.id for section in self._run.envs]
+        if len(ids) == 1:
+            return {"env_id": ids[0]}
+        environments: dict[str, JSON] = {
+            name: {
+                f"{key}_{when}": values.get(f"{key}/{name}")
+                for key in ("eval_success", "eval_greedy")
+                for when, values in (("before", before), ("after", after))
+            }
+            for name in names_of(self._run)
+        }
+        return {"env_ids": ids, "environments": environments}
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -16,8 +16,10 @@ from safetensors import SafetensorError
 
 from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
+from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
+from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms.critic import critic_and_reference
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.models.conversion import silence_transformers
@@ -28,7 +30,7 @@ from envkit.types import Observation
 from envkit.wiring import environments
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, task_of, trainer_defaults
+from envkit.wiring.training.resolve import limits_of, specs_of, task_in, trainer_defaults
 
 _VOCABULARY_EPISODES = 64
 """Number of randomly played episodes from which the vocabulary of a tiny policy is built."""
@@ -71,11 +73,11 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
         )
     model = find_model(str(folder), is_tiny=True)
     renderer = open_renderer(RendererContext(section=run.renderer, model=model))
-    longest = max(len(renderer.open(Observation(text))) for text in texts.openings)
+    longest, env_id = max((len(renderer.open(Observation(text))), env_id) for env_id, text in texts.openings)
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
         raise UsageError(
-            f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {run.env.id} and "
+            f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {env_id} and "
             f"the answer to it; use at least {needed}"
         )
     return model
@@ -181,45 +183,50 @@ def _loading(path: str, *, is_local: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts of an environment, collected in episodes with random moves.
+    """Texts of the environments, collected in episodes with random moves.
 
     Attributes:
-        openings: The first observation of each episode.
+        openings: The id of the environment and the first observation of each episode.
         observations: All observations.
         moves: All legal moves.
     """
 
-    openings: list[str]
+    openings: list[tuple[str, str]]
     observations: list[str]
     moves: set[str]
 
 
 def _collect_texts(run: RunConfig) -> _Texts:
-    """Play episodes with random moves and collect the environment's texts."""
-    spec = environments.find(run.env.id)
-    env = environments.open_env(run.env.id, **run.env.options)
-    if isinstance(env, AsyncEnv):
-        raise UsageError(f"engine.model: a tiny policy cannot play {run.env.id}; name a model")
+    """Play episodes with random moves in every environment and collect their texts."""
     rng = random.Random(run.seed)
     texts = _Texts([], [], set())
+    for section, spec in zip(run.envs, specs_of(run), strict=True):
+        _collect_section(section, spec, run.seed, rng, texts)
+    return texts
+
+
+def _collect_section(section: EnvSection, spec: EnvSpec, seed: int, rng: random.Random, texts: _Texts) -> None:
+    """Add the texts of one environment to `texts`."""
+    env = environments.open_env(section.id, **section.options)
+    if isinstance(env, AsyncEnv):
+        raise UsageError(f"engine.model: a tiny policy cannot play {section.id}; name a model")
     for number in range(_VOCABULARY_EPISODES):
-        task = task_of(run, spec, "train", run.seed, number)
-        with environments.attributed(run.env.id, "reset"):
+        task = task_in(section, spec, "train", seed, number)
+        with environments.attributed(section.id, "reset"):
             text, info = env.reset(seed=task.seed, options=dict(task.options))
         moves = [str(move) for move in info.get("legal_moves", ())]
-        texts.openings.append(text)
+        texts.openings.append((section.id, text))
         texts.observations.append(text)
         texts.moves.update(moves)
         ended = not moves
         while not ended:
-            with environments.attributed(run.env.id, "step"):
+            with environments.attributed(section.id, "step"):
                 text, _, terminated, truncated, info = env.step(f"<answer>{rng.choice(moves)}</answer>")
             texts.observations.append(text)
             moves = [str(move) for move in info.get("legal_moves", moves)]
             texts.moves.update(moves)
             ended = terminated or truncated or not moves
     env.close()
-    return texts
 
 
 def _hub_has(name: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,15 +22,15 @@ from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.warmup import demonstrations
-from envkit.trainer_bridge.warmup.demonstrations import Demonstration, Teacher
+from envkit.trainer_bridge.warmup.demonstrations import Demonstration, Lesson, Teacher
 from envkit.trainer_bridge.warmup.dialogues import read_dialogues
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import JSON, Sample, stable_hash
+from envkit.types import JSON, Sample, Task, stable_hash
 from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.training.policy import Policy
-from envkit.wiring.training.resolve import limits_of, task_of
+from envkit.wiring.training.resolve import limits_of, parts_of, task_in, task_of
 
 _PART = 64
 """Number of episodes to prepare between two updates of the display."""
@@ -41,21 +42,21 @@ _T = TypeVar("_T")
 
 async def warm_up(
     run: RunConfig,
-    spec: EnvSpec,
+    specs: Sequence[EnvSpec],
     policy: Policy,
     imitator: Imitator,
     display: Display,
     *,
     save: Callable[[], Awaitable[None]],
 ) -> dict[str, JSON]:
-    """Train the policy to imitate its environment's expert, or the dialogues of a file.
+    """Train the policy to imitate the experts of its environments, or the dialogues of a file.
 
-    The expert plays its demonstrations in this process without a sandbox, because no output of a policy is executed. If
+    An expert plays its demonstrations in this process without a sandbox, because no output of a policy is executed. If
     the warm-up is cancelled, it saves a checkpoint before it ends.
 
     Args:
         run: The resolved training file.
-        spec: The environment of the run.
+        specs: The environment of each section of `run.envs`.
         policy: The policy to train.
         imitator: Trains the policy. An imitator that was restored from a checkpoint continues at that checkpoint.
         display: Shows progress.
@@ -71,8 +72,8 @@ async def warm_up(
     """
     began = clock.stopwatch()
     try:
-        async with environments.slots(run.env.num_envs) as host:
-            stages = _Stages(run, spec, policy, imitator, host, display, save)
+        async with environments.slots(run.num_envs) as host:
+            stages = _Stages(run, specs, policy, imitator, host, display, save)
             facts = await (stages.dialogues() if run.warmup.kind == "dialogues" else stages.demonstrations())
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
@@ -91,7 +92,7 @@ class _Stages:
     def __init__(
         self,
         run: RunConfig,
-        spec: EnvSpec,
+        specs: Sequence[EnvSpec],
         policy: Policy,
         imitator: Imitator,
         host: SlotHost,
@@ -99,7 +100,7 @@ class _Stages:
         save: Callable[[], Awaitable[None]],
     ) -> None:
         self._run = run
-        self._spec = spec
+        self._specs = specs
         self._policy = policy
         self._host = host
         self._display = display
@@ -131,17 +132,23 @@ class _Stages:
         return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
 
     async def demonstrations(self) -> dict[str, JSON]:
-        """Imitate the expert on separate states, then on whole episodes. Return the entries for the summary."""
-        expert = environments.open_expert(self._run.env.id, self._run.env.options)
-        lessons = await self._lessons(expert)
-        episodes, success = await self._episodes(expert)
+        """Imitate the experts on separate states, then on whole episodes. Return the entries for the summary."""
+        experts = [environments.open_expert(section.id, section.options) for section in self._run.envs]
+        lessons = await self._lessons(experts)
+        episodes, success = await self._episodes(experts)
         return {"single_turn_updates": lessons, "episode_updates": episodes, "demonstrator_success": success}
 
     def _teacher(self, expert: Expert, noise: float) -> Teacher:
         is_bare = self._section.answers == "bare"
         return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
 
-    async def _lessons(self, expert: Expert) -> int:
+    def _parts(self, total: int, seed: int) -> Iterator[tuple[int, int, Iterator[Task]]]:
+        """Divide `total` by weight. Yield for each environment its index, its part of `total`, and its tasks."""
+        parts = zip(self._run.envs, self._specs, parts_of(self._run, total), strict=True)
+        for index, (section, spec, part) in enumerate(parts):
+            yield index, part, map(partial(task_in, section, spec, "train", seed), count())
+
+    async def _lessons(self, experts: Sequence[Expert]) -> int:
         """Train on samples of one state each, then of several states as turns; return the total number of updates."""
         section, display, imitator = self._section, self._display, self._imitator
         size, rate, noise = (
@@ -155,11 +162,12 @@ class _Stages:
         if total == 0 or imitator.stage > stages[-1].number:
             return total
         seed = stable_hash(self._run.seed, "lessons")
-        tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
         needed = _filled(section.single_turn_states)
         display.phase("prepare lessons", needed)
-        teacher = self._teacher(expert, _filled(section.visit_random_share))
-        states = await demonstrations.lessons(self._host, teacher, tasks, needed, seed, on_lesson=display.advance)
+        states: list[Lesson] = []
+        for index, part, tasks in self._parts(needed, seed):
+            teacher = self._teacher(experts[index], _filled(section.visit_random_share))
+            states += await demonstrations.lessons(self._host, teacher, tasks, part, seed, on_lesson=display.advance)
         book = LessonBook(states, section.hazard_share, noise, seed)
         self._begin("lessons", stages)
         updates = 0
@@ -170,31 +178,33 @@ class _Stages:
             updates += await imitator.run(stage, batches, after=self._after(stage, validates=validates))
         return updates
 
-    async def _episodes(self, expert: Expert) -> tuple[int, float | None]:
-        """Train on whole episodes of the expert; return the number of updates and the success rate of the episodes."""
+    async def _episodes(self, experts: Sequence[Expert]) -> tuple[int, float | None]:
+        """Train on whole episodes of the experts; return the number of updates and the success rate of the episodes."""
         section, display = self._section, self._display
         size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
         needed = stage.updates * size
         if not needed:
             return 0, None
-        teacher = self._teacher(expert, _filled(section.episode_random_share))
         seed = stable_hash(self._run.seed, "episodes")
-        tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
         episodes: list[Demonstration] = []
         display.phase("prepare episodes", needed)
-        while len(episodes) < needed:
-            played = await demonstrations.demonstrations(
-                self._host,
-                teacher,
-                tasks,
-                min(_PART, needed - len(episodes)),
-                stable_hash(seed, len(episodes)),
-                max_turns=self._run.rollout.max_turns,
-                max_tokens=self._run.rollout.max_tokens,
-            )
-            episodes += played
-            display.advance(len(played))
+        for index, part, tasks in self._parts(needed, seed):
+            teacher, end = self._teacher(experts[index], _filled(section.episode_random_share)), len(episodes) + part
+            while len(episodes) < end:
+                played = await demonstrations.demonstrations(
+                    self._host,
+                    teacher,
+                    tasks,
+                    min(_PART, end - len(episodes)),
+                    stable_hash(seed, len(episodes)),
+                    max_turns=self._run.rollout.max_turns,
+                    max_tokens=self._run.rollout.max_tokens,
+                )
+                episodes += played
+                display.advance(len(played))
+        if len(experts) > 1:
+            random.Random(seed).shuffle(episodes)
         self._begin("episodes", [stage])
 
         def batch(update: int) -> Sequence[Sample]:
@@ -242,10 +252,10 @@ class _Stages:
         """Return the success rate of greedy play on validation levels, which training and evaluation never use."""
         run, policy = self._run, self._policy
         await WeightChannel(policy.trainer, policy.engine).push()
-        rollout = Rollout(self._host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
+        rollout = Rollout(self._host, policy.engine, policy.renderer, limits_of(run), run.num_envs)
         seed = stable_hash(run.seed, "validation")
         levels = range(_filled(run.warmup.check_episodes))
-        tasks = [task_of(run, self._spec, "validation", seed, number) for number in levels]
+        tasks = [task_of(run, self._specs, "validation", seed, number) for number in levels]
         self._checks += 1
         phase = f"validation-{self._checks}"
         result = await rollout.groups(tasks, 1, phase=phase, temperature=0.0, seed=0)

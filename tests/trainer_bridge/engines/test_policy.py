@@ -67,7 +67,7 @@ def test_a_tiny_policy_knows_every_word_of_its_environment_and_needs_one_token_f
     run = run_of(env_id)
     policy = open_policy(run)
     assert isinstance(policy.renderer, PlainRenderer)
-    with environments.make(env_id, **run.env.options) as env:
+    with environments.make(env_id, **run.envs[0].options) as env:
         for seed in range(500, 530):
             text, info = env.reset(seed=seed)
             ended = False

@@ -332,6 +332,23 @@ def test_a_resume_with_another_configuration_names_the_key_and_both_values(
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("env", ["{{id: a, url: {}}}", "[{{id: a, url: {}}}, {{id: b}}]"])
+def test_a_resumed_run_may_use_another_server_but_not_none(tmp_path: Path, env: str) -> None:
+    def with_server(url: str) -> str:
+        return f"env: {env.format(url)}"
+
+    RunRecord.create(tmp_path, with_server("one"), force=False).close()
+    resume(tmp_path, with_server("other")).close()
+    with pytest.raises(UsageError, match=r"env(\.0)?\.url: the run has other, the file has null"):
+        resume(tmp_path, with_server("null"))
+
+
+def test_a_changed_section_in_a_list_of_environments_is_named(tmp_path: Path) -> None:
+    RunRecord.create(tmp_path, "env: [{id: a}, {id: b, weight: 1.0}]", force=False).close()
+    with pytest.raises(UsageError, match=r"env\.1\.weight: the run has 1\.0, the file has 2\.0"):
+        resume(tmp_path, "env: [{id: a}, {id: b, weight: 2.0}]")
+
+
 def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
     run_of(tmp_path, steps=1)
     longer = CONFIG.replace("steps: 10", "steps: 20")

@@ -20,7 +20,6 @@ from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.warmup.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Observation, Sample, SamplingParams, Weights
-from envkit.wiring import environments
 from envkit.wiring.training import resolve
 from envkit.wiring.training.warmup import warm_up
 from tests.trainer_bridge.models import open_model
@@ -296,9 +295,9 @@ def warmed(**changes: Any) -> dict[str, JSON]:
 
     async def main() -> dict[str, JSON]:
         policy = open_policy(run)
-        spec = environments.find(run.env.id)
+        specs = resolve.specs_of(run)
         imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
-        return await warm_up(run, spec, policy, imitator, SilentDisplay(), save=nothing)
+        return await warm_up(run, specs, policy, imitator, SilentDisplay(), save=nothing)
 
     return clock.run(main)
 
@@ -336,7 +335,7 @@ class Cutting(SilentDisplay):
 @pytest.mark.parametrize("cut_at", [3, 40, 41, 43, 45, 46, 47, 48, 49, 50])
 def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(cut_at: int, tmp_path: Path) -> None:
     run = resolve.resolve(config.parse({**SMALL, "warmup": {**SMALL["warmup"], "greedy_goal": 1.0}}))  # type: ignore[dict-item]
-    spec = environments.find(run.env.id)
+    specs = resolve.specs_of(run)
 
     async def part(folder: Path, cut_at: int) -> tuple[dict[str, JSON] | None, list[Any]]:
         policy = open_policy(run)
@@ -352,7 +351,7 @@ def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(
         facts = None
         with anyio.CancelScope() as scope:
             display = Cutting(cut_at, scope)
-            facts = await warm_up(run, spec, policy, imitator, display, save=save)
+            facts = await warm_up(run, specs, policy, imitator, display, save=save)
         return facts, [weight.tolist() for weight in policy.model.parameters()]
 
     for name in ("whole", "cut"):
@@ -390,8 +389,8 @@ def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[Lo
         policy = load_policy(str(folder), device="cpu", threads=1)
         policy.renderer = ChatRenderer(policy.tokenizer, history=1)
         imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=4096, threads=1, is_pretrained=True)
-        spec = environments.find(run.env.id)
-        return policy, await warm_up(run, spec, policy, imitator, display, save=nothing)
+        specs = resolve.specs_of(run)
+        return policy, await warm_up(run, specs, policy, imitator, display, save=nothing)
 
     return clock.run(main)
 

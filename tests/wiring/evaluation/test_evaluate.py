@@ -70,7 +70,7 @@ def test_the_same_arguments_play_the_same_episodes_and_another_seed_others() -> 
 def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
-    expected = [resolve.task_of(run, spec, "eval", run.evaluation.seed, number) for number in range(3)]
+    expected = [resolve.task_of(run, [spec], "eval", run.evaluation.seed, number) for number in range(3)]
     found = evaluation_tasks("Sokoban-v0", {"size": 7}, "eval", run.evaluation.seed, 3, spec.splits)
     assert list(found) == expected
 

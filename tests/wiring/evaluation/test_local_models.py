@@ -48,10 +48,11 @@ def test_a_tiny_policy_that_envkit_saved_plays_as_it_was_trained(tmp_path: Path)
 
 def test_what_the_caller_sets_is_what_plays(tmp_path: Path) -> None:
     how = {"system": "Be brief.", "thinking": "cut", "history": 1, "turn_tokens": 5, "max_turns": 3, "batch": 2}
-    run = found(write_chat(tmp_path, seed=1), **how).run
+    model = found(write_chat(tmp_path, seed=1), **how)
+    run = model.run
     renderer = renderer_of(run)
     assert (renderer.system, renderer.thinking, renderer.history) == ("Be brief.", "cut", 1)
-    assert (run.rollout.turn_tokens, run.rollout.max_turns, run.env.num_envs) == (5, 3, 2)
+    assert (run.rollout.turn_tokens, run.rollout.max_turns, model.batch) == (5, 3, 2)
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.wiring import environments
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import write_tiny
@@ -280,10 +279,10 @@ def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Pat
 
 def test_a_tiny_policy_reads_compact_text_answers_in_one_token_and_is_warmed_up() -> None:
     run = resolve.resolve(run_of())
-    assert run.env.options == {"instructions": False}
+    assert run.envs[0].options == {"instructions": False}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (1, "demonstrations")
     model = resolve.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
-    assert model.env.options == {}
+    assert model.envs[0].options == {}
     assert (model.rollout.turn_tokens, model.warmup.kind) == (128, "none")
 
 
@@ -296,7 +295,7 @@ def test_what_the_file_says_is_kept() -> None:
             warmup={"kind": "demonstrations"},
         )
     )
-    assert run.env.options == {"instructions": True, "size": 5}
+    assert run.envs[0].options == {"instructions": True, "size": 5}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (3, "demonstrations")
     assert resolve.resolve(run) == run
 
@@ -328,9 +327,9 @@ def test_the_size_and_rate_of_a_warm_up_follow_the_policy_the_history_and_the_fi
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     run = resolve.resolve(run_of())
-    spec = environments.find(run.env.id)
+    specs = resolve.specs_of(run)
     tasks = [
-        resolve.task_of(run, spec, split, seed, number)
+        resolve.task_of(run, specs, split, seed, number)
         for split in ("train", "validation", "eval")
         for seed in (7, 8)
         for number in range(50)
@@ -338,7 +337,7 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     assert len({task.seed for task in tasks}) == len(tasks)
     assert [task.options["split"] for task in tasks[::100]] == ["train", "validation", "eval"]
     assert all(0 <= task.seed < 2**31 for task in tasks)
-    assert tasks[0] == resolve.task_of(run, spec, "train", 7, 0)
+    assert tasks[0] == resolve.task_of(run, specs, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}
 
 

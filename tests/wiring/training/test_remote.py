@@ -47,11 +47,45 @@ def test_a_problem_is_one_line_that_begins_with_its_key(
     assert found.startswith(problem)
 
 
+def test_one_server_plays_all_environments_and_each_problem_names_its_section() -> None:
+    def found(*envs: dict[str, Any], **sections: Any) -> list[str]:
+        return checks.check(config.parse({"env": list(envs), **sections}))
+
+    lake, sokoban = {"id": "FrozenLake-v0", "url": URL}, {"id": "Sokoban-v0", "url": URL}
+    assert found(lake, sokoban) == []
+    reason = "must be that of env.0, because one server plays all environments of a run"
+    assert found(lake, {"id": "Sokoban-v0"}) == [f"env.1.url: {reason}"]
+    others = [f"env.1.{key}: {reason}" for key in ("token_file", "ca", "outage_timeout_s")]
+    assert found(lake, {**sokoban, "token_file": "t", "ca": "c", "outage_timeout_s": 1.0}) == others
+    (unused,) = found({"id": "FrozenLake-v0", "ca": "c"})
+    assert unused == "env.0.ca: only for a server; set env.0.url too, or leave it out"
+    (unknown,) = found(lake, {"id": "Chess-v0", "url": URL})
+    assert unknown.startswith("env.1.id: Chess-v0 is not installed here, ")
+    served = {"engine": {"model": "a/b"}, "warmup": {"kind": "none"}}
+    assert found({"id": "Chess-v0", "url": URL}, {**lake, "options": {"size": 1}}, **served)[0].startswith(
+        "env.1.options.size: "
+    )
+    again = yaml.safe_load(config.dump(config.parse({"env": [lake, sokoban]})))
+    assert "sandbox" not in again
+    assert checks.check(config.parse(again)) == []
+
+
+def test_the_server_must_have_every_environment() -> None:
+    async def main() -> list[str]:
+        async with slots() as host, serving(host, envs=lambda: [spec_of(LAKE.envs[0])]) as address:
+            envs = [{"id": name, "url": address} for name in ("FrozenLake-v0", "Chess-v0")]
+            run = config.parse({"env": envs})
+            return [line.replace(address, "URL") for line in await remote.check_server(run)]
+
+    (problem,) = clock.run(main)
+    assert problem.startswith("env.1.id: URL has no environment 'Chess-v0'")
+
+
 def test_a_model_without_warm_up_needs_no_environment_here() -> None:
     sections = {"engine": {"model": "a/b"}, "warmup": {"kind": "none"}}
     assert problems({"id": "Chess-v0", "url": URL}, **sections) == []
     run = config.parse({"env": {"id": "Chess-v0", "url": URL}, **sections})
-    assert (spec_of(run).id, spec_of(run).splits) == ("Chess-v0", ())
+    assert (spec_of(run.envs[0]).id, spec_of(run.envs[0]).splits) == ("Chess-v0", ())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +113,7 @@ def test_a_server_without_slots_is_a_problem() -> None:
             raise NotImplementedError
 
     async def main(host: Any) -> list[str]:
-        async with serving(host, envs=lambda: [spec_of(LAKE)]) as address:
+        async with serving(host, envs=lambda: [spec_of(LAKE.envs[0])]) as address:
             run = config.parse({"env": {"id": "FrozenLake-v0", "url": address}})
             return [line.replace(address, "URL") for line in await remote.check_server(run)]
 

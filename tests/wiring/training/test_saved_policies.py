@@ -45,7 +45,7 @@ def test_a_pretrained_policy_named_by_its_folder_plays_as_it_was_trained(tmp_pat
     trained: dict[str, JSON] = {"system": "Walk to G.", "template": {}, "thinking": "cut", "history": 1}
     SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, trained).write(folder)
     run = resolve(run_of(folder))
-    assert (run.env.options, run.rollout.turn_tokens) == ({"size": 5}, 4)
+    assert (run.envs[0].options, run.rollout.turn_tokens) == ({"size": 5}, 4)
     assert run.renderer.model_dump() == {"kind": "auto", **trained}
 
 
@@ -61,7 +61,7 @@ def test_on_another_environment_a_saved_policy_keeps_nothing_of_its_own(tmp_path
     folder = write_chat(tmp_path / "policy", seed=2)
     SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, {"history": 1}).write(folder)
     run = resolve(run_of(folder, env={"id": "Sokoban-v0"}))
-    assert ("size" in run.env.options, run.rollout.turn_tokens, run.renderer.history) == (False, 128, "all")
+    assert ("size" in run.envs[0].options, run.rollout.turn_tokens, run.renderer.history) == (False, 128, "all")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def tiny(tmp_path: Path) -> Path:
 def test_a_tiny_policy_named_by_its_folder_gets_the_defaults_of_one_made_on_the_spot(tiny: Path) -> None:
     made, named = resolve(run_of(None)), resolve(run_of(tiny))
     assert without_model(named) == without_model(made)
-    assert named.env.options == {"instructions": False}
+    assert named.envs[0].options == {"instructions": False}
     assert (named.rollout.turn_tokens, named.warmup.kind, dtype_of(named)) == (1, "demonstrations", "float32")
     assert playing_threads(named) == playing_threads(made) == 1
 
@@ -87,18 +87,18 @@ def test_a_folder_below_home_is_recognised_too(tiny: Path, monkeypatch: pytest.M
 
 def test_a_tiny_policy_keeps_the_options_that_it_was_trained_with(tiny: Path) -> None:
     SavedPolicy(True, "FrozenLake-v0", {"instructions": False, "size": 5}).write(tiny)
-    assert resolve(run_of(tiny)).env.options == {"instructions": False, "size": 5}
+    assert resolve(run_of(tiny)).envs[0].options == {"instructions": False, "size": 5}
     other = resolve(run_of(tiny, env={"id": "FrozenLake-v0", "options": {"size": 3}}))
-    assert other.env.options == {"instructions": False, "size": 3}
+    assert other.envs[0].options == {"instructions": False, "size": 3}
     elsewhere = resolve(run_of(tiny, env={"id": "Sokoban-v0"}))
-    assert "size" not in elsewhere.env.options
+    assert "size" not in elsewhere.envs[0].options
 
 
 def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, chat_folder: Path) -> None:
     for model in (chat_folder, "Qwen/Qwen2.5-0.5B-Instruct", "smollm2-135m"):
         run = resolve(run_of(model))
         assert not is_tiny(run)
-        assert run.env.options == {}
+        assert run.envs[0].options == {}
         assert (run.rollout.turn_tokens, run.warmup.kind, dtype_of(run)) == (128, "none", fast_format())
 
 
@@ -193,6 +193,6 @@ def test_every_checkpoint_says_what_its_policy_is(tmp_path: Path) -> None:
     for step in (0, 1):
         policy = folder / "checkpoints" / f"step-{step}" / "policy"
         assert SavedPolicy.read(policy) == saved
-        assert resolve(run_of(policy)).env.options == saved.options
+        assert resolve(run_of(policy)).envs[0].options == saved.options
     summary = json.loads((folder / "summary.json").read_bytes())
     assert summary["policy"].startswith("tiny policy, LlamaForCausalLM with ")

@@ -1,0 +1,215 @@
+"""Training files with a list of environments: tasks by weight, checks, policies and warm-up for each of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit import clock, config, register
+from envkit.config import RunConfig
+from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.types import JSON, Observation, Task, stable_hash
+from envkit.wiring import environments
+from envkit.wiring.evaluation.local_models import LocalModel
+from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.training import checks, resolve
+from envkit.wiring.training.run import train
+from tests.trainer_bridge.models import write_tiny
+from tests.trainer_bridge.policies import open_policy
+
+LAKE: dict[str, Any] = {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3}}
+SOKOBAN: dict[str, Any] = {
+    "id": "Sokoban-v0",
+    "num_envs": 8,
+    "options": {"size": 5, "moves": [1, 3], "max_moves": 4},
+}
+
+
+def run_of(*envs: dict[str, Any], **sections: Any) -> RunConfig:
+    return config.parse({"env": list(envs), **sections})
+
+
+# --- Tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_one_environment_has_the_tasks_of_its_seed_whatever_its_weight() -> None:
+    for env in (LAKE, {**LAKE, "weight": 0.3}, [LAKE]):
+        run = config.parse({"env": env})
+        tasks = [resolve.task_of(run, resolve.specs_of(run), "train", 7, number) for number in range(20)]
+        options: dict[str, JSON] = {"size": 3, "split": "train"}
+        expected = [Task("FrozenLake-v0", stable_hash(7, "train", number) >> 33, options) for number in range(20)]
+        assert tasks == expected
+
+
+def test_each_number_has_one_environment_which_is_the_same_in_every_process() -> None:
+    run = run_of(LAKE, SOKOBAN)
+    chosen = [1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 1, 0, 0]
+    assert [resolve.env_index(run, "train", 7, number) for number in range(16)] == chosen
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (0.2, 0.1, 0.7)])
+def test_environments_are_chosen_in_proportion_to_their_weights(weights: tuple[float, ...]) -> None:
+    run = run_of(*({**LAKE, "weight": weight} for weight in weights))
+    counts = Counter(resolve.env_index(run, "train", 7, number) for number in range(8000))
+    for index, weight in enumerate(weights):
+        assert counts[index] / 8000 == pytest.approx(weight / sum(weights), abs=0.02)
+
+
+def test_a_task_is_the_one_that_its_environment_has_alone() -> None:
+    run = run_of(LAKE, SOKOBAN)
+    specs = resolve.specs_of(run)
+    for number in range(20):
+        section = run.envs[resolve.env_index(run, "train", 7, number)]
+        alone = run_of(section.model_dump())
+        found = resolve.task_of(run, specs, "train", 7, number)
+        assert found == resolve.task_of(alone, resolve.specs_of(alone), "train", 7, number)
+
+
+def test_names_are_ids_and_those_that_occur_several_times_have_an_index() -> None:
+    larger = {**LAKE, "options": {"size": 5}}
+    assert resolve.names_of(run_of(LAKE, SOKOBAN)) == ["FrozenLake-v0", "Sokoban-v0"]
+    assert resolve.names_of(run_of(LAKE, SOKOBAN, larger)) == ["FrozenLake-v0.0", "Sokoban-v0", "FrozenLake-v0.2"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "parts"),
+    [((1, 1), 5, [2, 3]), ((3, 1), 64, [48, 16]), ((1, 1, 1), 10, [3, 4, 3]), ((9,), 7, [7])],
+)
+def test_demonstrations_are_divided_by_weight(weights: tuple[float, ...], total: int, parts: list[int]) -> None:
+    assert resolve.parts_of(run_of(*({**LAKE, "weight": weight} for weight in weights)), total) == parts
+
+
+# --- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_problems_of_every_environment_are_found_and_name_its_place_in_the_list() -> None:
+    assert checks.check(run_of(LAKE, SOKOBAN)) == []
+    run = run_of({"id": "FrozenLak-v0"}, LAKE, {**LAKE, "options": {"size": 1}}, {**LAKE, "options": {"split": "a"}})
+    found = [problem.partition(": ")[0] for problem in checks.check(run)]
+    assert found == ["env.0.id", "env.2.options.size", "env.3.options.split"]
+
+
+def test_a_tiny_policy_needs_legal_moves_and_an_expert_in_every_environment() -> None:
+    (problem,) = checks.check(run_of(LAKE, {"id": "Arithmetic-v0"}))
+    assert problem.startswith("engine.model: a tiny policy needs a list of legal moves, which Arithmetic-v0 does not")
+    own = register("ExpertlessLake-v0", "envkit.environments.frozen_lake:FrozenLake")
+    (problem,) = checks.check(run_of(LAKE, {"id": own.id}))
+    assert problem.startswith("warmup.kind: ExpertlessLake-v0 has no expert to demonstrate")
+
+
+# --- Policies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_policy_reads_compact_text_of_every_environment_and_knows_all_their_words() -> None:
+    run = resolve.resolve(
+        run_of(
+            LAKE, SOKOBAN, engine={"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}, trainer={"threads": 1}
+        )
+    )
+    assert [section.options["instructions"] for section in run.envs] == [False, False]
+    assert resolve.resolve(run) == run
+    policy = open_policy(run)
+    for section in run.envs:
+        with environments.make(section.id) as env:
+            for seed in range(20):
+                text, info = env.reset(seed=seed, options={**section.options})
+                assert policy.tokenizer.unk_token_id not in policy.renderer.open(Observation(text))
+                moves = [policy.renderer.demonstrate(f"<answer>{move}</answer>") for move in info["legal_moves"]]
+                assert {len(move) for move in moves} == {1}
+
+
+def test_a_saved_policy_records_every_environment_that_it_was_trained_in(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1)
+    saved = SavedPolicy(True, "FrozenLake-v0", {"size": 3}, 2, {}, {"Sokoban-v0": {"size": 5}})
+    saved.write(folder)
+    assert SavedPolicy.read(folder) == saved
+    engine = {"model": str(folder)}
+    run = resolve.resolve(run_of({"id": "Sokoban-v0"}, {"id": "FrozenLake-v0", "options": {"size": 4}}, engine=engine))
+    assert [section.options["size"] for section in run.envs] == [5, 4]
+    assert run.rollout.turn_tokens == 2
+    model = LocalModel.of_name(str(folder), "Sokoban-v0", Playing(), seed=1)
+    assert (model.options_for("Sokoban-v0")["size"], model.mismatch("Sokoban-v0")) == (5, "")
+    warning = "warning: the policy was trained on FrozenLake-v0, Sokoban-v0 and plays Arithmetic-v0 within these limits"
+    assert model.mismatch("Arithmetic-v0").startswith(warning)
+
+
+def test_a_policy_that_was_saved_with_one_environment_is_read(tmp_path: Path) -> None:
+    (tmp_path / POLICY_FILE).write_text(
+        json.dumps({"format": 1, "tiny": True, "env_id": "Sokoban-v0", "options": {"size": 5}})
+    )
+    assert SavedPolicy.read(tmp_path) == SavedPolicy(True, "Sokoban-v0", {"size": 5})
+
+
+def test_a_checkpoint_is_evaluated_in_each_environment_with_its_options(tmp_path: Path) -> None:
+    policy = write_tiny(tmp_path / "checkpoints" / "step-1" / "policy", seed=1)
+    SavedPolicy(True, "FrozenLake-v0", {}, other_envs={"Sokoban-v0": {}}).write(policy)
+    (tmp_path / "config.yaml").write_text(config.dump(resolve.resolve(run_of(LAKE, SOKOBAN, {**LAKE, "options": {}}))))
+    model = LocalModel.of_checkpoint(tmp_path, Playing(), seed=0)
+    assert (model.options_for("FrozenLake-v0")["size"], model.options_for("Sokoban-v0")["size"]) == (3, 5)
+    assert (model.options_for("Arithmetic-v0"), model.mismatch("Sokoban-v0"), model.batch) == ({}, "", 24)
+
+
+# --- A run -----------------------------------------------------------------------------------------------------------
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows without the values that depend on the machine."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.endswith(("_s", "_mib"))} for line in lines]
+
+
+@pytest.mark.slow
+def test_a_run_in_two_environments_trains_and_evaluates_both_and_resumes_equally(tmp_path: Path) -> None:
+    def trained(name: str, steps: int, *, resume: bool) -> None:
+        run = run_of(
+            LAKE,
+            {**SOKOBAN, "weight": 2},
+            sandbox={"kind": "process"},
+            engine={"hidden_size": 16, "layers": 1, "heads": 1},
+            rollout={"group_size": 2, "max_turns": 4, "max_tokens": 256},
+            trainer={"steps": steps, "groups_per_step": 6, "threads": 1},
+            evaluation={"episodes": 6, "every": 1},
+            warmup={
+                "single_turn_states": 30,
+                "single_turn_updates": 2,
+                "single_turn_batch": 8,
+                "multi_turn_updates": 1,
+                "episode_updates": 2,
+                "episode_batch": 6,
+                "check_episodes": 6,
+            },
+        )
+        folder = tmp_path / name
+        clock.run(partial(train, run, folder, resume=resume, force=False, display=SilentDisplay()))
+
+    trained("whole", 2, resume=False)
+    trained("parts", 1, resume=False)
+    trained("parts", 2, resume=True)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
+        assert rows(parts / file) == rows(whole / file)
+    for row in rows(whole / "metrics.jsonl"):
+        assert row["episodes/FrozenLake-v0"] + row["episodes/Sokoban-v0"] == row["episodes"] == 12
+    for row in rows(whole / "evaluations.jsonl"):
+        counts = [row[f"eval_episodes{suffix}"] for suffix in ("", "/FrozenLake-v0", "/Sokoban-v0")]
+        assert counts == [12, 6, 6]
+        each = [row[f"eval_success/{name}"] for name in ("FrozenLake-v0", "Sokoban-v0")]
+        assert row["eval_success"] == pytest.approx(sum(each) / 2)
+    summary = json.loads((whole / "summary.json").read_bytes())
+    assert (summary["env_ids"], "env_id" in summary) == (["FrozenLake-v0", "Sokoban-v0"], False)
+    last = rows(whole / "evaluations.jsonl")[-1]
+    for name, values in summary["environments"].items():
+        assert values["eval_success_after"] == last[f"eval_success/{name}"]
+        assert values["eval_greedy_after"] == last[f"eval_greedy/{name}"]
+    assert list(summary["environments"]) == summary["env_ids"]
+    assert 0 < summary["warmup"]["demonstrator_success"] <= 1
+    saved = SavedPolicy.read(whole / "checkpoints" / "step-2" / "policy")
+    assert saved is not None
+    assert saved.env_ids == ["FrozenLake-v0", "Sokoban-v0"]
+    assert (whole / "plots" / "learning_curve.png").exists()
