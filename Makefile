@@ -90,7 +90,7 @@ bench-false-losses: .venv/dev
 # List the files of docs/evidence/ as fresh, stale or missing.
 .PHONY: evidence-status
 evidence-status:
-	@$(PYTHON) benchmarks/evidence/status.py
+	@$(PYTHON) tools/evidence_status.py
 
 # Rewrite the references of the configuration files from envkit/config/.
 docs: .venv/dev

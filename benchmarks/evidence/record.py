@@ -2,7 +2,7 @@
 
 The programs in this folder measure in parts. Each part is stored as soon as it is complete, so an interrupted run can
 continue. At the start, parts are removed if a later commit changed one of the paths in `STALE_AFTER`. Each program has
-three constants that `status.py` and the tests read:
+three constants that `tools/evidence_status.py` and the tests read:
 
     NAME          name of its evidence file, without ``.json``
     STALE_AFTER   files and folders of the repository; a later change to one of them makes the figures stale

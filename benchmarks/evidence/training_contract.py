@@ -8,6 +8,8 @@ The earlier commit is checked out beside this one, and both run in this Python e
   actions, rewards, success and turns of every episode, and all other metrics.
 - ``lake``: two train steps of ``llm-lake.yaml`` with a policy from ``--policy`` (SmolLM2-135M after some imitation),
   each commit in turn; tokens per second of the rollouts.
+- ``served N``: four train steps of the quickstart on an `envkit serve` and in the run's own sandbox; rounds alternate
+  which of the two is first. Compared are tokens, rewards and success, and the seconds of the rollouts.
 - ``out of step``: a language model's episodes that arrive at different moments; tokens that the model processed for
   each new token.
 - ``samples``: 4,000 trajectories of 10 turns and 1,000 tokens, converted to samples and tensors on one core.
@@ -50,22 +52,30 @@ from envkit.types import (
     Turn,
     ints,
 )
+from tests.e2e.fleet.fleet import serving
 
 NAME = "training-contract"
-STALE_AFTER = ("trainer_bridge", "envkit/wiring/training", "envkit/types")
-TWIN = "tests/trainer_bridge/engines/test_engine.py::test_sessions_out_of_step_feed_few_more_tokens_than_are_new"
+STALE_AFTER = ("trainer_bridge", "envkit/wiring/training", "envkit/types", "envkit/fleet", "envkit/http")
+TWIN = (
+    "tests/e2e/training/test_served_training.py::test_a_run_on_a_server_plays_the_episodes_of_a_run_in_its_own_sandbox"
+)
 
 SEEDS = (7, 3, 11)
 QUICKSTART = (
     "trainer.steps=6", "trainer.threads=1", "sandbox.kind=none", "evaluation.episodes=32",
-    "tracking.trajectories_every=1", "tracking.trajectories=256", "tracking.tensorboard=false",
+    "tracking.trajectories_every=1", "tracking.trajectories=256", "tracking.to=[]",
 )  # fmt: skip
 LAKE = (
     "trainer.steps=2", "trainer.threads=1", "trainer.groups_per_step=4", "trainer.learning_rate=1e-9",
     "trainer.precision=float32", "engine.dtype=float32", "sandbox.kind=none", "warmup.kind=none",
-    "evaluation.episodes=0", "tracking.tensorboard=false",
+    "evaluation.episodes=0", "tracking.to=[]",
 )  # fmt: skip
 ROUNDS = 3
+SERVED_STEPS = 4
+SERVED_EPISODES = 256
+"""Episodes per train step of the quickstart."""
+SERVED_MOST = 1.3
+"""Maximum ratio of the times on a server and in a sandbox."""
 TRAJECTORIES = 4_000
 
 Figures = dict[str, Any]
@@ -78,6 +88,12 @@ def main() -> None:
     evidence.part("samples", samples)
     if how.policy is not None:
         evidence.part("out of step", lambda: out_of_step(how.policy))
+    with TemporaryDirectory(prefix="envkit-evidence-") as folder:
+        rounds = [
+            evidence.part(f"served {number}", lambda number=number: served(number, Path(folder)))
+            for number in range(ROUNDS)
+        ]
+    evidence.part("served, medians", lambda: served_medians(rounds))
     if how.base is None:
         return
     with TemporaryDirectory() as place, checked_out(how.base, Path(place) / "base") as base:
@@ -224,6 +240,74 @@ def trajectory(draw: np.random.Generator, number: int) -> Trajectory:
     return Trajectory(
         task, number % 8, tuple(turns), StopReason.TERMINATED, 1.0, start=Reset(step.observation, {}), key=str(number)
     )
+
+
+def train_here(folder: Path, *settings: str) -> None:
+    """Run the quickstart of this commit with changed keys, in one thread."""
+    command = [sys.executable, "-m", "envkit", "train", str(ROOT / "examples/quickstart.yaml"), "--output", str(folder)]
+    for setting in ("trainer.threads=1", "evaluation.episodes=64", "tracking.to=[]", *settings):
+        command += ["--set", setting]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def played_in(folder: Path) -> list[tuple[Any, ...]]:
+    """Return token ids, rewards and success of all training episodes of a run."""
+    return [
+        (
+            [(turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"]) for turn in episode["turns"]],
+            [turn["reward"] for turn in episode["turns"]],
+            episode["metrics"].get("success"),
+        )
+        for step in range(1, SERVED_STEPS + 1)
+        for episode in rows(folder, f"trajectories/step-{step}.jsonl")
+    ]
+
+
+def served(number: int, folder: Path) -> dict[str, Any]:
+    """Measure one round; return the seconds of all rollouts and whether the episodes are equal."""
+    policy = folder / "policy"
+    if not policy.exists():
+        train_here(policy, "trainer.steps=0", "sandbox.kind=none")
+    model = policy / "checkpoints/step-0/policy"
+    common = (
+        f"trainer.steps={SERVED_STEPS}",
+        f"engine.model={model}",
+        "warmup.kind=none",
+        "tracking.trajectories_every=1",
+        f"tracking.trajectories={SERVED_EPISODES}",
+    )
+
+    def on_server(run: Path) -> None:
+        with TemporaryDirectory(prefix="envkit-evidence-") as state, serving("local", Path(state)) as gateway:
+            train_here(run, *common, f"env.url={gateway.url}")
+
+    contestants = {"own": lambda run: train_here(run, *common), "served": on_server}
+    runs = {name: folder / f"{name}-{number}" for name in contestants}
+    for name in sorted(contestants, reverse=bool(number % 2)):
+        contestants[name](runs[name])
+    played = {name: played_in(run) for name, run in runs.items()}
+    return {
+        **{f"{name}_rollout_s": [row["rollout_s"] for row in rows(run, "metrics.jsonl")] for name, run in runs.items()},
+        "episodes": len(played["own"]),
+        "is_equal": played["own"] == played["served"],
+    }
+
+
+def served_medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of the rollouts' seconds, their ratio, and whether all episodes are equal."""
+    seconds = {name: [s for one in rounds for s in one[f"{name}_rollout_s"]] for name in ("own", "served")}
+    own, remote = map(statistics.median, seconds.values())
+    return {
+        "own_rollout_s": round(own, 3),
+        "served_rollout_s": round(remote, 3),
+        "ratio": round(remote / own, 3),
+        "most": SERVED_MOST,
+        "is_equal": all(one["is_equal"] for one in rounds),
+    }
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "benchmarks" / "evidence"
 FILES = ROOT / "docs" / "evidence"
-STATUS = PROGRAMS / "status.py"
+STATUS = ROOT / "tools" / "evidence_status.py"
 
 
 def constants(source: Path) -> dict[str, object]:
@@ -80,7 +80,8 @@ def status(folder: Path) -> list[str]:
 def test_a_commit_that_touches_a_path_makes_the_figures_stale_and_any_other_does_not(tmp_path: Path) -> None:
     programs = tmp_path / "benchmarks" / "evidence"
     programs.mkdir(parents=True)
-    (programs / "status.py").write_text(STATUS.read_text())
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / STATUS.name).write_text(STATUS.read_text())
     (programs / "speed.py").write_text(
         'NAME = "speed"\nSTALE_AFTER = ("engine",)\nTWIN = "tests/test_speed.py::test"\n'
     )

@@ -1,5 +1,7 @@
 """The parts of a policy in this process, opened without an event loop."""
 
+# pyright: reportIncompatibleVariableOverride=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

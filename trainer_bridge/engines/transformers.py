@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import anyio
 import numpy as np
@@ -401,19 +400,3 @@ class TransformersEngine:
                 parts.append([])
             parts[-1].append(row)
         return parts
-
-
-def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32") -> Any:
-    """Load a causal language model.
-
-    Args:
-        path: Folder, or name on the hub.
-        device: ``"cpu"`` or ``"cuda"``.
-        is_local: Whether to use only files on this machine, including cached models from the hub.
-        dtype: Data type of the weights. Training needs float32, since bfloat16 would round updates of 1e-6 to zero.
-    """
-    from transformers import AutoModelForCausalLM
-
-    found = getattr(torch, dtype)
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=found, local_files_only=is_local)
-    return model.to(device).eval()

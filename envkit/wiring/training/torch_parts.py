@@ -21,7 +21,7 @@ from envkit.env import AsyncEnv
 from envkit.errors import UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms.critic import critic_and_reference
-from envkit.trainer_bridge.engines.transformers import TransformersEngine, open_model
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.run_folder.writing import writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
@@ -87,7 +87,7 @@ def open_transformers(context: EngineContext) -> TransformersEngine:
     """Load the model into an engine; see `TransformersEngineSection`.
 
     Raises:
-        UsageError: The model cannot be loaded, or the section names a GPU, but there is none.
+        UsageError: The model cannot be loaded, or the section names a GPU, but this machine has no GPU.
     """
     section, model = context.section, context.model
     assert isinstance(section, TransformersEngineSection)
@@ -161,8 +161,12 @@ def device_of(device: str) -> str:
 
 
 def _load(model: Model, *, device: str, dtype: str = "float32") -> Any:
+    """Load a causal language model. Training needs float32, since bfloat16 would round updates of 1e-6 to zero."""
     with _loading(model.path, is_local=model.is_local):
-        return open_model(model.path, device=device, is_local=model.is_local, dtype=dtype)
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model.path, dtype=getattr(torch, dtype), local_files_only=model.is_local
+        )
+        return loaded.to(device).eval()
 
 
 @contextmanager

@@ -13,10 +13,9 @@ from typing import Any
 
 import anyio
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.engines.transformers import open_model
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from tests.trainer_bridge.models import fast_format, sample
 
@@ -75,8 +74,7 @@ def main(what: str, kind: str, micro_tokens: int) -> None:
         state = 4 * 4 * sum(weight.numel() for weight in model.parameters())
         print(update(model, micro_tokens, is_checkpointing=True) - state / 2**20)
     else:
-        model = open_model(what, device="cpu", is_local=True)
-        playing = open_model(what, device="cpu", is_local=True, dtype=fast_format())
+        model, playing = (AutoModelForCausalLM.from_pretrained(what, dtype=one) for one in ("float32", fast_format()))
         print(update(model, micro_tokens, is_checkpointing=kind == "checkpointing"))
         del playing
 

@@ -11,6 +11,7 @@ import pytest
 
 from envkit import clock, config
 from envkit.config import RunConfig
+from envkit.config.parts import AutoRendererSection, TransformersEngineSection
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
@@ -26,6 +27,11 @@ from tests.trainer_bridge.models import fast_format, write_chat, write_tiny
 
 def run_of(model: Path | str | None, **sections: Any) -> RunConfig:
     return config.parse({"env": {"id": "FrozenLake-v0"}, **sections, "engine": {"model": model and str(model)}})
+
+
+def dtype_of(run: RunConfig) -> str:
+    assert isinstance(run.engine, TransformersEngineSection)
+    return run.engine.dtype
 
 
 def without_model(run: RunConfig) -> dict[str, Any]:
@@ -47,11 +53,8 @@ def test_the_file_goes_before_what_a_policy_was_trained_with(tmp_path: Path) -> 
     folder = write_chat(tmp_path / "policy", seed=2)
     SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, {"system": "Walk to G.", "history": 1}).write(folder)
     run = resolve(run_of(folder, rollout={"turn_tokens": 9}, renderer={"history": "all"}))
-    assert (run.rollout.turn_tokens, run.renderer.history, run.renderer.model_dump()["system"]) == (
-        9,
-        "all",
-        "Walk to G.",
-    )
+    assert isinstance(run.renderer, AutoRendererSection)
+    assert (run.rollout.turn_tokens, run.renderer.history, run.renderer.system) == (9, "all", "Walk to G.")
 
 
 def test_on_another_environment_a_saved_policy_keeps_nothing_of_its_own(tmp_path: Path) -> None:
@@ -73,11 +76,7 @@ def test_a_tiny_policy_named_by_its_folder_gets_the_defaults_of_one_made_on_the_
     made, named = resolve(run_of(None)), resolve(run_of(tiny))
     assert without_model(named) == without_model(made)
     assert named.envs[0].options == {"instructions": False}
-    assert (named.rollout.turn_tokens, named.warmup.kind, named.engine.model_dump()["dtype"]) == (
-        1,
-        "demonstrations",
-        "float32",
-    )
+    assert (named.rollout.turn_tokens, named.warmup.kind, dtype_of(named)) == (1, "demonstrations", "float32")
     assert playing_threads(named) == playing_threads(made) == 1
 
 
@@ -100,11 +99,7 @@ def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, c
         run = resolve(run_of(model))
         assert not is_tiny(run)
         assert run.envs[0].options == {}
-        assert (run.rollout.turn_tokens, run.warmup.kind, run.engine.model_dump()["dtype"]) == (
-            128,
-            "none",
-            fast_format(),
-        )
+        assert (run.rollout.turn_tokens, run.warmup.kind, dtype_of(run)) == (128, "none", fast_format())
 
 
 @pytest.mark.parametrize("model", [None, "smollm2-135m"])
@@ -168,7 +163,7 @@ def test_a_learning_rate_that_can_destroy_a_pretrained_model_gets_a_line(
 def test_an_evaluation_of_the_folder_plays_as_the_policy_was_trained(tiny: Path) -> None:
     found = LocalModel.of_name(str(tiny), "FrozenLake-v0", Playing(), seed=1)
     assert found.options_for("FrozenLake-v0") == {"instructions": False}
-    assert (found.path, found.limits.turn_tokens, found.run.engine.model_dump()["dtype"]) == (str(tiny), 1, "float32")
+    assert (found.path, found.limits.turn_tokens, dtype_of(found.run)) == (str(tiny), 1, "float32")
 
 
 @pytest.mark.slow

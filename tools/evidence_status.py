@@ -1,6 +1,6 @@
 """List each file of evidence as fresh, stale or missing.
 
-    python benchmarks/evidence/status.py
+    python tools/evidence_status.py
 
 A file is stale if a commit after the recorded one changed a path in its program's ``STALE_AFTER``. Uncommitted changes
 do not count. The exit status is always 0.
@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
