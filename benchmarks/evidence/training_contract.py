@@ -89,24 +89,27 @@ def main() -> None:
     if how.policy is not None:
         evidence.part("out of step", lambda: out_of_step(how.policy))
     with TemporaryDirectory(prefix="envkit-evidence-") as folder:
+        place = Path(folder)
+        if how.base is not None:
+            with checked_out(how.base, place / "base") as base:
+                for seed in how.seeds:
+                    evidence.part(f"seed {seed}", lambda seed=seed: equality(base, place, seed))
+                if how.policy is not None:
+                    evidence.part("lake", lambda: lake(base, place, how.policy))
         rounds = [
-            evidence.part(f"served {number}", lambda number=number: served(number, Path(folder)))
-            for number in range(ROUNDS)
+            evidence.part(f"served {number}", lambda number=number: served(number, place))
+            for number in range(how.rounds)
         ]
-    evidence.part("served, medians", lambda: served_medians(rounds))
-    if how.base is None:
-        return
-    with TemporaryDirectory() as place, checked_out(how.base, Path(place) / "base") as base:
-        for seed in SEEDS:
-            evidence.part(f"seed {seed}", lambda seed=seed: equality(base, Path(place), seed))
-        if how.policy is not None:
-            evidence.part("lake", lambda: lake(base, Path(place), how.policy))
+    if rounds:
+        evidence.part("served, medians", lambda: served_medians(rounds))
 
 
 def arguments() -> argparse.Namespace:
     made = parser(__doc__, NAME)
     made.add_argument("--base", help="the commit to compare with")
     made.add_argument("--policy", type=Path, help="folder of a language model that plays the lake of llm-lake.yaml")
+    made.add_argument("--seeds", type=int, nargs="*", default=SEEDS, help="seeds to compare with the earlier commit")
+    made.add_argument("--rounds", type=int, default=ROUNDS, help="rounds on a server and in a sandbox")
     return made.parse_args()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
+from envkit.trainer_bridge.diagnostics import Diagnostics
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -107,6 +108,7 @@ class Part:
             elapsed_s=lambda: self.seconds,
             stop=Stop(),
             name_of=name_of,
+            diagnostics=Diagnostics(rows=[{"step": number + 1} for number in range(state.step)]),
         )
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:

@@ -36,7 +36,7 @@ LAKE: dict[str, Any] = {
         "single_turn_states": 20, "single_turn_updates": 1, "single_turn_batch": 8, "multi_turn_updates": 0,
         "episode_updates": 0, "check_episodes": 0,
     },
-    "tracking": {"tensorboard": False},
+    "tracking": {"to": []},
 }  # fmt: skip
 
 
