@@ -56,7 +56,7 @@ WRONG = [
     ("check good.yaml --set engine.heads=3", 2, "engine.hidden_size: must be a multiple of 2 * engine.heads (6)"),
     ("check good.yaml --set algorithm.preset=gprp", 2, "did you mean 'grpo'?"),
     ("check good.yaml --set sandbox.kind=podman", 2, "must be one of auto, local, docker, process, none, got 'podman'"),
-    ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: group_normalised compares the episodes of a group"),
+    ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: group_normalised compares the episodes"),
     ("check good.yaml --set warmup.kind=none", 2, "warmup.kind: a new tiny policy needs demonstrations"),
     ("check good.yaml --steps 3", 2, "No such option: --steps"),
     ("check good.yaml --set renderer.history=0", 2, "renderer.history: must be 'all' or a whole number of at least 1"),
