@@ -60,7 +60,7 @@ WRONG = [
         2,
         "no sandbox backend is called 'podman'; there are: auto, docker,",
     ),
-    ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: grpo compares the episodes of a group"),
+    ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: group_normalised compares the episodes"),
     ("check good.yaml --set warmup.kind=none", 2, "warmup.kind: a new tiny policy needs demonstrations"),
     ("check good.yaml --steps 3", 2, "No such option: --steps"),
     ("check good.yaml --set renderer.history=0", 2, "renderer.history: must be 'all' or a whole number of at least 1"),

@@ -341,6 +341,15 @@ def test_turn_k_of_all_live_episodes_reaches_the_engine_in_one_moment() -> None:
     ]
 
 
+def test_a_turn_knows_how_long_it_waited_for_the_other_episodes() -> None:
+    def answers(task: Task, time: int) -> Sequence[Answer]:
+        return [Answer(after_s=1 + 2 * task.seed), Answer(after_s=1, ends="terminated")]
+
+    first, second = play(answers, (A, B)).trajectories
+    assert [(turn.wait_s, turn.generate_s, turn.step_s) for turn in first.turns] == [(2, 0, 1)]
+    assert [(turn.wait_s, turn.generate_s, turn.step_s) for turn in second.turns] == [(0, 0, 1)]
+
+
 def test_a_lost_episode_does_not_delay_the_others() -> None:
     engine = ScriptedEngine(lambda call: "x")
 
