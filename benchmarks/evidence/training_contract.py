@@ -35,7 +35,6 @@ import numpy as np
 import torch
 from record import ROOT, Evidence, parser
 
-from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.trainers.batching import lay_out, passes
@@ -212,20 +211,21 @@ def out_of_step(policy: Path) -> Figures:
 
 
 def samples() -> Figures:
-    """Convert trajectories to samples and tensors; return seconds for 100,000 of them, and bytes per token."""
+    """Convert trajectories to samples and tensors; return processor seconds for 100,000 of them, and bytes per token."""
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
     trajectories = [trajectory(draw, number) for number in range(TRAJECTORIES)]
-    began, before_kib = clock.stopwatch(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF)
     made = [sample for one in trajectories for sample in samples_from(one)]
     for rows in passes(made, 16_384):
         lay_out([[made[row]] for row in rows], torch.device("cpu"))
-    seconds = clock.stopwatch() - began
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     one = made[0]
     arrays = (one.token_ids, one.mask, one.logprobs, one.turn_ids, one.versions, one.rewards, one.observations)
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    grown_kib = after.ru_maxrss - before.ru_maxrss
     return {
-        "seconds_for_100000": round(seconds * 100_000 / TRAJECTORIES, 1),
+        "processor_seconds_for_100000": round(seconds * 100_000 / TRAJECTORIES, 1),
         "bytes_per_token": round(sum(array.nbytes for array in arrays) / len(one.token_ids), 2),
         "grown_bytes_per_token": round(grown_kib * 1024 / sum(len(sample.token_ids) for sample in made), 1),
     }
