@@ -211,7 +211,7 @@ def out_of_step(policy: Path) -> Figures:
 
 
 def samples() -> Figures:
-    """Convert trajectories to samples and tensors; return processor seconds for 100,000 of them, and bytes per token."""
+    """Convert trajectories to samples and tensors; return processor seconds for 100,000, and bytes per token."""
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
     trajectories = [trajectory(draw, number) for number in range(TRAJECTORIES)]
