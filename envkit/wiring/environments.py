@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv, env_error
-from envkit.errors import ConfigError, EnvkitError, OptionError, did_you_mean
+from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, did_you_mean
 from envkit.installation import explain
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
@@ -34,7 +34,10 @@ def registered() -> Sequence[EnvSpec]:
 
 def is_replayable(env_id: str) -> bool:
     """Return whether an environment's state depends only on the task and the actions. False if `env_id` is unknown."""
-    return any(spec.id == env_id and spec.replayable for spec in registered())
+    try:
+        return find(env_id).replayable
+    except UnknownEnvError:
+        return False
 
 
 def find(env_id: str) -> EnvSpec:
