@@ -411,7 +411,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
         "policy_version": float(max(versions, default=0)),
         **report,
         **seconds,
-        "tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
+        "tokens_per_s": tokens / max(seconds["rollout_s"] + seconds["update_s"], 1e-9),
     }
 
 

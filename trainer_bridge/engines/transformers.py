@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -104,7 +104,7 @@ class TransformersEngine:
         self._cache = SlotCache(model, pad_id=pad_id)
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
-        self._forgotten: set[str] = set()
+        self._releases: dict[str, bool] = {}
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._driver: _Request | None = None
@@ -142,8 +142,10 @@ class TransformersEngine:
         if so_far is not None:
             request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
             request.versions = [list(one) for one in so_far.versions]
-            if len(request.tokens) >= params.max_tokens:
+            if so_far.finish is FinishReason.STOP:
                 return so_far
+            if len(request.tokens) >= params.max_tokens:
+                return replace(so_far, finish=FinishReason.LENGTH)
         self._waiting.append(request)
         try:
             while not request.is_done:
@@ -159,30 +161,25 @@ class TransformersEngine:
             raise
         finally:
             if session is None:
-                self._discard(name)
+                self._release(name, keeps_tokens=False)
         if request.failure is not None:
             raise request.failure
         return request.completion()
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
-        for request in (*self._running, *self._waiting):
-            if request.session == session and not request.is_done:
-                request.finish = FinishReason.ABORTED
-                request.wake.set()
-        await anyio.lowlevel.checkpoint()
+        async with self._busy:
+            self._abort([one for one in (*self._running, *self._waiting) if one.session == session])
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
-        if mode is PauseMode.ABORT:
-            for request in (*self._running, *self._waiting):
-                request.finish = request.finish or FinishReason.ABORTED
-                request.wake.set()
         async with self._busy:
-            pass
+            if mode is PauseMode.ABORT:
+                self._abort([*self._running, *self._waiting])
         while mode is PauseMode.WAIT and any(not request.is_done for request in self._running):
-            self._idle = anyio.Event()
+            if self._idle.is_set():
+                self._idle = anyio.Event()
             await self._idle.wait()
 
     async def resume(self) -> None:
@@ -197,16 +194,24 @@ class TransformersEngine:
 
     def forget(self, session: str) -> None:
         """See `envkit.protocols.Engine.forget`. The tokens stay in the slot until another session needs it."""
-        if any(request.session == session for request in self._running):
-            self._forgotten.add(session)  # its slot is still written to
-        elif (slot := self._slots.pop(session, None)) is not None:
-            self._free.append(slot)
+        self._release(session, keeps_tokens=True)
 
-    def _discard(self, session: str) -> None:
-        """Release the slot of a session, and drop its tokens. It is the next slot to be used."""
-        if (slot := self._slots.pop(session, None)) is not None:
-            self._cache.truncate(slot, 0)
-            self._free.insert(0, slot)
+    def _release(self, session: str, *, keeps_tokens: bool) -> None:
+        """Release the slot of a session once it is no longer written to. Without its tokens, it is used next."""
+        if any(request.session == session for request in self._running):
+            self._releases[session] = keeps_tokens
+        elif (slot := self._slots.pop(session, None)) is not None:
+            if keeps_tokens:
+                self._free.append(slot)
+            else:
+                self._cache.truncate(slot, 0)
+                self._free.insert(0, slot)
+
+    def _abort(self, requests: Sequence[_Request]) -> None:
+        """End requests with the tokens that they have. Call this method only between engine steps."""
+        for request in requests:
+            request.finish = request.finish or FinishReason.ABORTED
+            request.wake.set()
 
     async def load(self, weights: Weights) -> None:
         """Load new weights and drop all caches. Without `pause`, wait for the completions that are being generated.
@@ -216,9 +221,9 @@ class TransformersEngine:
             ValueError: The weights have no location, and the engine has no `source`.
         """
         is_paused = self._pause is not None
-        if not is_paused:
-            await self.pause(PauseMode.WAIT)
         try:
+            if not is_paused:
+                await self.pause(PauseMode.WAIT)
             async with self._busy:
                 await clock.to_thread(self._read, weights.location)
                 self._cache.clear()
@@ -253,7 +258,8 @@ class TransformersEngine:
                     # Requests of the same iteration of the event loop must be in the same batch.
                     await anyio.lowlevel.cancel_shielded_checkpoint()
                     async with self._busy:
-                        await self._step()
+                        if self._can_step():  # `pause` may have been called meanwhile
+                            await self._step()
                 await anyio.lowlevel.checkpoint_if_cancelled()
         finally:
             self._driver = None
@@ -282,7 +288,7 @@ class TransformersEngine:
         except Exception as error:
             self._cache.clear()
             for request in self._running:
-                request.failure = error
+                request.failure = None if request.is_done else error
         self._drop_finished()
 
     def _drop_finished(self) -> None:
@@ -292,9 +298,9 @@ class TransformersEngine:
                     request.wake.set()
         self._running = [request for request in self._running if not request.is_done]
         self._waiting = [request for request in self._waiting if not request.is_done]
-        forgotten, self._forgotten = self._forgotten, set()
-        for session in forgotten:
-            self.forget(session)
+        releases, self._releases = self._releases, {}
+        for session, keeps_tokens in releases.items():
+            self._release(session, keeps_tokens=keeps_tokens)
         if not self._running:
             self._idle.set()
 

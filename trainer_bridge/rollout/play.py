@@ -17,6 +17,7 @@ from envkit import clock
 from envkit.errors import (
     DeadlineError,
     EnvError,
+    EnvkitError,
     SandboxLostError,
     SessionBrokenError,
     SessionNotFoundError,
@@ -32,7 +33,6 @@ from envkit.types import (
     Prompt,
     Reset,
     RolloutRequest,
-    Step,
     StopReason,
     Trajectory,
     Turn,
@@ -56,7 +56,8 @@ class RolloutLimits:
         retries: Maximum number of times that a void episode is played again.
         reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
         completion_timeout_s: Maximum seconds of a completion; None means no limit.
-        episode_timeout_s: Maximum seconds of the episode, from its reset; None means no limit.
+        episode_timeout_s: Maximum seconds of the episode from its reset, including its waits at the gate; None means no
+            limit.
     """
 
     max_turns: int
@@ -103,6 +104,8 @@ async def play(
                 playing.stop = await _turns(playing, episode, engine, renderer, limits, gate)
     except _EpisodeEndedError as ended:
         playing.end(ended.stop, str(ended))
+    except _EngineFailedError as failed:
+        raise failed.error from None
     except DeadlineError as error:
         playing.end(StopReason.TIMEOUT, str(error))
     except (SandboxLostError, UnreachableError, SessionBrokenError, SessionNotFoundError) as error:
@@ -141,14 +144,21 @@ async def _turns(
         await gate.together()
         began = clock.now()
         params = replace(request.params, seed=stable_hash(request.params.seed, len(playing.turns)))
-        with _deadline(limits.completion_timeout_s, StopReason.NO_COMPLETION, "the engine did not complete a prompt"):
-            completion: Completion = await engine.generate(ids, params, session=session)
+        try:
+            with _deadline(
+                limits.completion_timeout_s, StopReason.NO_COMPLETION, "the engine did not complete a prompt"
+            ):
+                completion: Completion = await engine.generate(ids, params, session=session)
+        except DeadlineError as error:
+            raise _EpisodeEndedError(StopReason.NO_COMPLETION, str(error)) from error
+        except EnvkitError as error:
+            raise _EngineFailedError(error) from error
         token_ids = completion.token_ids.tolist()
         ids += token_ids
-        action = renderer.action(token_ids)
         generated = clock.now()
-        step: Step | None = None
+        action, step = "", None
         if completion.finish is not FinishReason.ABORTED:
+            action = renderer.action(token_ids)
             with _deadline(limits.timeout_s, StopReason.TIMEOUT, "the environment did not answer a step"):
                 step = await episode.step(action)
             if not math.isfinite(step.reward):
@@ -175,6 +185,14 @@ class _EpisodeEndedError(Exception):
     def __init__(self, stop: StopReason, reason: str) -> None:
         super().__init__(reason)
         self.stop = stop
+
+
+class _EngineFailedError(Exception):
+    """Carries an error of the engine past the handlers of the environment's errors."""
+
+    def __init__(self, error: EnvkitError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @contextmanager

@@ -10,7 +10,7 @@
     plots/                      curves as PNG
     tensorboard/                the same numbers for TensorBoard
     policy/                     the initial tiny policy, before training
-    weights/                    the newest weights, which the trainer writes and the engine reads
+    weights/                    weights for an engine that reads files, on a machine without ``/dev/shm``
     run.lock                    lock file, locked while a run writes to the folder
     format.json                 the format of the folder; a folder of another format is rejected
 

@@ -173,7 +173,8 @@ class TorchTrainer:
         if not samples:
             raise ValueError("update() without samples; call accumulate() first")
         settings = self._settings
-        sums: defaultdict[str, float] = defaultdict(float)
+        sums = defaultdict[str, float](float)
+        sums.update(policy_loss=0.0, advantage_abs=0.0)  # also if every sample is skipped
         updates = 0
         factor = rate_factor(
             settings.schedule, self.version, steps=settings.steps, warmup_steps=settings.schedule_warmup_steps

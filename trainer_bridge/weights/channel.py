@@ -5,12 +5,20 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
+
 from envkit import clock
 from envkit.protocols import PolicyEngine, Trainer
-from envkit.types import PauseMode, Weights
+from envkit.types import PauseMode, Weights, stable_hash
+
+_MEMORY = Path("/dev/shm")
+"""A file system in memory, on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +58,30 @@ class WeightChannel:
         """Publish, pause the engine, load, and resume the engine."""
         weights = await self._trainer.publish()
         began = clock.now()
-        await self._engine.pause(self._mode)
         try:
+            await self._engine.pause(self._mode)
             await self._engine.load(weights)
         finally:
-            await self._engine.resume()
+            with anyio.CancelScope(shield=True):
+                await self._engine.resume()
         exposed_s = clock.now() - began
         before, self._current = self._current, weights
         if before is not None and before.location and before.location != weights.location:
             await clock.to_thread(Path(before.location).unlink, missing_ok=True)
         return Push(weights, before is None or before.checksum != weights.checksum, exposed_s)
+
+
+@contextmanager
+def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path]:
+    """Yield the path of a folder for the weight files of a run; it need not exist, and is removed at the end.
+
+    It is in memory if the machine has such a file system, and otherwise in the folder of the run. A run always has the
+    same folder, so that its next start removes what a killed process has left.
+    """
+    name = f"envkit-weights-{stable_hash(str(run_folder.resolve())):016x}"
+    folder = memory / name if memory.is_dir() else run_folder / "weights"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

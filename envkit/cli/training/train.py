@@ -15,7 +15,7 @@ from envkit.installation import command
 
 if TYPE_CHECKING:
     from envkit.types import JSON
-from envkit.wiring.api import TrainSummary
+    from envkit.wiring.api import TrainSummary
 
 
 def train(

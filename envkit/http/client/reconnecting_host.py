@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError
+from envkit.errors import EnvkitError, SandboxStartError, UnreachableError
 from envkit.protocols import Episode
 from envkit.types import Reset, Step, Task
 
@@ -90,8 +90,13 @@ class ReconnectingHost:
                 answer = await call()
             except EnvkitError as error:
                 if not error.retry:
+                    self._down_since = None  # the server answered
                     raise
                 self._check_outage(error)
+            except anyio.get_cancelled_exc_class():
+                if self._down_since is not None and not is_lease:
+                    self._down_since = None  # the caller gave up; the next call starts a new count
+                raise
             else:
                 self._down_since = None
                 return answer
@@ -109,9 +114,10 @@ class ReconnectingHost:
             self._down_since = now
             self._announce(f"env.url: {error}; waiting up to {limit_s:g} s for the server")
         if now - self._down_since >= limit_s:
+            what = "lost the server" if isinstance(error, UnreachableError) else "the server refused calls"
             raise EnvkitError(
-                f"env.url: lost the server for {limit_s:g} s: {error}; start the server again, and continue the run "
-                "with --resume"
+                f"env.url: {what} for {limit_s:g} s: {error}; once it plays episodes again, continue the run with "
+                "--resume"
             ) from None
 
 
@@ -123,7 +129,10 @@ class _Episode:
         self._retry = retry
 
     async def reset(self) -> Reset:
-        return await self._episode.reset()
+        try:
+            return await self._episode.reset()
+        except SandboxStartError as error:  # the episode is void and is played again
+            raise UnreachableError(str(error)) from error
 
     async def step(self, action: str) -> Step:
         return await self._retry(partial(self._episode.step, action))

@@ -26,7 +26,7 @@ from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
 from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
-from envkit.trainer_bridge.weights.channel import WeightChannel
+from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
@@ -150,7 +150,8 @@ class _Run:
                 await self._open_record(opened, parts)
             threads = self._learning_threads()
             with self._stop.waits_for("the policy to be loaded"):
-                opening = open_policy(self._run, folder=self._folder / "weights", threads=threads)
+                folder = parts.enter_context(weights_folder(self._folder))
+                opening = open_policy(self._run, folder=folder, threads=threads)
                 policy = self._policy = await parts.enter_async_context(opening)
             self._display.announce(f"policy: {policy.description}")
             async with self._host() as host:

@@ -111,8 +111,8 @@ def test_after_the_limit_the_error_says_what_to_do() -> None:
         play(Server(until_s=1000), outage_timeout_s=30)
     assert type(raised.value) is EnvkitError  # no class that only ends an episode
     assert str(raised.value) == (
-        "env.url: lost the server for 30 s: http://fleet does not answer: Connection refused; start the server again, "
-        "and continue the run with --resume"
+        "env.url: lost the server for 30 s: http://fleet does not answer: Connection refused; once it plays "
+        "episodes again, continue the run with --resume"
     )
 
 
