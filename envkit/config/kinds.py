@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import GetCoreSchemaHandler, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from envkit.config.grammar import Section
@@ -166,29 +164,27 @@ class ByKind:
         return {"kind": content} if self.may_be_name and isinstance(content, str) else content
 
     def _read(self, base: type[Section], content: object) -> object:
+        if isinstance(content, base):
+            return content
         try:
             section = self.section_of(content)
         except UsageError as error:
             raise _kind_error(error.detail) from None
         if section is None:
-            return content
+            return base.model_validate(content)  # raises an error about the content or its key `kind`
         if not issubclass(section, base):
             raise _kind_error(f"the section class {section.__name__} must extend {base.__module__}.{base.__name__}")
         return section.model_validate(self._whole(content))
 
     def __get_pydantic_core_schema__(
-        self, source: type[Section], handler: GetCoreSchemaHandler
+        self, base: type[Section], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(partial(self._read, source), handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+        # Only JSON schemas read these choices; `_read` validates.
         sections = dict.fromkeys(kind.section for kind in FAMILIES[self.family].built_in.values())
-        choices = [handler(section.__pydantic_core_schema__) for section in sections]
-        if self.may_be_name:
-            choices.insert(0, {"type": "string"})
-        return choices[0] if len(choices) == 1 else {"anyOf": choices}
+        choices: list[Any] = [core_schema.str_schema()] if self.may_be_name else []
+        choices += [handler.generate_schema(section) for section in sections]
+        schema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices)
+        return core_schema.no_info_wrap_validator_function(lambda content, _: self._read(base, content), schema)
 
 
 def _kind_error(message: str) -> ValidationError:

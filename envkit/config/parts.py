@@ -95,7 +95,7 @@ class AutoRendererSection(RendererSection):
     """Conversion of a conversation to tokens. The keys system, template and thinking need a chat template."""
 
     kind: Literal["auto"] = "auto"
-    """auto: the chat template of the model. Without one, the answer to an observation is the text in <answer> tags."""
+    """auto: the chat template of the model; without one, an answer is the text in `<answer>` tags."""
     system: str | None = None
     """System prompt. null: no system prompt is passed to the template; some templates then add a default."""
     template: dict[str, Any] = Field(default_factory=dict)

@@ -186,10 +186,10 @@ class TrackingSection(Section):
     """Recording of metrics and episodes."""
 
     to: list[SerializeAsAny[Annotated[TrackerSection, ByKind("trackers", may_be_name=True)]]] = Field(
-        default_factory=lambda: list[TrackerSection]([TensorBoardSection()])
+        default=[TensorBoardSection()]
     )
-    """Trackers, to which metrics are sent, besides metrics.jsonl: names such as tensorboard, or sections with the key
-    kind and the settings of that tracker. tensorboard: event files in the folder tensorboard of the run."""
+    """Trackers, which get the metrics besides metrics.jsonl: names, or sections with the key kind and the settings of
+    that tracker. tensorboard: event files in the folder tensorboard of the run. []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
     """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
     train step always write one. 0: no files."""

@@ -66,6 +66,27 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
                 assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."
 
 
+@pytest.mark.slow
+def test_the_package_of_the_page_about_kinds_is_checked_and_plays(tmp_path: Path) -> None:
+    page = DOCS / "extend.md"
+    installed = str(install(page, {"toolbox.py", "pyproject.toml"}, tmp_path))
+    (tmp_path / "toolbox.yaml").write_text(files_of(page.read_text(encoding="utf-8"))["toolbox.yaml"])
+
+    def envkit_prints(*words: str) -> str:
+        return run(sys.executable, "-m", "envkit", *words, cwd=tmp_path, PYTHONPATH=installed, OMP_NUM_THREADS="1")
+
+    assert envkit_prints("check", "toolbox.yaml") == "ok\n"
+    played = envkit_prints("eval", "FrozenLake-v0", "--policy", "always:down", "--episodes", "8")
+    assert "always:down on FrozenLake-v0: 8 episodes" in played
+    small = (
+        *("env.options.size=2", "sandbox.kind=none", "trainer.steps=1", "trainer.groups_per_step=2"),
+        *("warmup.single_turn_updates=1", "warmup.multi_turn_updates=0", "warmup.episode_updates=0"),
+        *("warmup.check_episodes=0", "evaluation.episodes=0"),
+    )
+    envkit_prints("train", "toolbox.yaml", "--output", "run", *(word for key in small for word in ("--set", key)))
+    assert (tmp_path / "run" / "metric.csv").read_text().startswith("1,")
+
+
 @pytest.mark.parametrize("page", ["games.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)])
 def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -> None:
     assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""

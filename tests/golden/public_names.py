@@ -24,8 +24,7 @@ import typer
 
 import envkit
 from envkit.cli import app
-from envkit.config import RunConfig, ServeConfig
-from envkit.config.kinds import FAMILIES
+from envkit.config import RunConfig, ServeConfig, kinds
 from envkit.environments.catalog import CATALOG
 from envkit.errors import EnvkitError
 from envkit.formats import FORMAT_FILE
@@ -57,7 +56,7 @@ def collect() -> dict[str, Names]:
         "serve file": _keys(ServeConfig.model_json_schema()),
         "packages": _packages(),
         "environments": {str(spec["id"]): [] for spec in CATALOG},
-        "entry points": {**_scripts(), **source.entry_point_groups(), **_kind_groups()},
+        "entry points": {**_scripts(), **source.entry_point_groups(), **_families()},
         "http routes": server.routes(),
         "websocket methods": server.methods(),
         "messages": server.messages(),
@@ -139,16 +138,16 @@ def _packages() -> Names:
     return {name: sorted(module.__all__) for name, module in modules.items() if hasattr(module, "__all__")}
 
 
-def _kind_groups() -> Names:
-    """Return the groups of the table of kinds, with the built-in kinds."""
-    return {family.group: list(family.built_in) for family in FAMILIES.values()}
-
-
 def _scripts() -> Names:
     """Return the programs that an installation of envkit brings."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
     return {group: sorted(names) for group, names in groups.items()}
+
+
+def _families() -> Names:
+    """Return the groups in which other packages add parts of a run, each with the built-in kinds."""
+    return {family.group: sorted(family.built_in) for family in kinds.FAMILIES.values()}
 
 
 def _errors() -> Names:
@@ -240,16 +239,13 @@ class Source:
         return found
 
     def entry_point_groups(self) -> Names:
-        """Return the groups in which installed packages are looked for; those of the table of kinds are left out."""
+        """Return the groups in which installed packages are looked for, where a call names the group itself."""
         constants = dict(chain.from_iterable(map(_constants, self._modules)))
         groups = [
             word.value for call in self._calls_of("entry_points") for word in call.keywords if word.arg == "group"
         ]
-        return {
-            constants[one.id] if isinstance(one, ast.Name) else ast.literal_eval(one): []
-            for one in groups
-            if not isinstance(one, ast.Attribute)
-        }
+        named = [constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in groups]
+        return {name: [] for name in named if isinstance(name, str)}
 
     def _calls_of(self, *names: str) -> Iterator[ast.Call]:
         for module in self._modules:

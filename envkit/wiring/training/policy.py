@@ -75,7 +75,7 @@ async def open_policy(run: RunConfig, *, folder: Path, threads: int) -> AsyncIte
             engine = await open_engine(parts, run, model)
             trainer = await open_trainer(parts, run, model, engine, folder=folder, threads=threads)
         if run.warmup.kind != "none" and not isinstance(trainer, ImitatingTrainer):
-            raise UsageError(f"warmup.kind: the trainer {run.trainer.kind} cannot imitate; use none")
+            raise UsageError(f"warmup.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model")
         about = getattr(engine, "description", f"engine {run.engine.kind}")
         kind = "" if model is None else "tiny policy, " if model.is_tiny else "pretrained "
         yield Policy(engine, trainer, renderer, f"{kind}{about}")

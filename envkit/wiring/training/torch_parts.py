@@ -87,7 +87,7 @@ def open_transformers(context: EngineContext) -> TransformersEngine:
     """Load the model into an engine; see `TransformersEngineSection`.
 
     Raises:
-        UsageError: The model cannot be loaded, or the section names a GPU, but this machine has no GPU.
+        UsageError: The model cannot be loaded, or the section names a GPU, but torch finds no GPU.
     """
     section, model = context.section, context.model
     assert isinstance(section, TransformersEngineSection)

@@ -22,11 +22,12 @@ from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.weights.files import checksum
 from envkit.types import EpisodeRecord, Exchange, Observation, Sample, SamplingParams, Task
 from envkit.wiring import environments
+from envkit.wiring.contexts import TrainerContext
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training import resolve
-from envkit.wiring.training.torch_parts import device_of
-from tests.trainer_bridge.fakes import Answer, ScriptedHost
+from envkit.wiring.training.torch_parts import device_of, find_model, open_torch_local
+from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy
 from tests.trainer_bridge.trainees import draw_samples
@@ -280,6 +281,27 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
             device_of("cuda")
         assert device_of("auto") == "cpu"
     assert device_of("cpu") == "cpu"
+
+
+def test_an_engine_that_cannot_copy_gets_the_weights_in_files(tiny_folder: Path, tmp_path: Path) -> None:
+    run = run_of(engine={**TINY, "model": str(tiny_folder), "dtype": "float32"})
+    context = TrainerContext(
+        section=run.trainer,
+        model=find_model(str(tiny_folder)),
+        algorithm=resolve.algorithm_of(run),
+        engine=ScriptedEngine(),
+        folder=tmp_path / "weights",
+        device="cpu",
+        temperature=1.0,
+        threads=1,
+        seed=5,
+    )
+    published = clock.run(open_torch_local(context).publish)
+    assert published.location == str(tmp_path / "weights" / "version-0.safetensors")
+    policy = open_policy(run)
+    clock.run(policy.engine.load, published)
+    for learned, played in zip(policy.model.parameters(), policy.engine._model.parameters(), strict=True):
+        assert torch.equal(learned, played.float())
 
 
 # --- Numbers of two formats ------------------------------------------------------------------------------------------

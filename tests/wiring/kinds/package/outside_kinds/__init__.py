@@ -1,0 +1,1 @@
+"""A package that adds one part of each family to envkit."""

@@ -1,0 +1,233 @@
+"""A package outside this repository adds parts of every family by entry point, without a change here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from envkit import clock, config
+from envkit.config import kinds
+from envkit.errors import ConfigError, UsageError
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.run_folder.rows import read_rows
+from envkit.wiring.evaluation.players import Playing, kind_of
+from envkit.wiring.training import resolve
+from envkit.wiring.training.run import train
+
+PACKAGE = Path(__file__).with_name("package")
+
+OUTSIDE = """
+seed: 3
+env: {id: FrozenLake-v0, num_envs: 4, options: {size: 2, frozen: 1.0}}
+sandbox: {kind: wrapped, label: ribbon}
+engine: {kind: biased, favourite: right}
+renderer: {kind: moves}
+trainer: {kind: counting, steps: 3, groups_per_step: 4, checkpoint_every: 2, step_size: 0.5}
+rollout: {group_size: 4, max_turns: 6}
+evaluation: {episodes: 8, every: 2}
+tracking: {to: [{kind: lines, file_name: lines.txt}]}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip has installed the package."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile")
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder), str(PACKAGE)]
+    subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package is installed for this process."""
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(OUTSIDE)
+    return path
+
+
+def run(site: Path, *words: str | Path, cwd: Path) -> tuple[int, str, str]:
+    """What a command prints, and whether it has imported torch: the last line of its output."""
+    program = "import sys\nfrom envkit.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+    program += "    print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+# --- Training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_with_the_parts_of_a_package_trains_resumes_and_does_not_import_torch(
+    site: Path, file: Path, tmp_path: Path
+) -> None:
+    code, output, messages = run(site, "train", file, "--output", "run", cwd=tmp_path)
+    assert code == 0, messages
+    printed = output.splitlines()
+    assert printed[:2] == ["policy: engine biased", "sandbox: wrapped with ribbon"]
+    assert "the engine is closed" in printed
+    assert printed[-1] == "False"
+
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    found = [(row["step"], row["counted"], row["policy_version"]) for row in rows]
+    assert found == [(1, 16, 0), (2, 16, 1), (3, 16, 2)]
+    assert [path.name for path in (tmp_path / "run" / "weights").iterdir()] == ["version-3.json"]
+
+    more = ("--set", "trainer.steps=4", "--output", "run", "--resume")
+    code, _, messages = run(site, "train", file, *more, cwd=tmp_path)
+    assert code == 0, messages
+    lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
+    assert lines == [
+        *("from 0, seed 3", "evaluation 0 eval_episodes", "step 1 16.0", "step 2 16.0", "evaluation 2 eval_episodes"),
+        *("step 3 16.0", "evaluation 3 eval_episodes"),
+        *("from 4, seed 3", "step 4 16.0", "evaluation 4 eval_episodes"),
+    ]
+
+
+def test_a_trainer_that_cannot_imitate_is_refused_before_a_run_is_replaced(installed: Path, tmp_path: Path) -> None:
+    tiny = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+    content = {"env": {"id": "FrozenLake-v0"}, "engine": tiny, "trainer": {"kind": "counting"}}
+    folder = tmp_path / "run"
+    with pytest.raises(UsageError, match=r"^warmup\.kind: the trainer counting cannot imitate; "):
+        clock.run(partial(train, config.parse(content), folder, resume=False, force=True, display=SilentDisplay()))
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_loss_of_a_package_trains_the_tiny_policy_with_its_own_parameter(installed: Path, tmp_path: Path) -> None:
+    losses = {}
+    for strength in (1.0, 0.25):
+        content = {
+            "seed": 3,
+            "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 2, "frozen": 1.0}},
+            "sandbox": {"kind": "none"},
+            "engine": {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"},
+            "rollout": {"group_size": 4, "max_turns": 6},
+            "algorithm": {"preset": "reinforce", "loss": "scaled", "parameters": {"strength": strength}},
+            "trainer": {"steps": 1, "groups_per_step": 4, "threads": 1},
+            "evaluation": {"episodes": 0},
+            "tracking": {"to": [], "trajectories_every": 0},
+            "warmup": {"single_turn_states": 20, "single_turn_updates": 1, "episode_updates": 0, "check_episodes": 0},
+        }
+        folder = tmp_path / str(strength)
+        run_of = partial(train, config.parse(content), folder, resume=False, force=False, display=SilentDisplay())
+        clock.run(run_of)
+        (row,) = read_rows(folder / "metrics.jsonl")
+        assert isinstance(row["policy_loss"], float)
+        losses[strength] = row["policy_loss"]
+    assert losses[1.0] != 0
+    assert losses[0.25] == pytest.approx(losses[1.0] / 4)
+
+
+# --- Evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_player_of_a_package_is_evaluated_and_gets_what_follows_the_colon(site: Path, tmp_path: Path) -> None:
+    words = ["eval", "FrozenLake-v0", "--episodes", "4", "--json", "--option", "size=2"]
+    for policy, valid in (("always:down", '"mean":1.0'), ("always:sideways", '"mean":0.0')):
+        code, output, messages = run(site, *words, "--policy", policy, cwd=tmp_path)
+        assert code == 0, messages
+        assert f'"action_is_valid":{{{valid}' in output
+        assert output.splitlines()[-1] == "False"
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_the_names_of_packages(installed: Path) -> None:
+    assert kind_of("always") == ("always", "")
+    assert kind_of("always:go: up") == ("always", "go: up")
+    with pytest.raises(UsageError, match=r"^--policy: there is no 'alwys:up'; did you mean 'always'\?$"):
+        kind_of("alwys:up")
+    with pytest.raises(UsageError, match=r"; there are: random, expert, .*, checkpoint:DIR, always$"):
+        kind_of("sonnet")
+
+
+def test_a_player_of_a_package_has_no_settings_of_a_language_model() -> None:
+    with pytest.raises(UsageError, match=r"^--temperature needs --policy .*; leave it out with always$"):
+        Playing(temperature=1.0).check("always")
+
+
+# --- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_reads_the_sections_of_a_package(site: Path, file: Path, tmp_path: Path) -> None:
+    assert run(site, "check", file, cwd=tmp_path) == (0, "ok\nFalse\n", "")
+    code, _, messages = run(site, "check", file, "--set", "engine.favorite=up", cwd=tmp_path)
+    assert (code, messages) == (2, "engine.favorite: no such key; did you mean 'favourite'?\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("engine.favorite=up", "engine.favorite: no such key; did you mean 'favourite'?"),
+        ("engine.modl=a/b", "engine.modl: no such key; did you mean 'model'?"),
+        ("engine.kind=biasd", "engine.kind: no engine is called 'biasd'; did you mean 'biased'?"),
+        ("engine.kind=vllm", "engine.kind: no engine is called 'vllm'; there are: bare, biased, broken, transformers"),
+        (
+            "engine.kind=broken",
+            "engine.kind: the engine 'broken' of the package outside-kinds cannot be imported: ModuleNotFoundError: ",
+        ),
+        (
+            "engine.kind=bare",
+            "engine.kind: the section class BareSection must extend envkit.config.parts.EngineSection",
+        ),
+        ("trainer.step_siz=2", "trainer.step_siz: no such key; did you mean 'step_size'?"),
+        ("trainer.step_size=0", "trainer.step_size: must be above 0, got 0"),
+        ("sandbox.lable=x", "sandbox.lable: no such key; did you mean 'label'?"),
+        ("sandbox.kind=wraped", "sandbox.kind: no sandbox backend is called 'wraped'; did you mean 'wrapped'?"),
+        ("renderer.histry=1", "renderer.histry: no such key; did you mean 'history'?"),
+        ("tracking.to=[lines]", "tracking.to.0.file_name: is missing"),
+        ("tracking.to=[{kind: lines, file_nam: x}]", "tracking.to.0.file_nam: no such key; did you mean 'file_name'?"),
+        ("algorithm.loss=scald", "algorithm.loss: no loss is called 'scald'; did you mean 'scaled'?"),
+        ("algorithm.advantage=scaled", "algorithm.advantage: no advantage is called 'scaled'; there are: "),
+        (
+            "algorithm={preset: reinforce, loss: scaled, parameters: {strenght: 1}}",
+            "algorithm.parameters.strenght: no such key; did you mean 'strength'?",
+        ),
+    ],
+)
+def test_a_misspelt_name_is_a_problem_that_names_the_key_and_the_nearest_name(
+    change: str, problem: str, installed: Path, file: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve.algorithm_of(config.load(file, [change]))
+    assert any(found.startswith(problem) for found in caught.value.problems)
+
+
+def test_what_is_dumped_is_read_again_as_the_same(installed: Path, file: Path, tmp_path: Path) -> None:
+    loaded = config.load(file)
+    text = config.dump(loaded)
+    assert "favourite: right" in text
+    assert "file_name: lines.txt" in text
+    (tmp_path / "again.yaml").write_text(text)
+    assert config.load(tmp_path / "again.yaml") == loaded
+
+
+def test_without_the_package_its_names_are_unknown(file: Path) -> None:
+    assert kinds.names("engines") == ["transformers"]
+    with pytest.raises(UsageError, match=r"^no player is called 'always'$"):
+        kinds.find("policies", "always")
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        *("sandbox.kind", "engine.kind", "renderer.kind", "trainer.kind", "tracking.to.0.kind")
+    ]
