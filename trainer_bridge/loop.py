@@ -411,7 +411,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
         "policy_version": float(max(versions, default=0)),
         **report,
         **seconds,
-        "tokens_per_s": tokens / max(seconds["rollout_s"] + seconds["update_s"], 1e-9),
+        "tokens_per_s": tokens / max(seconds.get("rollout_s", 0.0) + seconds.get("update_s", 0.0), 1e-9),
     }
 
 

@@ -15,6 +15,7 @@ from envkit.errors import (
     CapacityError,
     EnvkitError,
     RateLimitError,
+    SandboxStartError,
     SessionNotFoundError,
     UnauthorizedError,
     UnreachableError,
@@ -165,3 +166,35 @@ def test_leases_that_wait_count_as_queued_and_steps_do_not() -> None:
         return during, host.queued
 
     assert clock.run(main, virtual=True) == (3 + 2, 3)
+
+
+def test_an_outage_that_ended_with_a_lost_session_does_not_count_later() -> None:
+    server = Server(from_s=5, until_s=20, keeps_sessions=False)
+
+    async def main() -> None:
+        host = ReconnectingHost(server, outage_timeout_s=30, announce=lambda line: None)
+        async with host.lease(TASK) as episode:
+            await episode.reset()
+            await anyio.sleep(6)
+            with pytest.raises(SessionNotFoundError):
+                await episode.step("up")
+        await anyio.sleep(100)  # a long update
+        server.from_s, server.until_s, server.keeps_sessions = clock.now(), clock.now() + 5, True
+        async with host.lease(TASK) as episode:
+            await episode.reset()
+
+    clock.run(main, virtual=True)
+
+
+def test_an_episode_whose_sandbox_did_not_start_is_played_again() -> None:
+    class Failing(Played):
+        async def reset(self) -> Reset:
+            raise SandboxStartError("env-1", "no healthy worker for 60 s")
+
+    class Full(Server):
+        @asynccontextmanager
+        async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Played]:
+            yield Failing(self)
+
+    with pytest.raises(UnreachableError, match="no healthy worker"):
+        play(Full())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,10 @@ def test_a_completion_that_is_whole_already_is_returned_as_it_is(tiny_folder: Pa
         watched = Watched(tiny_folder)
         (got,) = await watched.all_of([("a", PROMPTS["a"], how("a"))])
         passes = len(watched.fed)
-        again = await watched.engine.generate(PROMPTS["a"], how("a"), session="a", so_far=got)
-        assert again is got
+        for finish in (got.finish, FinishReason.ABORTED):  # an abort after the last token
+            so_far = replace(got, finish=finish)
+            again = await watched.engine.generate(PROMPTS["a"], how("a"), session="a", so_far=so_far)
+            assert (again.token_ids.tolist(), again.finish) == (got.token_ids.tolist(), got.finish)
         assert len(watched.fed) == passes
 
     clock.run(main, virtual=True)

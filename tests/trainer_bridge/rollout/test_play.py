@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.errors import DeadlineError, EnvkitError, UnreachableError
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_of
 from envkit.types import Completion, FinishReason, Group, RolloutRequest, SamplingParams, StopReason, Task, Trajectory
@@ -162,3 +163,24 @@ def test_the_session_is_that_of_the_attempt_and_is_forgotten_at_the_end() -> Non
         virtual=True,
     )
     assert [call.session for call in engine.calls] == engine.forgotten == ["train-1/00000000/0000.2"]
+
+
+class BrokenEngine(ScriptedEngine):
+    """Fails with a given error at each completion."""
+
+    def __init__(self, error: EnvkitError) -> None:
+        super().__init__()
+        self._error = error
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **how: Any) -> Completion:
+        raise self._error
+
+
+def test_an_error_of_the_engine_is_raised_and_not_taken_for_one_of_the_environment() -> None:
+    with pytest.raises(UnreachableError, match="the engine does not answer"):
+        one(Host(Answer()), BrokenEngine(UnreachableError("the engine does not answer")))
+
+
+def test_an_engine_that_gives_up_at_its_deadline_voids_the_episode() -> None:
+    trajectory, _ = one(Host(Answer()), BrokenEngine(DeadlineError("no completion within 5 s")))
+    assert (trajectory.stop, trajectory.error) == (StopReason.NO_COMPLETION, "no completion within 5 s")

@@ -150,6 +150,12 @@ def test_nothing_is_skipped_where_more_than_the_advantage_is_in_the_loss(changes
     assert report["skipped_samples"] == 0
 
 
+def test_an_update_without_any_advantage_reports_that_there_was_none(tiny_folder: Path) -> None:
+    flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(6)]
+    _, report = learned(tiny_folder, flat, preset="grpo", **ONE_UPDATE, is_large=True)
+    assert (report["advantage_abs"], report["policy_loss"], report["learned_tokens"]) == (0.0, 0.0, 0.0)
+
+
 def test_an_update_without_any_advantage_moves_the_averages_of_the_optimiser_all_the_same(tiny_folder: Path) -> None:
     flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(6)]
     ends = []
@@ -186,6 +192,7 @@ def test_an_episode_in_several_samples_counts_once_and_has_the_gradient_of_one_s
     whole, expected = learned(tiny_folder, samples, **how)
     parts, report = learned(tiny_folder, [part for one in samples for part in split(one)], **how, is_large=is_large)
     agree(parts, whole)
+    assert report.pop("samples") > expected.pop("samples")
     for name, value in expected.items():
         assert report[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 

@@ -10,7 +10,7 @@ import pytest
 
 from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.weights.channel import Push, WeightChannel
+from envkit.trainer_bridge.weights.channel import Push, WeightChannel, weights_folder
 from envkit.types import PauseMode, Weights
 from tests.trainer_bridge.fakes import ScriptedEngine, ScriptedTrainer
 from tests.trainer_bridge.models import open_model
@@ -139,3 +139,22 @@ def test_an_engine_has_the_weights_of_the_trainer_after_each_push(kind: str, tin
 
     clock.run(main)
     assert (names(weights) if weights.exists() else []) == (["version-2.safetensors"] if kind == "file" else [])
+
+
+def test_the_folder_of_weights_is_in_memory_and_is_empty_before_and_gone_after_a_run(tmp_path: Path) -> None:
+    memory, run = tmp_path / "memory", tmp_path / "run"
+    memory.mkdir()
+    for _ in range(2):
+        with weights_folder(run, memory=memory) as folder:
+            assert folder.parent == memory
+            assert not folder.exists()
+            folder.mkdir()
+            (folder / "version-1.safetensors").touch()
+            left = folder
+        assert list(memory.iterdir()) == []
+    left.mkdir()  # a process that was killed
+    with weights_folder(run, memory=memory) as folder:
+        assert folder == left
+        assert not folder.exists()
+    with weights_folder(run, memory=tmp_path / "none") as folder:
+        assert folder == run / "weights"
