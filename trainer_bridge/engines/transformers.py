@@ -193,7 +193,7 @@ class TransformersEngine:
         return EngineHealth(self._version, running, waiting, self._pause is not None, self._cache.fed_tokens)
 
     def forget(self, session: str) -> None:
-        """See `envkit.protocols.Engine.forget`. The tokens stay in the slot until another session needs it."""
+        """See `envkit.protocols.Engine.forget`. Other sessions can use the tokens as long as there are sessions."""
         self._release(session, keeps_tokens=True)
 
     def _release(self, session: str, *, keeps_tokens: bool) -> None:
@@ -206,6 +206,10 @@ class TransformersEngine:
             else:
                 self._cache.truncate(slot, 0)
                 self._free.insert(0, slot)
+            if not self._slots:
+                # The next episodes must not depend on these: after a resume, they begin with an empty cache.
+                self._cache.clear()
+                self._free.sort()
 
     def _abort(self, requests: Sequence[_Request]) -> None:
         """End requests with the tokens that they have. Call this method only between engine steps."""

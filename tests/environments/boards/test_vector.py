@@ -171,7 +171,7 @@ def test_misuse_raises_errors_with_the_cause() -> None:
         vector.step(("up",) * 3)
     with pytest.raises(UsageError, match="3 copies, got 2 seeds"):
         vector.reset(seed=SEEDS[:2])
-    with pytest.raises(UsageError, match="integers from 0, got -1"):
+    with pytest.raises(UsageError, match="integers of at least 0, got -1"):
         vector.reset(seed=-1)
     with pytest.raises(UsageError, match="reset_mask"):
         vector.reset(options={"reset_mask": np.zeros(3, np.bool_)})
