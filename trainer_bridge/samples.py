@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from envkit.types import Group, Hashes, Sample, Trajectory, Turn, hashes, stable_hash
+from envkit.types import Group, Hashes, Sample, Trajectory, Turn, hashes, ints, stable_hash
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
@@ -54,7 +54,7 @@ def _sample(trajectory: Trajectory, turns: Sequence[Turn], first: int, rewards: 
         token_ids=np.concatenate(parts),
         mask=mask,
         logprobs=logprobs,
-        turn_ids=np.repeat(first + np.arange(len(parts)) // 2, lengths),
+        turn_ids=ints(np.repeat(first + np.arange(len(parts)) // 2, lengths)),
         rewards=rewards,
         versions=versions,
         episode=trajectory.key,
