@@ -62,12 +62,12 @@ TWIN = (
 SEEDS = (7, 3, 11)
 QUICKSTART = (
     "trainer.steps=6", "trainer.threads=1", "sandbox.kind=none", "evaluation.episodes=32",
-    "tracking.trajectories_every=1", "tracking.trajectories=256", "tracking.to=[]",
+    "tracking.trajectories_every=1", "tracking.trajectories=256",
 )  # fmt: skip
 LAKE = (
     "trainer.steps=2", "trainer.threads=1", "trainer.groups_per_step=4", "trainer.learning_rate=1e-9",
     "trainer.precision=float32", "engine.dtype=float32", "sandbox.kind=none", "warmup.kind=none",
-    "evaluation.episodes=0", "tracking.to=[]",
+    "evaluation.episodes=0",
 )  # fmt: skip
 ROUNDS = 3
 SERVED_STEPS = 4

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from envkit.errors import UsageError
 from envkit.types import Ints
 
 _GROWTH = 64
@@ -175,14 +176,14 @@ def _windows(config: Any) -> dict[str, int | None]:
     """Return the attention window of each kind of layer; None if the layers attend to all tokens.
 
     Raises:
-        NotImplementedError: The model has layers without a KV cache, such as linear attention.
+        UsageError: The model has layers without a KV cache, such as linear attention.
     """
     kinds = getattr(config, "layer_types", None)
     window: int | None = getattr(config, "sliding_window", None)
     if kinds is None:
         return {"all": window if getattr(config, "use_sliding_window", True) else None}
     if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        raise NotImplementedError(f"models with {unknown[0]} layers are not supported; use another engine")
+        raise UsageError(f"a model with {unknown[0]} layers has no KV cache and is not supported; name another model")
     if set(kinds) == {"full_attention"}:
         return {"all": None}
     return {"full_attention": None, "sliding_attention": window}
