@@ -20,9 +20,11 @@ from types import FrameType
 from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium
+import msgspec
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from envkit.errors import (
+    CapacityError,
     ConfigError,
     EnvError,
     EnvkitError,
@@ -45,7 +47,10 @@ OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 _MAX_TRACE = 8192
 """Maximum characters of a traceback in an error; only the end of a longer one is kept."""
 
-_INTENDED_ERRORS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
+_INTENDED_ERRORS = (
+    *(CapacityError, ConfigError, EnvError, OptionError),
+    *(SandboxError, StepOrderError, UnknownEnvError, UsageError),
+)
 """Errors that environments raise on purpose: about the caller's request, or about a sandbox that they use."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
@@ -73,9 +78,13 @@ class AsyncEnv(ABC):
     async def step(self, action: str) -> Step:
         """Play one action."""
 
+    async def grade(self) -> float | None:
+        """Return the reward of the grader, if the reset returned `is_graded`; see `envkit.protocols.GradedEpisode`."""
+        raise NotImplementedError(f"{type(self).__name__}.grade: the reset returned is_graded, so define this method")
+
     @abstractmethod
     async def close(self) -> None:
-        """Release the environment's resources; idempotent."""
+        """Release the environment's resources; idempotent. Called at the end of every episode."""
 
 
 class GymEpisode:
@@ -138,7 +147,7 @@ class AsyncEpisode:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
         folds: dict[str, JSON] = dict(self._env.metrics)
-        return Reset(start.observation, {**start.info, "metrics": folds})
+        return msgspec.structs.replace(start, info={**start.info, "metrics": folds})
 
     async def step(self, action: str) -> Step:
         if not self._running:
@@ -150,6 +159,13 @@ class AsyncEpisode:
             raise env_error(error, self._task.env_id, "step") from error
         self._running = not step.ended
         return step
+
+    async def grade(self) -> float | None:
+        self._running = False
+        try:
+            return await self._env.grade()
+        except Exception as error:
+            raise env_error(error, self._task.env_id, "grade") from error
 
 
 class BlockingEnv(gymnasium.Env[str, str]):
@@ -253,7 +269,7 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     Args:
         error: The exception, with its traceback.
         env_id: Id of the environment.
-        call: The method that raised: ``"reset"``, ``"step"``, ``"render"`` or ``"__init__"``.
+        call: The method that raised: ``"reset"``, ``"step"``, ``"grade"``, ``"render"`` or ``"__init__"``.
     """
     frames = list(_frames(error))
     raised_in = _module(frames[-1][0]) if frames else ""

@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -20,6 +20,10 @@ ENTRY_POINT_GROUP = "envkit.envs"
 
 Each entry point is a function that registers the environments of its package. envkit calls it once, without arguments.
 """
+
+
+NEEDS = ("sandbox", "judge")
+"""What an environment may need; see `EnvSpec`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,14 @@ class EnvSpec:
         is_shareable: Whether many episodes may run in one process. If not, a fleet runs each in a separate sandbox.
         vector_entry_point: ``"module:Class"`` or a callable, or None. Called with ``num_envs``, ``autoreset`` and the
             options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to ``num_envs`` single environments.
+        needs: What the entry point gets in addition to the options: ``"sandbox"`` passes an
+            `envkit.protocols.SandboxPool` as the argument `sandboxes`, ``"judge"`` an `envkit.protocols.Judge` as
+            `judge`. Such an environment must be an `envkit.env.AsyncEnv`. It runs in a trusted process, not in a
+            sandbox.
+        players: Players of the environment by name, such as ``oracle``, ``nop`` and ``cheat``, each as
+            ``"module:Class"`` or a callable. Called with the options, it returns an `envkit.protocols.Player`.
+        task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
+            `envkit.protocols.TaskSet`. None means that every seed is a task.
     """
 
     id: str
@@ -54,6 +66,9 @@ class EnvSpec:
     replayable: bool = True
     is_shareable: bool = True
     vector_entry_point: str | Callable[..., Any] | None = None
+    needs: frozenset[str] = frozenset()
+    players: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
+    task_set: str | Callable[..., Any] | None = None
 
 
 _SPECS: dict[str, EnvSpec] = {}
@@ -77,11 +92,14 @@ def register(
     replayable: bool = True,
     is_shareable: bool = True,
     vector_entry_point: str | Callable[..., Any] | None = None,
+    needs: Collection[str] = (),
+    players: Mapping[str, str | Callable[..., Any]] | None = None,
+    task_set: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
     """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
 
     Raises:
-        ConfigError: The id has no version, or belongs to a different environment.
+        ConfigError: The id has no version, or belongs to a different environment; or `needs` contains another name.
     """
     name, dash, version = id.rpartition("-v")
     if not (dash and name and version.isdecimal()):
@@ -93,7 +111,11 @@ def register(
         tuple(splits),
         MappingProxyType(dict(compact_options or {})),
     )
-    spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
+    for need in needs:
+        if need not in NEEDS:
+            raise ConfigError([f"needs: {need!r} is not one of {', '.join(NEEDS)}"])
+    more = (frozenset(needs), MappingProxyType(dict(players or {})), task_set)
+    spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point, *more)
     old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}; choose another id"])

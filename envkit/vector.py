@@ -1,7 +1,12 @@
-"""A host that plays concurrent episodes in this process. Later episodes reuse the environments of ended ones."""
+"""A host that plays concurrent episodes in this process.
+
+Later episodes reuse the environments that only compute. An `AsyncEnv` is closed at the end of each episode, so that it
+releases what it holds, such as a sandbox.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeAlias
@@ -15,6 +20,11 @@ from envkit.types import Task
 
 AnyEnv: TypeAlias = "gymnasium.Env[str, str] | AsyncEnv"
 OpenEnv: TypeAlias = Callable[[str], AnyEnv]
+
+_CLOSE_S = 60.0
+"""Maximum seconds that an environment may take to close."""
+
+_log = logging.getLogger(__name__)
 
 
 class SlotHost:
@@ -47,7 +57,7 @@ class SlotHost:
                 yield AsyncEpisode(env, task) if isinstance(env, AsyncEnv) else GymEpisode(env, task)
                 healthy = True
             finally:
-                if healthy:
+                if healthy and not isinstance(env, AsyncEnv):
                     self._idle.setdefault(task.env_id, []).append(env)
                 else:
                     await _close(env)
@@ -63,7 +73,9 @@ class SlotHost:
 
 async def _close(env: Any) -> None:
     if isinstance(env, AsyncEnv):
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
             await env.close()
+        if scope.cancelled_caught:
+            _log.warning("%s.close was cancelled after %g s", type(env).__name__, _CLOSE_S)
     else:
         env.close()

@@ -33,6 +33,8 @@ def samples_from(trajectory: Trajectory) -> list[Sample]:
     turns = trajectory.turns
     starts = [number for number, turn in enumerate(turns) if number == 0 or turn.starts_sample]
     rewards = np.array([0.0 if turn.step is None else turn.step.reward for turn in turns], dtype=np.float32)
+    if trajectory.grade is not None:
+        rewards[-1] += trajectory.grade
     observed = _observed(trajectory)
     return [
         _sample(trajectory, turns[first:end], first, rewards, observed)

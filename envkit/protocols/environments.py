@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -40,6 +40,23 @@ class Episode(Protocol):
 
         Raises:
             StepOrderError: `step` was called before `reset`, or after the end of the episode.
+            EnvError: The environment raised an exception.
+            SandboxLostError: The environment's sandbox was lost.
+        """
+        ...
+
+
+@runtime_checkable
+class GradedEpisode(Episode, Protocol):
+    """An episode whose reward may only be complete after a grader has run; see `Reset.is_graded`."""
+
+    async def grade(self) -> float | None:
+        """Return the reward that the grader adds to those of the steps; None if the grader could not run.
+
+        Called at most once, after the last step of the player: at the end of the episode, or earlier if the player
+        stops. No step may follow. None says nothing about the player, so the episode is void and is played again.
+
+        Raises:
             EnvError: The environment raised an exception.
             SandboxLostError: The environment's sandbox was lost.
         """
@@ -146,6 +163,35 @@ class QueueingHost(EnvHost, Protocol):
     @property
     def queued(self) -> int:
         """Number of leases that wait for a slot, or for the host to be reachable."""
+        ...
+
+
+class TaskSet(Protocol):
+    """The tasks of an environment, divided into splits."""
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """Names of the splits, such as ``train`` and ``eval``; at least one."""
+        ...
+
+    def count(self, split: str) -> int | None:
+        """Return the number of tasks in `split`; None if there are arbitrarily many."""
+        ...
+
+    def task(self, split: str, index: int) -> Task:
+        """Return task `index` of `split`, the same in every process. `index` is below `count`, if there is a count."""
+        ...
+
+
+class Judge(Protocol):
+    """A language model that grades answers."""
+
+    async def ask(self, messages: Sequence[Mapping[str, str]], *, max_tokens: int = 512) -> str:
+        """Return the model's answer to a chat, whose messages have a ``role`` and a ``content``.
+
+        Raises:
+            UnreachableError: The model's server gave no answer.
+        """
         ...
 
 

@@ -13,6 +13,7 @@ from envkit.types import (
     Observation,
     PauseMode,
     Prompt,
+    Reset,
     Sample,
     SamplingParams,
     Weights,
@@ -108,6 +109,16 @@ class Renderer(Protocol):
         """Token ids that end a completion."""
         ...
 
+    def for_episode(self, start: Reset) -> Renderer:
+        """Return the renderer of an episode, which knows the system prompt and tools of the reset `start`.
+
+        A reset with neither returns this renderer.
+
+        Raises:
+            UsageError: The renderer cannot show a system prompt, or tools.
+        """
+        ...
+
     def open(self, observation: Observation) -> tuple[int, ...]:
         """Return the prompt of an episode's first turn, whose observation is `observation`."""
         ...
@@ -122,7 +133,11 @@ class Renderer(Protocol):
         ...
 
     def action(self, token_ids: Sequence[int]) -> str:
-        """Convert the completion `token_ids` into an action, which is the text to send to the environment."""
+        """Convert the completion `token_ids` into an action, which is the text to send to the environment.
+
+        In an episode with tools, the action for a tool call is one line of JSON: ``{"name": ..., "arguments": {...}}``.
+        A completion without a complete call is returned as text, and the environment tells what is wrong with it.
+        """
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:

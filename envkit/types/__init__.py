@@ -1,7 +1,7 @@
 """Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
-from envkit.types.environments import Observation, Reset, Step, Task
+from envkit.types.environments import Observation, Reset, Role, Step, Task, ToolSchema
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
 from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
 from envkit.types.sandboxes import (
@@ -64,6 +64,7 @@ __all__ = [
     "PoolEvent",
     "Prompt",
     "Reset",
+    "Role",
     "RolloutRequest",
     "Sample",
     "SamplingParams",
@@ -75,6 +76,7 @@ __all__ = [
     "StopReason",
     "Task",
     "TenantKey",
+    "ToolSchema",
     "Trajectory",
     "Turn",
     "TurnRecord",

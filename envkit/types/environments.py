@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from envkit.types.plain import Info, Options
+
+Role: TypeAlias = Literal["user", "tool"]
+ToolSchema: TypeAlias = dict[str, Any]
+"""A tool in the format of the OpenAI API: ``{"type": "function", "function": {"name", "description", "parameters"}}``.
+
+``parameters`` is a JSON schema of the arguments.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +47,31 @@ class Observation(msgspec.Struct, frozen=True):
         text: Text for a language model.
         legal_moves: Names of the legal moves; empty if the environment does not report legal moves.
         images: Images as PNG files in base64; empty if the environment only has text.
+        role: ``"tool"`` for the result of a tool call, otherwise ``"user"``.
     """
 
     text: str
     legal_moves: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+    role: Role = "user"
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Result of a reset. It unpacks like the result of ``gymnasium.Env.reset``: ``observation, info = reset``."""
+    """Result of a reset. It unpacks like the result of ``gymnasium.Env.reset``: ``observation, info = reset``.
+
+    Attributes:
+        observation: The first observation.
+        info: The environment's info.
+        system: System prompt of the environment; None if it has none.
+        tools: The tools that the player may call.
+        is_graded: Whether the reward of the episode is only complete after `envkit.protocols.GradedEpisode.grade`.
+    """
 
     observation: Observation
     info: Info
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = ()
+    is_graded: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.observation, self.info))

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from envkit.types.environments import Observation, Reset, Step, Task
+from envkit.types.environments import Observation, Reset, Step, Task, ToolSchema
 from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
 
@@ -95,6 +95,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         start_info: The environment's info at reset.
         turns: The turns, in order.
         cause: Why the episode's sandbox was lost; None if no sandbox was lost, or if the cause is unknown.
+        grade: Reward that the grader gave after the last turn, included in `reward`; None if there was no grader.
+        system: System prompt of the environment; None if it has none.
+        tools: Tools of the environment.
     """
 
     format: int
@@ -113,6 +116,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     start_info: dict[str, Any]
     turns: tuple[TurnRecord, ...]
     cause: Cause | None = None
+    grade: float | None = None
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = ()
 
     @classmethod
     def of(
@@ -129,6 +135,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         error: str | None,
         cause: Cause | None = None,
         train_step: int | None = None,
+        grade: float | None = None,
     ) -> Self:
         """Return the record of an episode of `task`; `start` is None if the reset did not return."""
         return cls(
@@ -148,6 +155,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             start_info={} if start is None else start.info,
             turns=tuple(turns),
             cause=cause,
+            grade=grade,
+            system=None if start is None else start.system,
+            tools=() if start is None else start.tools,
         )
 
     @property

@@ -148,6 +148,8 @@ class StopReason(StrEnum):
     """The environment's sandbox was lost."""
     NO_COMPLETION = "no_completion"
     """The engine or the model's endpoint did not complete a prompt in time; the episode is void."""
+    NO_GRADE = "no_grade"
+    """The grader failed or did not answer in time; the episode is void."""
     ABORTED = "aborted"
     """The engine aborted a completion at the caller's request; the episode is void."""
     STALE = "stale"
@@ -197,7 +199,7 @@ class Trajectory:
         member: Index of the episode in its group, from 0.
         turns: The turns, in order [T].
         stop: Why the episode ended.
-        reward: Sum of the rewards.
+        reward: Sum of the rewards of the turns and of the grader.
         metrics: The environment's own metrics, aggregated over the episode.
         error: If infrastructure failed, the reason in one line; otherwise None.
         start: Result of the reset, with the first observation; None if the episode was lost before it.
@@ -207,6 +209,8 @@ class Trajectory:
         began_s: When the episode was requested, in seconds on the event loop's clock.
         queue_s: Seconds that it waited for an environment.
         reset_s: Seconds from then to the first observation.
+        grade: Reward that the grader gave after the last turn, included in `reward`; None if there was no grader.
+        grade_s: Seconds that the grader took.
     """
 
     task: Task
@@ -223,6 +227,8 @@ class Trajectory:
     began_s: float = 0.0
     queue_s: float = 0.0
     reset_s: float = 0.0
+    grade: float | None = None
+    grade_s: float = 0.0
 
     @property
     def session(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -15,15 +16,50 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv, env_error
-from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, did_you_mean
+from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError, did_you_mean
 from envkit.installation import explain
-from envkit.protocols import Expert
+from envkit.protocols import Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
 from envkit.vector import AnyEnv, SlotHost
 from envkit.wiring.catalogue import load_catalogue
 
 VectorMode = Literal["native", "sync", "async"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What this process can give to environments that need it; see `envkit.registry.EnvSpec.needs`.
+
+    Attributes:
+        sandboxes: Leases sandboxes; None if there are none.
+        judge: A language model that grades answers; None if there is none.
+    """
+
+    sandboxes: SandboxPool | None = None
+    judge: Judge | None = None
+
+    def arguments(self, spec: EnvSpec) -> Mapping[str, object]:
+        """Return the arguments of the environment's entry point for what it needs.
+
+        Raises:
+            UsageError: The environment needs something that this process does not have.
+        """
+        found: dict[str, object] = {}
+        if "sandbox" in spec.needs:
+            if self.sandboxes is None:
+                raise UsageError(f"{spec.id} needs sandboxes, and there are none here; {_SANDBOX_REMEDY}")
+            found["sandboxes"] = self.sandboxes
+        if "judge" in spec.needs:
+            if self.judge is None:
+                raise UsageError(f"{spec.id} needs a judge model, and there is none here; {_JUDGE_REMEDY}")
+            found["judge"] = self.judge
+        return found
+
+
+NO_RESOURCES = Resources()
+_SANDBOX_REMEDY = "set sandbox.kind to auto, local or docker in the training file"
+_JUDGE_REMEDY = "set env.judge to MODEL@URL in the training file, or pass judge= to envkit.make"
 
 
 def registered() -> Sequence[EnvSpec]:
@@ -47,7 +83,14 @@ def find(env_id: str) -> EnvSpec:
 
 
 def make(
-    env_id: str, *, url: str | None = None, token: str | None = None, ca: Path | str | None = None, **options: Any
+    env_id: str,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    ca: Path | str | None = None,
+    backend: str | None = None,
+    judge: Judge | str | None = None,
+    **options: Any,
 ) -> gymnasium.Env[Any, Any]:
     """Create an environment. Observations and actions are text, unless the options select another form.
 
@@ -56,6 +99,10 @@ def make(
         url: Address of an `envkit serve` that plays the episodes.
         token: Token for that server; default: the variable ``ENVKIT_TOKEN``.
         ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        backend: For an environment that uses a sandbox as a tool: the kind of the sandbox, ``"auto"`` (the default),
+            ``"local"`` or ``"docker"``, or ``"process"``, which isolates nothing.
+        judge: For an environment that needs one: the language model that grades answers, as ``"MODEL@URL"`` of an
+            endpoint with OpenAI's API, or an object.
         options: Default options of every episode; ``reset(options=...)`` overrides them. Local environments may accept
             more options, such as ``render_mode``; board games accept ``observation="grid"`` and ``action="index"``.
 
@@ -64,21 +111,44 @@ def make(
         OptionError: The environment rejects an option.
         UnreachableError: No server answers at `url`.
         UnauthorizedError, ForbiddenError: The server rejects the token.
+        UsageError: The environment needs a judge or a sandbox, and there is none; the message names the remedy.
     """
     if url is not None:
+        if backend is not None or judge is not None:
+            raise ConfigError(["backend, judge: the server at url has its own; leave them out"])
         from envkit.http.client.env_client import EnvClient
 
         return BlockingEnv(env_id, partial(EnvClient, url, token=token, ca=ca), options)
     _check_only_served(token, ca)
-    return make_here(env_id, options)
+    return make_here(env_id, options, backend=backend, judge=judge)
 
 
-def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_here(
+    env_id: str, options: Mapping[str, Any], *, backend: str | None = None, judge: Judge | str | None = None
+) -> gymnasium.Env[Any, Any]:
     """Create an environment in this process, as `make` does, but with options of any name, even ``url``."""
-    env = open_env(env_id, **options)
-    if isinstance(env, AsyncEnv):
-        return BlockingEnv(env_id, partial(SlotHost, lambda _: env, 1), options)
-    return env
+    if not find(env_id).needs:
+        env = open_env(env_id, **options)
+        if not isinstance(env, AsyncEnv):
+            return env
+    return BlockingEnv(env_id, partial(_own_host, env_id, options, backend or "auto", judge), options)
+
+
+@asynccontextmanager
+async def _own_host(env_id: str, options: Options, backend: str, judge: Judge | str | None) -> AsyncIterator[SlotHost]:
+    """Open a host for one episode at a time of one environment, with what it needs."""
+    async with AsyncExitStack() as parts:
+        sandboxes = None
+        if "sandbox" in find(env_id).needs:
+            from envkit.wiring.tool_pool import open_tool_pool  # imported late: loads the backends
+
+            sandboxes = await parts.enter_async_context(open_tool_pool(backend))
+        found = judge if not isinstance(judge, str) else None
+        if isinstance(judge, str):
+            from envkit.wiring.judge import open_judge  # imported late: loads the client of endpoints
+
+            found = await parts.enter_async_context(open_judge(judge))
+        yield await parts.enter_async_context(slots(1, options, Resources(sandboxes, found)))
 
 
 def make_vec(
@@ -226,17 +296,24 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
         raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
 
 
-def open_env(env_id: str, /, **options: JSON) -> AnyEnv:
+def open_env(env_id: str, resources: Resources = NO_RESOURCES, /, **options: JSON) -> AnyEnv:
     """Create an environment and return what its entry point returns, without an adapter around it.
 
+    Args:
+        env_id: Id of the environment.
+        resources: What the environment may need besides its options.
+        options: Options that override the defaults.
+
     Raises:
+        UsageError: The environment needs something that `resources` does not have.
         UnknownEnvError: `env_id` is not registered; the message suggests the nearest id.
         OptionError: The environment rejects an option or does not know it.
     """
     spec = find(env_id)
     entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
+    needed = resources.arguments(spec)
     try:
-        env: AnyEnv = entry_point(**chosen)
+        env: AnyEnv = entry_point(**needed, **chosen)
     except TypeError:
         _check_known(chosen, entry_point)
         raise
@@ -265,18 +342,19 @@ def open_expert(env_id: str, options: Options | None = None) -> Expert:
     return expert
 
 
-def slots(capacity: int, options: Options | None = None) -> SlotHost:
+def slots(capacity: int, options: Options | None = None, resources: Resources = NO_RESOURCES) -> SlotHost:
     """Return a host that plays any registered environment in this process.
 
     Args:
         capacity: Number of concurrent episodes.
+        resources: What environments may need besides their options.
         options: Options with which every environment is created. Needed for options that an environment accepts only
             at creation, because the options of a task are passed to its reset.
     """
 
     def open_attributed(env_id: str) -> AnyEnv:
         with attributed(env_id, "__init__"):
-            return open_env(env_id, **(options or {}))
+            return open_env(env_id, resources, **(options or {}))
 
     return SlotHost(open_attributed, capacity)
 

@@ -194,6 +194,9 @@ class LetterRenderer:
 
     stop = (ord("!"),)
 
+    def for_episode(self, start: Reset) -> LetterRenderer:
+        return self
+
     def open(self, observation: Observation) -> tuple[int, ...]:
         return letters(f"[{observation.text}]")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from envkit.errors import UsageError
-from envkit.types import Exchange, Observation, Prompt
+from envkit.types import Exchange, Observation, Prompt, Reset
 
 from ..thoughts import END_THINK, THINK, without_thoughts
 from .template import ANSWER_MARK, ChatTemplate, Message
@@ -65,6 +65,9 @@ class ChatRenderer:
         and the token that follows an answer in the template, if it is an added token.
         """
         self._hidden = {number for number, name in self._template.special_ids.items() if name not in (THINK, END_THINK)}
+
+    def for_episode(self, start: Reset) -> ChatRenderer:
+        return self
 
     def open(self, observation: Observation) -> tuple[int, ...]:
         return self._prompt([*self._system, _user(observation.text)])

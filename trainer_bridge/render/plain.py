@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from envkit.types import Exchange, Observation, Prompt
+from envkit.types import Exchange, Observation, Prompt, Reset
 
 ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
@@ -50,6 +50,9 @@ class PlainRenderer:
     def stop(self) -> tuple[int, ...]:
         """Tokens that end a completion."""
         return self._close if len(self._close) == 1 else self._eos_ids
+
+    def for_episode(self, start: Reset) -> PlainRenderer:
+        return self
 
     def open(self, observation: Observation) -> tuple[int, ...]:
         return self._begin + self._frame(observation)

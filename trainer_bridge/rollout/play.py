@@ -6,8 +6,8 @@ Each deadline is attributed to the component that missed it. Sampling seeds depe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -15,16 +15,18 @@ import anyio
 
 from envkit import clock
 from envkit.errors import (
+    CapacityError,
     DeadlineError,
     EnvError,
     EnvkitError,
     SandboxLostError,
+    SandboxStartError,
     SessionBrokenError,
     SessionNotFoundError,
     UnreachableError,
 )
-from envkit.metrics import Fold, fold_infos
-from envkit.protocols import Engine, EnvHost, Episode, Gate, Renderer
+from envkit.metrics import Fold, fold_infos, with_grade
+from envkit.protocols import Engine, EnvHost, Episode, Gate, GradedEpisode, Renderer
 from envkit.types import (
     Cause,
     Completion,
@@ -56,8 +58,9 @@ class RolloutLimits:
         retries: Maximum number of times that a void episode is played again.
         reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
         completion_timeout_s: Maximum seconds of a completion; None means no limit.
-        episode_timeout_s: Maximum seconds of the episode from its reset, including its waits at the gate; None means no
-            limit.
+        episode_timeout_s: Maximum seconds of the episode from its reset, including its waits at the gate but without
+            its grader; None means no limit.
+        grade_timeout_s: Maximum seconds of the grader; None means no limit.
     """
 
     max_turns: int
@@ -68,6 +71,7 @@ class RolloutLimits:
     reset_timeout_s: float | None = None
     completion_timeout_s: float | None = None
     episode_timeout_s: float | None = None
+    grade_timeout_s: float | None = None
 
 
 async def play(
@@ -77,8 +81,11 @@ async def play(
     limits: RolloutLimits,
     request: RolloutRequest,
     gate: Gate | None = None,
+    *,
+    graders: AbstractAsyncContextManager[object] | None = None,
+    on_played: Callable[[], None] | None = None,
 ) -> Trajectory:
-    """Play one episode.
+    """Play one episode. An episode with a grader leaves the gate after its last turn, before it is graded.
 
     Args:
         host: Leases the environment.
@@ -87,6 +94,8 @@ async def play(
         limits: Limits of the episode.
         request: The episode to play.
         gate: Decides when each turn may reach the engine; None lets every turn through.
+        graders: Limits how many graders run at once, such as a semaphore; None means no limit.
+        on_played: Called once, when the episode needs the engine no longer.
 
     Returns:
         The trajectory. A failure of the environment, its sandbox or server, or a missed deadline gives a void
@@ -94,14 +103,30 @@ async def play(
     """
     gate = gate or OpenGate()
     playing = _Playing(request, began_s=clock.now())
-    arrived = False
+    arrived = has_left = False
+
+    def leave() -> None:
+        nonlocal has_left
+        if not has_left:
+            has_left = True
+            gate.leave(arrived=arrived)
+            engine.forget(request.session)
+            if on_played is not None:
+                on_played()
+
     try:
         async with host.lease(request.task) as episode:
             playing.queue_s = clock.now() - playing.began_s
             gate.arrive()
             arrived = True
-            with _deadline(limits.episode_timeout_s, StopReason.TIMEOUT, "the episode was not over"):
-                playing.stop = await _turns(playing, episode, engine, renderer, limits, gate)
+            try:
+                with _deadline(limits.episode_timeout_s, StopReason.TIMEOUT, "the episode was not over"):
+                    playing.stop = await _turns(playing, episode, engine, renderer, limits, gate)
+                if playing.start is not None and playing.start.is_graded and not playing.stop.is_void:
+                    leave()
+                    await _grade(playing, episode, limits, graders or nullcontext())
+            except (SandboxStartError, CapacityError) as error:  # a sandbox that the environment uses as a tool
+                raise _EpisodeEndedError(StopReason.SANDBOX_LOST, str(error)) from error
     except _EpisodeEndedError as ended:
         playing.end(ended.stop, str(ended))
     except _EngineFailedError as failed:
@@ -113,8 +138,7 @@ async def play(
     except EnvError as error:
         playing.end(StopReason.ENV_ERROR, str(error))
     finally:
-        gate.leave(arrived=arrived)
-        engine.forget(request.session)
+        leave()
     return playing.trajectory()
 
 
@@ -130,6 +154,7 @@ async def _turns(
     folds = start.info.get("metrics")
     playing.folds = cast("dict[str, Fold]", folds) if isinstance(folds, dict) else {}
     request, session = playing.request, playing.request.session
+    renderer = renderer.for_episode(start)
     history: list[Exchange] = []
     ids: list[int] = []
     observation = start.observation
@@ -179,6 +204,24 @@ async def _turns(
         prompt = renderer.extend(history, observation)
 
 
+async def _grade(
+    playing: _Playing, episode: Episode, limits: RolloutLimits, graders: AbstractAsyncContextManager[object]
+) -> None:
+    """Grade an episode whose last turn was played."""
+    if not isinstance(episode, GradedEpisode):
+        raise _EpisodeEndedError(StopReason.NO_GRADE, "the reset announced a grader, but the host passes none on")
+    async with graders:
+        began = clock.now()
+        with _deadline(limits.grade_timeout_s, StopReason.NO_GRADE, "the grader did not answer"):
+            grade = await episode.grade()
+        playing.grade_s = clock.now() - began
+    if grade is None:
+        raise _EpisodeEndedError(StopReason.NO_GRADE, "the grader could not run")
+    if not math.isfinite(grade):
+        raise _EpisodeEndedError(StopReason.NO_GRADE, f"the grader returned the reward {grade}")
+    playing.grade = grade
+
+
 class _EpisodeEndedError(Exception):
     """Ends a void episode from within its lease, so that its environment is not used again."""
 
@@ -218,6 +261,8 @@ class _Playing:
     error: str | None = None
     cause: Cause | None = None
     start: Reset | None = None
+    grade: float | None = None
+    grade_s: float = 0.0
 
     def end(self, stop: StopReason, error: str, cause: Cause | None = None) -> None:
         self.stop, self.error, self.cause = stop, error, cause
@@ -225,13 +270,16 @@ class _Playing:
     def trajectory(self) -> Trajectory:
         assert self.stop is not None, "the episode has ended"
         steps = [turn.step for turn in self.turns if turn.step is not None]
+        reward, metrics = sum(step.reward for step in steps), fold_infos([step.info for step in steps], self.folds)
+        if self.grade is not None:
+            reward, metrics = reward + self.grade, with_grade(metrics, self.grade)
         return Trajectory(
             task=self.request.task,
             member=self.request.member,
             turns=tuple(self.turns),
             stop=self.stop,
-            reward=sum(step.reward for step in steps),
-            metrics=fold_infos([step.info for step in steps], self.folds),
+            reward=reward,
+            metrics=metrics,
             error=self.error,
             start=self.start,
             cause=self.cause,
@@ -240,4 +288,6 @@ class _Playing:
             began_s=self.began_s,
             queue_s=self.queue_s,
             reset_s=self.reset_s,
+            grade=self.grade,
+            grade_s=self.grade_s,
         )

@@ -1,22 +1,26 @@
 """Groups of episodes: play every task several times, in waves that share one gate, and repeat void episodes.
 
 The episodes of a wave meet at a `Lockstep`, so that turn k of all running episodes reaches the engine at the same time
-and forms one batch. The same weights then reproduce the same episodes bit by bit.
+and forms one batch. The same weights then reproduce the same episodes bit by bit. The next wave begins as soon as no
+episode needs the engine, while the graders of earlier waves may still run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup
 
 from envkit.protocols import Engine, EnvHost, QueueingHost, Renderer
 from envkit.types import Group, RolloutRequest, SamplingParams, Task, Trajectory, stable_hash
 
 from .gates import Lockstep
 from .play import RolloutLimits, play
+
+_PlayOne: TypeAlias = Callable[[RolloutRequest, Lockstep, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class Rollout:
         engine: Samples the completions.
         renderer: Converts observations to prompts, and completions to actions.
         limits: Limits of each episode.
-        num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower.
+        num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
+            being graded do not count.
+        num_graders: Maximum number of concurrent graders.
     """
 
     host: EnvHost
@@ -36,6 +42,7 @@ class Rollout:
     renderer: Renderer
     limits: RolloutLimits
     num_envs: int
+    num_graders: int = 8
 
     async def groups(
         self,
@@ -74,11 +81,16 @@ class Rollout:
         numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
         requests = {number: request_of(*number) for number in numbers if number not in skip}
         played: dict[str, Trajectory] = {}
+        graders = anyio.Semaphore(self.num_graders)
 
-        async def one(request: RolloutRequest, gate: Lockstep) -> None:
+        async def one(request: RolloutRequest, gate: Lockstep, on_played: Callable[[], None]) -> None:
             if on_begin is not None:
                 on_begin(request)
-            trajectory = await play(self.host, self.engine, self.renderer, self.limits, request, gate)
+            trajectory = await play(
+                *(self.host, self.engine, self.renderer, self.limits, request, gate),
+                graders=graders,
+                on_played=on_played,
+            )
             played[request.key] = trajectory
             if on_episode is not None:
                 on_episode(trajectory)
@@ -87,11 +99,12 @@ class Rollout:
         void: list[Trajectory] = []
         for attempt in range(self.limits.retries + 1):
             started = 0
-            while started < len(waiting):
-                # Read the capacity for each wave, because a fleet may have shrunk since the last wave.
-                size = max(1, min(self.num_envs, self.host.capacity))
-                await self._wave(waiting[started : started + size], one)
-                started += size
+            async with anyio.create_task_group() as running:
+                while started < len(waiting):
+                    # Read the capacity for each wave, because a fleet may have shrunk since the last wave.
+                    size = max(1, min(self.num_envs, self.host.capacity))
+                    await self._wave(running, waiting[started : started + size], one)
+                    started += size
             lost = [request for request in waiting if played[request.key].stop.is_void]
             void += [played[request.key] for request in lost]
             waiting = [replace(request, attempt=attempt + 1) for request in lost]
@@ -103,9 +116,8 @@ class Rollout:
         groups = tuple(Group(task, tuple(some)) for task, some in zip(tasks, members, strict=True))
         return RolloutResult(groups, tuple(void))
 
-    async def _wave(
-        self, requests: Sequence[RolloutRequest], one: Callable[[RolloutRequest, Lockstep], Coroutine[Any, Any, None]]
-    ) -> None:
+    async def _wave(self, running: TaskGroup, requests: Sequence[RolloutRequest], one: _PlayOne) -> None:
+        """Play a wave in `running`; return when its episodes need the engine no longer. Some may still be graded."""
         # An episode with a slot arrives within the time that a reset and a step may take.
         limits, host = self.limits, self.host
         gate = Lockstep(
@@ -113,9 +125,17 @@ class Rollout:
             timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s),
             queued=(lambda: host.queued) if isinstance(host, QueueingHost) else None,
         )
-        async with anyio.create_task_group() as tasks:
-            for request in requests:
-                tasks.start_soon(one, request, gate)
+        left, all_played = len(requests), anyio.Event()
+
+        def on_played() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                all_played.set()
+
+        for request in requests:
+            running.start_soon(one, request, gate, on_played)
+        await all_played.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,9 @@ def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_
     class TaskRenderer(LetterRenderer):
         """Ends a prompt with the number of its episode."""
 
+        def for_episode(self, start: Any) -> Any:
+            return self
+
         def open(self, observation: Any) -> tuple[int, ...]:
             return (1, int(observation.text))
 

@@ -181,6 +181,9 @@ class MovesRenderer:
 
     stop: tuple[int, ...] = ()
 
+    def for_episode(self, start: Reset) -> Any:
+        return self
+
     def open(self, observation: Observation) -> tuple[int, ...]:
         return (4,)
 
