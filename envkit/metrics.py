@@ -37,7 +37,7 @@ def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold])
 
 
 def with_grade(metrics: Mapping[str, float], grade: float) -> dict[str, float]:
-    """Return the metrics of an episode that a grader has graded: with ``grade``, and ``success`` if there is none yet.
+    """Return the metrics of an episode that a grader has graded: with ``grade``, and ``success`` unless it is there.
 
     Success is a grade of at least 1.
     """

@@ -95,9 +95,9 @@ async def sandboxes(findings: Findings, settings: argparse.Namespace) -> None:
     if program is None:
         sys.exit("there is no docker on PATH")
     warm = json.dumps([{"count": _WARM, "image": settings.image, "memory_mib": _MEMORY_MIB}])
-    settings = [f"warm={warm}", "node.memory_mib=16384", "envs.sandboxes=1", "envs.warm=0"]
-    settings.append(f"envs.image={settings.games_image}")
-    words = ["--backend", "docker", *(word for setting in settings for word in ("--set", setting))]
+    keys = [f"warm={warm}", "node.memory_mib=16384", "envs.sandboxes=1", "envs.warm=0"]
+    keys.append(f"envs.image={settings.games_image}")
+    words = ["--backend", "docker", *(word for key in keys for word in ("--set", key))]
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(gateway(*words))
         await _starts(findings, own.url, settings)

@@ -46,6 +46,9 @@ class EnvSection(Section):
     """File with the token for that server. null: the variable ENVKIT_TOKEN."""
     ca: Annotated[str, Field(min_length=1)] | None = None
     """PEM file with the certificates to trust for https, instead of the system's."""
+    judge: Annotated[str, Field(min_length=1)] | None = None
+    """Language model that grades answers, for an environment that needs a judge: MODEL@URL of an endpoint with OpenAI's
+    API. In a list of environments, all sections have the same judge."""
     outage_timeout_s: Seconds = 120.0
     """Maximum seconds to wait for a server that does not answer. Then the run saves a checkpoint and ends."""
 
@@ -71,6 +74,11 @@ class RolloutSection(Section):
     """Maximum seconds from a prompt to its completion. If one takes longer, the episode is void. null: no limit."""
     episode_timeout_s: Seconds | None = None
     """Maximum seconds of an episode, from its reset. If one takes longer, it is void. null: no limit."""
+    grade_timeout_s: Seconds | None = 600.0
+    """Maximum seconds of a grader, which runs after the last turn. If one takes longer, the episode is void. null: no
+    limit."""
+    num_graders: Count = 8
+    """Maximum number of graders in parallel. The next episodes begin while graders run."""
     temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3

@@ -135,6 +135,8 @@ def evaluate(
     url: str | None = None,
     token: str | None = None,
     ca: str | os.PathLike[str] | None = None,
+    backend: str | None = None,
+    judge: str | None = None,
     greedy: bool = False,
     temperature: float | None = None,
     system: str | None = None,
@@ -153,8 +155,8 @@ def evaluate(
 
     Args:
         env_id: Registered environment.
-        policy: ``"random"``, ``"expert"``, ``"checkpoint:DIR"`` (the folder of a run), ``"model:NAME-OR-PATH"`` or
-            ``"openai:MODEL@URL"``.
+        policy: ``"random"``, ``"expert"``, ``"checkpoint:DIR"`` (the folder of a run), ``"model:NAME-OR-PATH"``,
+            ``"openai:MODEL@URL"``, or a player of the environment such as ``"oracle"``.
         episodes: Number of tasks.
         attempts: Episodes per task; above 1, ``pass@k`` is reported too.
         seed: Seed of the tasks; by default the same as in training files.
@@ -163,6 +165,8 @@ def evaluate(
         url: Address of an `envkit serve` that plays the episodes; None plays in this process.
         token: Token for that server; None means the variable ``ENVKIT_TOKEN``.
         ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        backend: As in `envkit.make`.
+        judge: ``"MODEL@URL"`` of the judge, for an environment that needs one.
         greedy: Whether a language model takes the most likely token instead of sampling.
         temperature: Sampling temperature of a language model. Like the settings below, it is only for language models;
             None means the default.
@@ -219,6 +223,8 @@ def evaluate(
                 url=url,
                 token=token,
                 ca=None if ca is None else Path(ca),
+                backend=backend,
+                judge=judge,
                 greedy=greedy,
                 playing=playing,
                 kept=None if folder is None else folder.begin,

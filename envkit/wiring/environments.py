@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
@@ -32,12 +32,17 @@ class Resources:
     """What this process can give to environments that need it; see `envkit.registry.EnvSpec.needs`.
 
     Attributes:
-        sandboxes: Leases sandboxes; None if there are none.
-        judge: A language model that grades answers; None if there is none.
+        sandboxes: Leases sandboxes; None if there are no sandboxes.
+        judge: A language model that grades answers; None if there is no judge.
     """
 
     sandboxes: SandboxPool | None = None
     judge: Judge | None = None
+
+    @classmethod
+    def unused(cls) -> Resources:
+        """Return resources for environments that are only created, to check their options, and never reset."""
+        return cls(cast("SandboxPool", object()), cast("Judge", object()))
 
     def arguments(self, spec: EnvSpec) -> Mapping[str, object]:
         """Return the arguments of the environment's entry point for what it needs.
@@ -111,7 +116,8 @@ def make(
         OptionError: The environment rejects an option.
         UnreachableError: No server answers at `url`.
         UnauthorizedError, ForbiddenError: The server rejects the token.
-        UsageError: The environment needs a judge or a sandbox, and there is none; the message names the remedy.
+        UsageError: The environment needs a judge or a sandbox that this process does not have; the message names the
+            remedy.
     """
     if url is not None:
         if backend is not None or judge is not None:
@@ -131,24 +137,37 @@ def make_here(
         env = open_env(env_id, **options)
         if not isinstance(env, AsyncEnv):
             return env
-    return BlockingEnv(env_id, partial(_own_host, env_id, options, backend or "auto", judge), options)
+    return BlockingEnv(env_id, partial(_own_host, env_id, options, backend, judge), options)
 
 
 @asynccontextmanager
-async def _own_host(env_id: str, options: Options, backend: str, judge: Judge | str | None) -> AsyncIterator[SlotHost]:
+async def _own_host(
+    env_id: str, options: Options, backend: str | None, judge: Judge | str | None
+) -> AsyncIterator[SlotHost]:
     """Open a host for one episode at a time of one environment, with what it needs."""
-    async with AsyncExitStack() as parts:
-        sandboxes = None
-        if "sandbox" in find(env_id).needs:
-            from envkit.wiring.tool_pool import open_tool_pool  # imported late: loads the backends
+    async with (
+        open_resources(find(env_id).needs, backend=backend, judge=judge) as resources,
+        slots(1, options, resources) as host,
+    ):
+        yield host
 
-            sandboxes = await parts.enter_async_context(open_tool_pool(backend))
-        found = judge if not isinstance(judge, str) else None
+
+@asynccontextmanager
+async def open_resources(
+    needs: Collection[str], *, backend: str | None = None, judge: Judge | str | None = None
+) -> AsyncIterator[Resources]:
+    """Open what environments with these `needs` get from this process; see `make` for the other arguments."""
+    async with AsyncExitStack() as parts:
+        sandboxes: SandboxPool | None = None
+        if "sandbox" in needs:
+            from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
+
+            sandboxes = await parts.enter_async_context(open_tool_pool(backend or "auto"))
         if isinstance(judge, str):
             from envkit.wiring.judge import open_judge  # imported late: loads the client of endpoints
 
-            found = await parts.enter_async_context(open_judge(judge))
-        yield await parts.enter_async_context(slots(1, options, Resources(sandboxes, found)))
+            judge = await parts.enter_async_context(open_judge(judge))
+        yield Resources(sandboxes, judge)
 
 
 def make_vec(

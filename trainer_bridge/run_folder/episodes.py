@@ -32,6 +32,7 @@ def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step
         error=trajectory.error,
         cause=trajectory.cause,
         train_step=train_step,
+        grade=trajectory.grade,
     )
 
 

@@ -35,7 +35,8 @@ def evaluate(
         typer.Option(
             metavar="POLICY",
             help="random, expert, checkpoint:DIR (a training run), model:NAME-OR-PATH (a language model in this "
-            "process), openai:MODEL@URL (an OpenAI-compatible server), or NAME or NAME:TEXT for a player of a package.",
+            "process), openai:MODEL@URL (an OpenAI-compatible server), a player of the environment (oracle, nop), or "
+            "NAME or NAME:TEXT for a player of a package.",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks.")] = 512,
@@ -51,6 +52,13 @@ def evaluate(
     ] = "eval",
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Play on the server (envkit serve) at this address.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(metavar="auto|local|docker|process", help="Sandboxes of an environment that uses them as tools."),
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="MODEL@URL", help="Judge of an environment that needs one.")
     ] = None,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Always take a language model's most likely token instead of sampling.")
@@ -127,6 +135,8 @@ def evaluate(
             options=options,
             split=split,
             url=url,
+            backend=backend,
+            judge=judge,
             greedy=greedy,
             temperature=temperature,
             system=system,

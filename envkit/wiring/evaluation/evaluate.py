@@ -15,12 +15,22 @@ from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost, Player
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.run_folder.display import Display
-from envkit.types import JSON, EpisodeRecord, Options, Task, stable_hash
+from envkit.types import JSON, EpisodeRecord, Options, Task
+from envkit.wiring import tasks as task_sets
 from envkit.wiring.contexts import PlayerContext, open_part
-from envkit.wiring.environments import slots
+from envkit.wiring.environments import open_resources, slots
 from envkit.wiring.evaluation.advice import Limits, advice
 from envkit.wiring.evaluation.outcomes import EpisodeOutcome, OutcomeTally, TokenUsage, measure, total_usage
-from envkit.wiring.evaluation.players import OnEpisode, Playing, kind_of, play, player_for, spec_of, with_split
+from envkit.wiring.evaluation.players import (
+    OnEpisode,
+    Playing,
+    kind_of,
+    own_player,
+    play,
+    player_for,
+    spec_of,
+    with_split,
+)
 from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
 
 if TYPE_CHECKING:
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
 
 SLOTS = 256
 """Maximum number of concurrent episodes in this process."""
+TOOL_SLOTS = 8
+"""Maximum number of concurrent episodes of an environment that uses sandboxes as tools."""
 MAX_STRATA = 12
 """Maximum number of rows in a table or plot of success by difficulty."""
 _DEFAULTS = Playing()
@@ -149,6 +161,8 @@ async def evaluate(
     url: str | None = None,
     token: str | None = None,
     ca: Path | None = None,
+    backend: str | None = None,
+    judge: str | None = None,
     greedy: bool = False,
     playing: Playing = _DEFAULTS,
     kept: Callable[[Mapping[str, JSON]], Iterable[EpisodeRecord]] | None = None,
@@ -172,6 +186,8 @@ async def evaluate(
         url: Address of an `envkit serve`; None plays in this process.
         token: Token for that server; None means the variable ``ENVKIT_TOKEN``.
         ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        backend: Kind of the sandboxes, for an environment that uses them as tools; None means ``"auto"``.
+        judge: ``MODEL@URL`` of the judge, for an environment that needs one.
         greedy: Whether a language model picks the most likely token instead of sampling.
         playing: Settings of a language model.
         kept: Called before the first episode, with the values that identify this evaluation. Returns the episodes that
@@ -186,7 +202,8 @@ async def evaluate(
         UnreachableError: The server does not answer, or stopped answering.
         EnvkitError: No episode finished, or an endpoint was lost.
     """
-    kind, name = kind_of(policy)
+    spec = spec_of(env_id, url)
+    kind, name = kind_of(policy, spec)
     playing.check(kind)
     if greedy and playing.temperature:
         raise UsageError("--greedy does not sample; leave out --greedy or --temperature")
@@ -196,10 +213,14 @@ async def evaluate(
             "greedy play (--greedy, or --temperature 0) makes all attempts at a task identical; sample, or use "
             "--attempts 1"
         )
-    spec = spec_of(env_id, url)
     found = _find(kind, name, env_id, spec, replace(playing, temperature=0.0) if greedy else playing, seed)
-    splits = () if spec is None else spec.splits
-    tasks = list(evaluation_tasks(env_id, {**found.options, **options}, split, seed, episodes, splits))
+    options = {**found.options, **options}
+    tasks = evaluation_tasks(spec or EnvSpec(env_id, ""), options, split, seed, episodes)
+    if spec is None or spec.task_set is None:
+        options = tasks[0].options
+    if len(tasks) < episodes:
+        display.announce(f"{env_id} has only {len(tasks)} tasks in the split {split}; each is played once per attempt")
+        episodes = len(tasks)
     if found.warning:
         display.announce(found.warning)
     arguments: dict[str, JSON] = {
@@ -210,7 +231,7 @@ async def evaluate(
         "attempts": attempts,
         "seed": seed,
         "split": split,
-        "options": dict(tasks[0].options),
+        "options": dict(options),
         "url": url,
         "greedy": greedy,
         **playing.arguments(),
@@ -218,8 +239,8 @@ async def evaluate(
     earlier = () if kept is None else kept(arguments)
     tally = OutcomeTally(episodes, attempts, display, on_episode)
     async with (
-        found.opened(tasks[0].options) as play_all,
-        _host(url, token, ca, episodes * attempts, tasks[0].options) as host,
+        found.opened(options) as play_all,
+        _host(spec, url, token, ca, episodes * attempts, options, backend, judge) as host,
     ):
         display.phase(policy, episodes * attempts)
         resumed = tally.restore(earlier)
@@ -249,7 +270,7 @@ async def evaluate(
         env_id=env_id,
         policy=policy,
         seed=seed,
-        options=tasks[0].options,
+        options=options,
         attempts=attempts,
         episodes=count,
         void=len(errors),
@@ -264,13 +285,15 @@ async def evaluate(
     )
 
 
-def evaluation_tasks(
-    env_id: str, options: Options, split: str, seed: int, count: int, splits: Sequence[str]
-) -> Iterator[Task]:
-    """Yield `count` tasks with seeds derived from `seed` and `split`. `splits` are all splits of the environment."""
-    chosen = with_split(options, split, splits)
-    for number in range(count):
-        yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
+def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, count: int) -> list[Task]:
+    """Return `count` different tasks of a split, or all if it has fewer; see `envkit.wiring.tasks.task`.
+
+    Raises:
+        UsageError: The environment has no such split.
+    """
+    if spec.task_set is None:
+        with_split(options, split, spec.splits)
+    return list(task_sets.all_tasks(spec, options, split, seed, count))
 
 
 def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Sequence[bool]]]:
@@ -283,6 +306,8 @@ def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Se
 
 def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
     """Find a policy, and make those checks of it that do not need its model to be loaded."""
+    if kind == "player":
+        return _EvaluatedPolicy(partial(_open_own_player, name, spec, seed), {})
     if kind in ("random", "expert"):
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":
@@ -318,6 +343,12 @@ async def _open_player(
 
 
 @asynccontextmanager
+async def _open_own_player(name: str, spec: EnvSpec | None, seed: int, options: Options) -> AsyncIterator[_PlayAll]:
+    """Open a player of the environment."""
+    yield partial(play, own_player(name, spec, options), seed=seed)
+
+
+@asynccontextmanager
 async def _open_other(kind: str, name: str, env_id: str, seed: int, options: Options) -> AsyncIterator[_PlayAll]:
     """Open a player of another package."""
     async with AsyncExitStack() as parts:
@@ -345,10 +376,22 @@ async def _open_local(found: LocalModel) -> AsyncIterator[_PlayAll]:
 
 @asynccontextmanager
 async def _host(
-    url: str | None, token: str | None, ca: Path | None, episodes: int, options: Options
+    spec: EnvSpec | None,
+    url: str | None,
+    token: str | None,
+    ca: Path | None,
+    episodes: int,
+    options: Options,
+    backend: str | None,
+    judge: str | None,
 ) -> AsyncIterator[EnvHost]:
     if url is None:
-        async with slots(max(1, min(SLOTS, episodes)), options) as host:
+        needs = frozenset[str]() if spec is None else spec.needs
+        count = max(1, min(TOOL_SLOTS if needs else SLOTS, episodes))
+        async with (
+            open_resources(needs, backend=backend, judge=judge) as resources,
+            slots(count, options, resources) as host,
+        ):
             yield host
     else:
         from envkit.http.client.env_client import EnvClient

@@ -12,10 +12,20 @@ from typing import Literal, cast
 import anyio
 import anyio.lowlevel
 
+from envkit import registry
 from envkit.config import kinds
-from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean, leaves
-from envkit.metrics import Fold, fold_infos
-from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player
+from envkit.errors import (
+    CapacityError,
+    DeadlineError,
+    EnvError,
+    SandboxLostError,
+    SandboxStartError,
+    UsageError,
+    did_you_mean,
+    leaves,
+)
+from envkit.metrics import Fold, fold_infos, with_grade
+from envkit.protocols import EnvHost, Episode, EpisodePlayer, Expert, GradedEpisode, Player
 from envkit.registry import EnvSpec
 from envkit.types import (
     JSON,
@@ -38,6 +48,9 @@ MAX_TURNS = 10_000
 
 ANY_SPLIT = "any"
 """Selects the levels of all splits."""
+
+NOP = "nop"
+"""The player that plays an empty action in each turn, unless the environment has a player of this name."""
 
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
 """The built-in policies."""
@@ -153,6 +166,13 @@ class ExpertPlayer:
         return self.expert.answer(moves[0]) if moves else self.otherwise.choose(observation, rng)
 
 
+class NopPlayer:
+    """A player that does nothing."""
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        return _Chooser(lambda observation: "")
+
+
 @dataclass(frozen=True, slots=True)
 class _Chooser:
     """One episode of a player that chooses each action from the latest observation alone."""
@@ -187,12 +207,16 @@ def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
     return {**options, "split": split} if split in splits else options
 
 
-def kind_of(policy: str) -> tuple[str, str]:
+def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``; the name of others may be empty.
+
+    The kind of a player of the environment, such as ``oracle`` or ``cheat:skip``, is ``"player"``.
 
     Raises:
         UsageError: There is no such kind, or the name is missing.
     """
+    if policy == NOP or (spec is not None and policy in spec.players):
+        return "player", policy
     kind, _, name = policy.partition(":")
     forms = {one.partition(":")[0]: one for one in POLICIES}
     form = forms.get(kind)
@@ -201,12 +225,25 @@ def kind_of(policy: str) -> tuple[str, str]:
         return kind, name
     if form is None or (name and ":" not in form):
         known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
-        remedy = did_you_mean(kind, known, lists=False) if form is None else ""
-        all_forms = f"; there are: {', '.join([*POLICIES, *others])}"
+        of_env = [] if spec is None else list(spec.players)
+        remedy = did_you_mean(kind, [*known, *of_env], lists=False) if form is None else ""
+        all_forms = f"; there are: {', '.join([*POLICIES, NOP, *of_env, *others])}"
         raise UsageError(f"--policy: there is no {policy!r}{remedy or all_forms}")
     if ":" in form and not name:
         raise UsageError(f"--policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
     return kind, name
+
+
+def own_player(name: str, spec: EnvSpec | None, options: Options) -> Player:
+    """Return the player `name` of an environment, such as ``oracle``, for episodes with `options`.
+
+    Raises:
+        OptionError: The player rejects an option.
+    """
+    if spec is None or name not in spec.players:
+        return NopPlayer()
+    player: Player = registry.load(spec.players[name])(**registry.defaults(spec, options))
+    return player
 
 
 def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
@@ -263,7 +300,7 @@ async def play(
     async def play_some() -> None:
         for number, task, attempt in waiting:
             rng = random.Random(stable_hash(seed, "policy", number, *([attempt] if attempt else [])))
-            on_episode(await _episode(player, host, task, rng, index=number, member=attempt, max_turns=max_turns))
+            on_episode(await play_episode(player, host, task, rng, index=number, member=attempt, max_turns=max_turns))
 
     try:
         async with anyio.create_task_group() as group:
@@ -273,7 +310,7 @@ async def play(
         raise next(leaves(errors)) from errors
 
 
-async def _episode(
+async def play_episode(
     player: Player, host: EnvHost, task: Task, rng: random.Random, *, index: int, member: int, max_turns: int
 ) -> EpisodeRecord:
     """Play one episode: attempt number `member` at task number `index`."""
@@ -281,7 +318,7 @@ async def _episode(
     turns: list[TurnRecord] = []
     infos: list[Info] = []
     rewards: list[float] = []
-    stop, error, cause = StopReason.MAX_TURNS, None, None
+    stop, error, cause, grade = StopReason.MAX_TURNS, None, None, None
     try:
         async with host.lease(task) as episode:
             start = await episode.reset()
@@ -299,19 +336,52 @@ async def _episode(
                     stop = StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
                     break
                 observation = step.observation
+            grade = await grade_of(episode, start)
     except PromptTooLongError:
         stop = StopReason.CONTEXT_OVERFLOW
+    except NoGradeError as failure:
+        stop, error = StopReason.NO_GRADE, str(failure)
     except NoCompletionError as failure:
         stop, error = StopReason.NO_COMPLETION, str(failure)
     except EnvError as failure:
         stop, error = StopReason.ENV_ERROR, str(failure)
-    except SandboxLostError as failure:
-        stop, error, cause = StopReason.SANDBOX_LOST, str(failure), failure.cause
+    except (SandboxStartError, SandboxLostError, CapacityError) as failure:
+        cause = failure.cause if isinstance(failure, SandboxLostError) else None
+        stop, error = StopReason.SANDBOX_LOST, str(failure)
     except DeadlineError as failure:
         stop, error = StopReason.TIMEOUT, str(failure)
     folds = None if start is None else start.info.get("metrics")
     metrics = fold_infos(infos, cast("Mapping[str, Fold]", folds)) if isinstance(folds, dict) else {}
-    total = math.fsum(rewards)
+    if grade is not None:
+        rewards.append(grade)
+        metrics = with_grade(metrics, grade)
     return EpisodeRecord.of(
-        task, start, turns, stop, index=index, member=member, reward=total, metrics=metrics, error=error, cause=cause
+        *(task, start, turns, stop),
+        index=index,
+        member=member,
+        reward=math.fsum(rewards),
+        metrics=metrics,
+        error=error,
+        cause=cause,
+        grade=grade,
     )
+
+
+class NoGradeError(Exception):
+    """The grader could not run, so the episode is void."""
+
+
+async def grade_of(episode: Episode, start: Reset) -> float | None:
+    """Grade an episode after its last turn. Return None if the reset `start` announced no grader.
+
+    Raises:
+        NoGradeError: The grader could not run.
+    """
+    if not start.is_graded:
+        return None
+    if not isinstance(episode, GradedEpisode):
+        raise NoGradeError("the reset announced a grader, but the host passes none on")
+    grade = await episode.grade()
+    if grade is None or not math.isfinite(grade):
+        raise NoGradeError("the grader could not run" if grade is None else f"the grader returned {grade}")
+    return grade

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -15,7 +16,7 @@ from envkit.errors import UnknownEnvError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.host import WorkerKind
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, ResumableEpisode, Sandbox, SandboxBackend
+from envkit.protocols import EnvHost, Episode, ResumableEpisode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
@@ -26,7 +27,10 @@ from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import environments
 from envkit.wiring.contexts import SandboxContext, open_part
+from envkit.wiring.environments import Resources
+from envkit.wiring.judge import open_judge
 from envkit.wiring.sandboxes.backends import choose
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
@@ -49,32 +53,44 @@ async def sandbox_host(
     slots_per_sandbox: int,
     call_timeout_s: float = 60.0,
     announce: Callable[[str], None] | None = None,
+    tools: ToolSettings | None = None,
 ) -> AsyncIterator[EnvHost]:
-    """Open a host for episodes.
+    """Open a host for episodes. Environments that use sandboxes as tools run in this process, others in sandboxes.
 
     Args:
         section: Kind and number of the sandboxes; see `BuiltInSandboxSection`.
         slots_per_sandbox: Number of concurrent episodes in each sandbox.
         call_timeout_s: Seconds after which a reset or step without a reply raises a `DeadlineError`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
+        tools: The environments that need something from this process; None if no environment does.
 
     Raises:
         UsageError: This kind does not work on this machine; the message names the remedy.
         SandboxStartError: No sandbox started; the message gives the reason.
     """
     announce = announce or _ignore
+    if tools is not None and tools.env_ids:
+        async with AsyncExitStack() as parts:
+            with_tools = await parts.enter_async_context(_tool_host(section, tools, announce))
+            others: EnvHost | None = None
+            if not tools.only:
+                opening = sandbox_host(
+                    section, slots_per_sandbox=slots_per_sandbox, call_timeout_s=call_timeout_s, announce=announce
+                )
+                others = await parts.enter_async_context(opening)
+            yield with_tools if others is None else _ByEnv(tools.env_ids, with_tools, others)
+        return
     sandboxes, health, restarts = section.count, section.health, section.restarts
     if section.kind == "none":
         announce(f"sandbox: none, {sandboxes * slots_per_sandbox} episodes at once in this process")
         async with environments.slots(sandboxes * slots_per_sandbox) as host:
             yield host
         return
-    lost_s = health.interval_s * health.misses + health.timeout_s
-    times = LivenessTimes(health.interval_s, (health.interval_s + lost_s) / 2, lost_s)
+    lost_s = _lost_s(section)
     async with AsyncExitStack() as parts:
         context = SandboxContext(section=section, announce=announce)
         backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-        pool = await parts.enter_async_context(Pool([Node("here", backend)], liveness_times=times))
+        pool = await parts.enter_async_context(Pool([Node("here", backend)], liveness_times=_times(section)))
 
         async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
             host = FleetHost(
@@ -94,6 +110,73 @@ async def sandbox_host(
 
         suspects = await opened("suspect", 1, 1) if slots_per_sandbox > 1 else None
         yield await opened("shared", sandboxes, slots_per_sandbox, suspects)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSettings:
+    """The environments that need something from this process; see `envkit.registry.EnvSpec.needs`.
+
+    Attributes:
+        env_ids: Ids of these environments.
+        needs: What they need.
+        only: Whether there are no other environments.
+        episodes: Maximum number of concurrent episodes, including those that are being graded.
+        judge: Address of the judge, ``MODEL@URL``.
+    """
+
+    env_ids: frozenset[str]
+    needs: frozenset[str]
+    only: bool
+    episodes: int
+    judge: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ByEnv:
+    """Plays some environments on one host, and all others on another."""
+
+    env_ids: frozenset[str]
+    with_tools: EnvHost
+    others: EnvHost
+
+    @property
+    def capacity(self) -> int:
+        return self.others.capacity
+
+    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
+        return (self.with_tools if task.env_id in self.env_ids else self.others).lease(task)
+
+
+@asynccontextmanager
+async def _tool_host(
+    section: SandboxSection, tools: ToolSettings, announce: Callable[[str], None]
+) -> AsyncIterator[EnvHost]:
+    """Open a host in this process for environments that get a pool of sandboxes or a judge."""
+    async with AsyncExitStack() as parts:
+        pool: Pool | None = None
+        if "sandbox" in tools.needs and section.kind != "none":
+            opening: AbstractAsyncContextManager[Pool]
+            if isinstance(section, BuiltInSandboxSection):
+                opening = open_tool_pool(section.kind, times=_times(section), announce=announce)
+            else:
+                context = SandboxContext(section=section, announce=announce)
+                backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
+                opening = Pool([Node("here", backend)], liveness_times=_times(section))
+            pool = await parts.enter_async_context(opening)
+        judge = None
+        if tools.judge is not None:
+            judge = await parts.enter_async_context(open_judge(tools.judge))
+        yield await parts.enter_async_context(environments.slots(tools.episodes, None, Resources(pool, judge)))
+
+
+def _times(section: SandboxSection) -> LivenessTimes:
+    """Return when a sandbox is suspected and when it is lost."""
+    interval_s, lost_s = section.health.interval_s, _lost_s(section)
+    return LivenessTimes(interval_s, (interval_s + lost_s) / 2, lost_s)
+
+
+def _lost_s(section: SandboxSection) -> float:
+    return section.health.interval_s * section.health.misses + section.health.timeout_s
 
 
 @asynccontextmanager

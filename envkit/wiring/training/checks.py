@@ -10,11 +10,13 @@ from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.installation import EXTRAS, why_missing
+from envkit.registry import EnvSpec
 from envkit.sandbox.bubblewrap.backend import why_unavailable
 from envkit.sandbox.docker import backend as docker
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
-from envkit.wiring import environments
+from envkit.wiring import environments, tasks
+from envkit.wiring.environments import Resources
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
 from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
@@ -95,8 +97,14 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
     """Check one environment, if it is installed here; `key` is the key of its section."""
     if is_served_only(section):
         return
+    found: tuple[str, ...] = ()
     try:
-        made = environments.open_env(section.id, **section.options)
+        spec = environments.find(section.id)
+        _check_needs(run, key, section, spec)
+        made = environments.open_env(section.id, Resources.unused(), **section.options)
+        found = tasks.splits(spec, section.options)
+        for split in ("train", *(["eval"] if run.evaluation.episodes else [])):
+            tasks.count(spec, section.options, split, 1)
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(section.id) as env:
@@ -109,10 +117,27 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
         raise ConfigError([f"{key}.id: {error}"]) from None
     except OptionError as error:
         raise ConfigError([f"{key}.options.{error.option}: {error.reason}"]) from None
+    except UsageError as error:
+        raise ConfigError([f"{key}.options: {error.detail}"]) from None
     except TypeError as error:
         raise ConfigError([f"{key}.options: {section.id} rejects them: {error}"]) from None
-    if "split" in section.options and environments.find(section.id).splits:
+    if "split" in section.options and found:
         raise ConfigError([f"{key}.options.split: training and evaluation set the split themselves; leave it out"])
+
+
+def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -> None:
+    """Check that the run has what the environment needs, unless a server plays it."""
+    if not spec.needs:
+        return
+    problems = []
+    if section.url is None and "sandbox" in spec.needs and run.sandbox.kind == "none":
+        problems.append(f"sandbox.kind: {section.id} needs sandboxes; use auto, local or docker")
+    if section.url is None and "judge" in spec.needs and section.judge is None:
+        problems.append(f"{key}.judge: {section.id} needs a judge; set MODEL@URL of an endpoint with OpenAI's API")
+    if is_tiny(run):
+        problems.append(f"engine.model: a tiny policy cannot play {section.id}, since it lists no moves; name a model")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_sandbox(run: RunConfig) -> None:

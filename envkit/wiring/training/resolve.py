@@ -21,7 +21,7 @@ from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
-from envkit.wiring import environments
+from envkit.wiring import environments, tasks
 
 _TINY_WARMUP: Mapping[str, float] = {
     "single_turn_states": 30_000,
@@ -225,6 +225,7 @@ def limits_of(run: RunConfig) -> RolloutLimits:
         reset_timeout_s=section.reset_timeout_s,
         completion_timeout_s=section.completion_timeout_s,
         episode_timeout_s=section.episode_timeout_s,
+        grade_timeout_s=section.grade_timeout_s,
     )
 
 
@@ -270,7 +271,4 @@ def task_of(run: RunConfig, specs: Sequence[EnvSpec], split: str, seed: int, num
 
 def task_in(section: EnvSection, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
     """Return the task with index `number` of a split of one environment."""
-    options = {**section.options}
-    if split in spec.splits:
-        options["split"] = split
-    return Task(section.id, stable_hash(seed, split, number) >> 33, options)
+    return tasks.task(spec, section.options, split, seed, number)

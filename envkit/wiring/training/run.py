@@ -28,7 +28,8 @@ from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON
-from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
+from envkit.wiring import tasks as task_sets
+from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.policy import ImitatingTrainer, Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
@@ -39,7 +40,6 @@ from envkit.wiring.training.resolve import (
     names_of,
     resolve,
     specs_of,
-    task_in,
     task_of,
 )
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
@@ -242,17 +242,23 @@ class _Run:
             slots_per_sandbox=-(-self._run.num_envs // section.count),
             call_timeout_s=self._run.rollout.timeout_s,
             announce=self._display.announce,
+            tools=ToolSettings(
+                frozenset(spec.id for spec in self._specs if spec.needs),
+                needs=frozenset().union(*(spec.needs for spec in self._specs)),
+                only=all(spec.needs for spec in self._specs),
+                episodes=self._run.num_envs + self._run.rollout.num_graders,
+                judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
+            ),
         ) as host:
             yield host
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.num_envs)
+        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.num_envs, run.rollout.num_graders)
         evaluation = run.evaluation
-        tasks = [
-            task_in(section, spec, "eval", evaluation.seed, number)
+        evaluated = [
+            list(task_sets.all_tasks(spec, section.options, "eval", evaluation.seed, evaluation.episodes))
             for section, spec in zip(run.envs, self._specs, strict=True)
-            for number in range(evaluation.episodes)
         ]
         # With several environments, the metrics contain the values of each one under its name.
         names = names_of(run) if len(run.envs) > 1 else []
@@ -270,10 +276,10 @@ class _Run:
         )
         evaluator = Evaluator(
             rollout,
-            tasks,
+            [task for tasks in evaluated for task in tasks],
             temperature=run.rollout.temperature,
             seed=evaluation.seed,
-            names=[name for name in names for _ in range(evaluation.episodes)],
+            names=[names[index] for index, one in enumerate(evaluated) for _ in one] if names else [],
         )
         self._diagnostics = self._open_diagnostics()
         probe = Probe(

@@ -15,6 +15,7 @@ import pytest
 
 from envkit import clock, config
 from envkit.errors import OptionError, UnknownEnvError, UnreachableError, UsageError
+from envkit.registry import EnvSpec
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import EpisodeRecord, Info, Observation, Task
@@ -71,12 +72,11 @@ def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
     expected = [resolve.task_of(run, [spec], "eval", run.evaluation.seed, number) for number in range(3)]
-    found = evaluation_tasks("Sokoban-v0", {"size": 7}, "eval", run.evaluation.seed, 3, spec.splits)
-    assert list(found) == expected
+    assert evaluation_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3) == expected
 
 
 def test_an_environment_without_splits_gets_no_split_option() -> None:
-    (task,) = evaluation_tasks("Plain-v0", {"a": 1}, "eval", 0, 1, splits=())
+    (task,) = evaluation_tasks(EnvSpec("Plain-v0", ""), {"a": 1}, "eval", 0, 1)
     assert task.options == {"a": 1}
 
 

@@ -1,0 +1,75 @@
+"""``envkit rescore``: compute the rewards of recorded episodes again."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from envkit.cli.environments.options import EnvOptions, read_options
+
+_SHOWN = 10
+
+
+def rescore(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a training run or of envkit eval --output, or a .jsonl file in it."
+        ),
+    ],
+    step: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train step; by default the last recorded one.")
+    ] = None,
+    option: EnvOptions = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(metavar="auto|local|docker|process", help="Sandboxes of an environment that uses them as tools."),
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="MODEL@URL", help="Judge of an environment that needs one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the repeated episodes here, for envkit show.")
+    ] = None,
+) -> None:
+    """Repeat recorded actions, and compare the rewards with the recorded ones."""
+    import sys
+    from contextlib import closing
+
+    from envkit import clock
+    from envkit.trainer_bridge.run_folder.display import display_on
+    from envkit.trainer_bridge.run_folder.rows import encoded
+    from envkit.wiring.evaluation import rescore as rescoring
+    from envkit.wiring.evaluation.recordings import open_recording
+
+    path, episodes = open_recording(run, step=step)
+    options = read_options(option or ())
+    with closing(display_on(sys.stderr)) as display:
+        repeat = partial(rescoring.rescore, episodes, options=options, display=display, backend=backend, judge=judge)
+        found = clock.run(repeat)
+    changed = [one for one in found if one.is_changed]
+    failed = [one for one in found if not one.after.valid]
+    typer.echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
+    for name, (before, after) in rescoring.totals(found).items():
+        typer.echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
+    for one in changed[:_SHOWN]:
+        typer.echo(f"  task {one.before.index}, episode {one.before.member}: {one.before.reward} -> {one.after.reward}")
+    if len(changed) > _SHOWN:
+        typer.echo(f"  and {len(changed) - _SHOWN} more; --output FILE writes all")
+    different = [one for one in found if one.after.valid and one.differs_at is not None]
+    if different:
+        typer.echo(
+            f"{len(different)} episodes had other observations, the first in turn {different[0].differs_at}: the "
+            "environment is not the one that was recorded, or its observations vary",
+            err=True,
+        )
+    if failed:
+        typer.echo(f"{len(failed)} could not be repeated; the first: {failed[0].after.error}", err=True)
+    if output is not None:
+        output.write_bytes(b"".join(encoded(one.after) + b"\n" for one in found))
+        typer.echo(f"written: {output}")
+    if failed:
+        raise typer.Exit(1)

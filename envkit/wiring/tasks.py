@@ -1,0 +1,95 @@
+"""The tasks of training and evaluation: the seeds of an environment, or the tasks of its task set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from random import Random
+
+from envkit import registry
+from envkit.errors import UsageError, did_you_mean
+from envkit.protocols import TaskSet
+from envkit.registry import EnvSpec
+from envkit.types import Options, Task, stable_hash
+
+_OPEN: dict[str, TaskSet] = {}
+"""Open task sets by environment and options. A task set may have read a large file."""
+
+
+def task_set(spec: EnvSpec, options: Options) -> TaskSet | None:
+    """Return the task set of an environment with these options; None if every seed is a task.
+
+    Raises:
+        OptionError: The task set rejects an option.
+        UsageError: A file of the task set cannot be used.
+    """
+    if spec.task_set is None:
+        return None
+    key = Task(spec.id, 0, options).key
+    if key not in _OPEN:
+        _OPEN[key] = registry.load(spec.task_set)(**registry.defaults(spec, options))
+    return _OPEN[key]
+
+
+def splits(spec: EnvSpec, options: Options) -> tuple[str, ...]:
+    """Return the names of the splits; empty if the environment has none."""
+    found = task_set(spec, options)
+    return spec.splits if found is None else tuple(found.splits)
+
+
+def count(spec: EnvSpec, options: Options, split: str, wanted: int) -> int:
+    """Return how many of `wanted` different tasks the split has.
+
+    Raises:
+        UsageError: The task set has no such split, or the split is empty.
+    """
+    found = task_set(spec, options)
+    if found is None:
+        return wanted
+    limit = found.count(_split_of(spec, found, split))
+    if limit == 0:
+        raise UsageError(f"{spec.id}: its split {split!r} has no tasks; use another split or another file of tasks")
+    return wanted if limit is None else min(wanted, limit)
+
+
+def task(spec: EnvSpec, options: Options, split: str, seed: int, number: int) -> Task:
+    """Return the task with index `number` of a split. Every process computes the same task for the same arguments.
+
+    The order of a task set depends on `seed`. After its last task, it begins again in another order.
+
+    Raises:
+        UsageError: The task set has no such split.
+    """
+    found = task_set(spec, options)
+    if found is None:
+        chosen = {**options, "split": split} if split in spec.splits else options
+        return Task(spec.id, stable_hash(seed, split, number) >> 33, chosen)
+    split = _split_of(spec, found, split)
+    limit = found.count(split)
+    if limit is None:
+        return found.task(split, stable_hash(seed, split, number) >> 33)
+    epoch, place = divmod(number, limit)
+    return found.task(split, _order(seed, split, epoch, limit)[place])
+
+
+def all_tasks(spec: EnvSpec, options: Options, split: str, seed: int, wanted: int) -> Iterator[Task]:
+    """Yield `wanted` different tasks of a split, or all if it has fewer."""
+    for number in range(count(spec, options, split, wanted)):
+        yield task(spec, options, split, seed, number)
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, split: str, epoch: int, limit: int) -> list[int]:
+    """Return the order of the tasks in one pass through a split."""
+    order = list(range(limit))
+    Random(stable_hash(seed, split, "order", epoch)).shuffle(order)
+    return order
+
+
+def _split_of(spec: EnvSpec, tasks: TaskSet, split: str) -> str:
+    """Return the split to use for `split`: the same, or train for a missing validation split."""
+    if split in tasks.splits:
+        return split
+    if split == "validation" and "train" in tasks.splits:
+        return "train"
+    raise UsageError(f"{spec.id}: its tasks have no split {split!r}{did_you_mean(split, tasks.splits)}")
