@@ -1,0 +1,105 @@
+"""Players that an environment brings along, graded episodes, and rewards that are computed again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from envkit import clock, registry
+from envkit.env import AsyncEnv
+from envkit.errors import UsageError
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.types import EpisodeRecord, Observation, Options, Reset, Step, Task
+from envkit.wiring.api import evaluate
+from envkit.wiring.evaluation.rescore import Rescored, rescore, totals
+
+
+class Parity(AsyncEnv):
+    """Asks whether the seed is even. Its grader gives `points` for the right answer, and fails for seed `broken`."""
+
+    def __init__(self, points: float = 1.0, broken: int = -1) -> None:
+        self._defaults: Options = {"points": points, "broken": broken}
+        self._right = False
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        self._options = {**self._defaults, **options}
+        self._seed = seed
+        return Reset(Observation(f"even: {seed}?"), {}, is_graded=True)
+
+    async def step(self, action: str) -> Step:
+        self._right = action == ("yes" if self._seed % 2 == 0 else "no")
+        return Step(Observation(""), 0.0, True, False, {})
+
+    async def grade(self) -> float | None:
+        if self._options["broken"]:
+            return None
+        return float(self._right) * float(str(self._options["points"]))
+
+    async def close(self) -> None: ...
+
+
+class Oracle:
+    """Knows the answer from the task."""
+
+    generation = None
+
+    def __init__(self, **options: object) -> None:
+        self.seed = 0
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> Oracle:
+        player = Oracle()
+        player.seed = task.seed
+        return player
+
+    async def act(self, observation: Observation) -> str:
+        return "yes" if self.seed % 2 == 0 else "no"
+
+
+@pytest.fixture(autouse=True)
+def parity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as context:
+        context.setattr(registry, "_SPECS", dict(registry._SPECS))
+        registry.register("Parity-v0", Parity, options={"broken": 0}, players={"oracle": Oracle})
+        yield
+
+
+def test_the_oracle_of_the_environment_succeeds_and_doing_nothing_does_not() -> None:
+    oracle, nop = (evaluate("Parity-v0", policy, episodes=20) for policy in ("oracle", "nop"))
+    assert (oracle.metrics["success"].mean, oracle.metrics["return"].mean) == (1.0, 1.0)
+    assert (nop.metrics["success"].mean, nop.metrics["return"].mean) == (0.0, 0.0)
+
+
+def test_a_player_that_the_environment_does_not_have_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(UsageError, match="oracle"):
+        evaluate("Parity-v0", "oracel", episodes=1)
+
+
+def test_an_episode_without_a_grade_is_void() -> None:
+    with pytest.raises(Exception, match=r"0 of 2 episodes of Parity-v0 finished.*the grader could not run"):
+        evaluate("Parity-v0", "oracle", episodes=2, options={"broken": 1})
+
+
+def rescored(episodes: list[EpisodeRecord], **options: float) -> list[Rescored]:
+    return clock.run(partial(rescore, episodes, options=options, display=SilentDisplay()))
+
+
+def test_rewards_are_computed_again_from_recorded_actions(tmp_path: Path) -> None:
+    evaluate("Parity-v0", "oracle", episodes=6, output=tmp_path)
+    episodes = read_episodes(tmp_path / "episodes.jsonl")
+    same, other = rescored(episodes), rescored(episodes, points=0.5)
+    assert not any(one.is_changed or one.differs_at is not None for one in same)
+    assert totals(same) == {"success": (1, 1), "reward": (1, 1)}
+    assert all(one.is_changed for one in other)
+    assert totals(other) == {"success": (1, 0), "reward": (1, 0.5)}
+
+
+def test_episodes_whose_observations_differ_are_named(tmp_path: Path) -> None:
+    evaluate("Arithmetic-v0", "expert", episodes=3, options={"instructions": False}, output=tmp_path)
+    episodes = read_episodes(tmp_path / "episodes.jsonl")
+    again = clock.run(partial(rescore, episodes, options={"instructions": True}, display=SilentDisplay()))
+    assert [one.differs_at for one in again] == [0, 0, 0]

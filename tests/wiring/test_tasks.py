@@ -1,0 +1,74 @@
+"""The tasks of training and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from envkit.errors import UsageError
+from envkit.registry import EnvSpec
+from envkit.types import JSON, Task
+from envkit.wiring import tasks
+
+
+@dataclass
+class Words:
+    """A task set of some words."""
+
+    size: int | None = 5
+    splits: Sequence[str] = ("train", "eval")
+
+    def count(self, split: str) -> int | None:
+        return self.size if split == "train" else 2
+
+    def task(self, split: str, index: int) -> Task:
+        return Task("Words-v0", index, {"split": split})
+
+
+def spec(**options: JSON) -> EnvSpec:
+    return EnvSpec("Words-v0", "", options, task_set=Words)
+
+
+def test_each_pass_plays_every_task_once_in_its_own_order() -> None:
+    seeds = [tasks.task(spec(), {}, "train", 3, number).seed for number in range(15)]
+    passes = [seeds[first : first + 5] for first in (0, 5, 10)]
+    assert [sorted(one) for one in passes] == [[0, 1, 2, 3, 4]] * 3
+    assert passes[0] != passes[1]
+
+
+def test_the_order_depends_on_the_seed_alone() -> None:
+    first, again, other = ([tasks.task(spec(), {}, "train", seed, one).seed for one in range(5)] for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_an_endless_split_has_a_new_task_for_each_number() -> None:
+    drawn = {tasks.task(spec(), {"size": None}, "train", 3, number).seed for number in range(100)}
+    assert len(drawn) == 100
+
+
+def test_a_split_with_fewer_tasks_than_wanted_gives_all() -> None:
+    assert tasks.count(spec(), {}, "eval", 100) == 2
+    assert {one.seed for one in tasks.all_tasks(spec(), {}, "eval", 0, 100)} == {0, 1}
+
+
+def test_a_missing_validation_split_is_taken_from_training() -> None:
+    assert tasks.task(spec(), {}, "validation", 0, 0).options == {"split": "train"}
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "message"),
+    [({}, "trian", r"no split 'trian'.*train"), ({"size": 0}, "train", "split 'train' has no tasks")],
+)
+def test_a_split_that_cannot_be_used_is_named(options: dict[str, JSON], split: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tasks.count(spec(), options, split, 1)
+
+
+def test_without_a_task_set_every_seed_is_a_task() -> None:
+    boards = EnvSpec("Boards-v0", "", splits=("train", "eval"))
+    assert tasks.count(boards, {}, "train", 7) == 7
+    assert tasks.task(boards, {"size": 4}, "train", 0, 0).options == {"size": 4, "split": "train"}
+    assert tasks.task(boards, {}, "any", 0, 0).options == {}
