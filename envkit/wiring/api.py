@@ -23,6 +23,7 @@ from envkit.types import JSON, Options
 if TYPE_CHECKING:
     from envkit.wiring.evaluation.evaluate import Evaluation
     from envkit.wiring.evaluation.report import EvaluationFolder
+    from envkit.wiring.evaluation.rescore import Rescored
     from envkit.wiring.training.run import OnStep
 
 __all__ = ["TrainSummary", "display_on", "evaluate", "train"]
@@ -234,6 +235,49 @@ def evaluate(
     if folder is not None:
         folder.finish(found)
     return found
+
+
+def rescore(
+    run: Path,
+    *,
+    step: int | None = None,
+    options: Options | None = None,
+    backend: str | None = None,
+    judge: str | None = None,
+    output: Path | None = None,
+) -> tuple[Path, list[Rescored]]:
+    """Repeat the actions of recorded episodes, and compute their rewards again. Prints progress on standard error.
+
+    Args:
+        run: Folder of a training run or of an evaluation, or a file of episodes in it.
+        step: Train step; None means the last recorded one.
+        options: Options that override those of the recorded tasks.
+        backend: As in `envkit.make`.
+        judge: ``"MODEL@URL"`` of the judge, for an environment that needs one.
+        output: File for the repeated episodes, as JSON lines; None writes no file.
+
+    Returns:
+        The file of the recorded episodes, and both versions of each of its valid episodes.
+
+    Raises:
+        UsageError: The episodes cannot be read or repeated.
+    """
+    from envkit.trainer_bridge.run_folder.rows import encoded
+    from envkit.wiring.evaluation import rescore as rescoring
+    from envkit.wiring.evaluation.recordings import open_recording
+
+    path, episodes = open_recording(run, step=step)
+    with closing(display_on(sys.stderr)) as display:
+        main = partial(
+            rescoring.rescore, episodes, options=options or {}, display=display, backend=backend, judge=judge
+        )
+        found = _run(main)
+    if output is not None:
+        try:
+            output.write_bytes(b"".join(encoded(one.after) + b"\n" for one in found))
+        except OSError as error:
+            raise UsageError(f"{output}: {error.strerror or error}; choose a file that can be written") from error
+    return path, found
 
 
 def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[RunConfig, str]:

@@ -53,11 +53,11 @@ class Resources:
         found: dict[str, object] = {}
         if "sandbox" in spec.needs:
             if self.sandboxes is None:
-                raise UsageError(f"{spec.id} needs sandboxes, and there are none here; {_SANDBOX_REMEDY}")
+                raise UsageError(f"{spec.id} needs sandboxes, which this process does not have; {_SANDBOX_REMEDY}")
             found["sandboxes"] = self.sandboxes
         if "judge" in spec.needs:
             if self.judge is None:
-                raise UsageError(f"{spec.id} needs a judge model, and there is none here; {_JUDGE_REMEDY}")
+                raise UsageError(f"{spec.id} needs a judge model, which this process does not have; {_JUDGE_REMEDY}")
             found["judge"] = self.judge
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,24 +35,15 @@ def rescore(
     ] = None,
 ) -> None:
     """Repeat recorded actions, and compare the rewards with the recorded ones."""
-    import sys
-    from contextlib import closing
+    from envkit.wiring import api
+    from envkit.wiring.evaluation.rescore import totals
 
-    from envkit import clock
-    from envkit.trainer_bridge.run_folder.display import display_on
-    from envkit.trainer_bridge.run_folder.rows import encoded
-    from envkit.wiring.evaluation import rescore as rescoring
-    from envkit.wiring.evaluation.recordings import open_recording
-
-    path, episodes = open_recording(run, step=step)
     options = read_options(option or ())
-    with closing(display_on(sys.stderr)) as display:
-        repeat = partial(rescoring.rescore, episodes, options=options, display=display, backend=backend, judge=judge)
-        found = clock.run(repeat)
+    path, found = api.rescore(run, step=step, options=options, backend=backend, judge=judge, output=output)
     changed = [one for one in found if one.is_changed]
     failed = [one for one in found if not one.after.valid]
     typer.echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
-    for name, (before, after) in rescoring.totals(found).items():
+    for name, (before, after) in totals(found).items():
         typer.echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
     for one in changed[:_SHOWN]:
         typer.echo(f"  task {one.before.index}, episode {one.before.member}: {one.before.reward} -> {one.after.reward}")
@@ -69,7 +59,6 @@ def rescore(
     if failed:
         typer.echo(f"{len(failed)} could not be repeated; the first: {failed[0].after.error}", err=True)
     if output is not None:
-        output.write_bytes(b"".join(encoded(one.after) + b"\n" for one in found))
         typer.echo(f"written: {output}")
     if failed:
         raise typer.Exit(1)

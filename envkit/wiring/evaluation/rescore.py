@@ -71,7 +71,6 @@ async def rescore(
     display: Display,
     backend: str | None = None,
     judge: str | None = None,
-    on_episode: Callable[[Rescored], None] | None = None,
 ) -> list[Rescored]:
     """Repeat the actions of the valid `episodes` and return both versions of each, in order.
 
@@ -81,7 +80,6 @@ async def rescore(
         display: Shows the progress.
         backend: Kind of the sandboxes, for an environment that uses them as tools.
         judge: ``MODEL@URL`` of the judge, for an environment that needs one.
-        on_episode: Called with each repeated episode.
 
     Raises:
         UsageError: There are no valid episodes, or they are of several environments, or the environment needs more.
@@ -104,8 +102,6 @@ async def rescore(
             playing = partial(play_episode, index=before.index, member=before.member, max_turns=len(before.turns))
             after = await playing(player, host, task, random.Random(0))
             repeated[number] = Rescored(before, after)
-            if on_episode is not None:
-                on_episode(repeated[number])
             display.advance(1)
 
     try:
