@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
@@ -54,6 +54,9 @@ class EnvSpec:
             ``"module:Class"`` or a callable. Called with the options, it returns an `envkit.protocols.Player`.
         task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
             `envkit.protocols.TaskSet`. None means that every seed is a task.
+        data: Data of the environment by name, each with its builder as ``"module:function"`` or a callable. ``envkit
+            data NAME`` calls the builder with an empty folder to fill and with a function that shows a line. The entry
+            point gets the folders, which are read-only in sandboxes, as the argument `data`, by name.
     """
 
     id: str
@@ -69,6 +72,7 @@ class EnvSpec:
     needs: frozenset[str] = frozenset()
     players: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     task_set: str | Callable[..., Any] | None = None
+    data: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
 
 
 _SPECS: dict[str, EnvSpec] = {}
@@ -95,6 +99,7 @@ def register(
     needs: Collection[str] = (),
     players: Mapping[str, str | Callable[..., Any]] | None = None,
     task_set: str | Callable[..., Any] | None = None,
+    data: Mapping[str, str | Callable[..., Any]] | None = None,
 ) -> EnvSpec:
     """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
 
@@ -114,8 +119,9 @@ def register(
     for need in needs:
         if need not in NEEDS:
             raise ConfigError([f"needs: {need!r} is not one of {', '.join(NEEDS)}"])
-    more = (frozenset(needs), MappingProxyType(dict(players or {})), task_set)
-    spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point, *more)
+    of_players, of_data = (MappingProxyType(dict(one or {})) for one in (players, data))
+    spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
+    spec = replace(spec, needs=frozenset(needs), players=of_players, task_set=task_set, data=of_data)
     old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}; choose another id"])

@@ -10,6 +10,7 @@ import typer
 
 from envkit import __version__
 from envkit.cli.environments.check_env import check_env
+from envkit.cli.environments.data import data
 from envkit.cli.environments.listing import list_envs
 from envkit.cli.environments.play import play
 from envkit.cli.environments.show import show
@@ -41,6 +42,7 @@ app.command("rescore")(rescore)
 app.command("play")(play)
 app.command("serve")(serve)
 app.command("list")(list_envs)
+app.command("data")(data)
 app.command("doctor")(doctor)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")

@@ -22,6 +22,7 @@ from envkit.protocols import Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
 from envkit.vector import AnyEnv, SlotHost
+from envkit.wiring import data
 from envkit.wiring.catalogue import load_catalogue
 
 VectorMode = Literal["native", "sync", "async"]
@@ -330,7 +331,7 @@ def open_env(env_id: str, resources: Resources = NO_RESOURCES, /, **options: JSO
     """
     spec = find(env_id)
     entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
-    needed = resources.arguments(spec)
+    needed = {**resources.arguments(spec), **({"data": data.folders(spec)} if spec.data else {})}
     try:
         env: AnyEnv = entry_point(**needed, **chosen)
     except TypeError:

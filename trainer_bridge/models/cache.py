@@ -1,4 +1,4 @@
-"""The cache of converted models. Each model is created once, atomically, by one process at a time."""
+"""The cache of converted models and of data. Each folder is created once, atomically, by one process at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from .catalogue import is_model
 REMEDY = "free some space, or choose another cache folder with ENVKIT_CACHE"
 
 
-def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Callable[[str], None]) -> bool:
-    """Create the model folder `target` if it is missing, and remove temporary files that killed processes left.
+def make_once(
+    target: Path,
+    make: Callable[[Path, Path], None],
+    *,
+    announce: Callable[[str], None],
+    is_made: Callable[[Path], bool] = is_model,
+) -> bool:
+    """Create the folder `target` if it is missing, and remove temporary files that killed processes left.
 
     Args:
-        target: Folder of the model.
-        make: Function that writes the model into its second argument, a folder. Its first argument is a folder on the
-            same disk for temporary files.
+        target: Folder of a model or of data.
+        make: Function that fills its second argument, a folder. Its first argument is a folder on the same disk for
+            temporary files.
         announce: Shows a line to the user.
+        is_made: Whether a folder is complete.
 
     Returns:
         Whether `make` was called.
@@ -31,7 +38,7 @@ def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Cal
         UsageError: The disk is full or the folder cannot be written.
     """
     folder, drafts = target.parent, f".{target.name}.*.part"
-    if is_model(target) and not any(folder.glob(drafts)):
+    if is_made(target) and not any(folder.glob(drafts)):
         return False
     with writing(folder, remedy=REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +50,7 @@ def make_once(target: Path, make: Callable[[Path, Path], None], *, announce: Cal
                 fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder.glob(drafts):
                 shutil.rmtree(left, ignore_errors=True)
-            if is_model(target):
+            if is_made(target):
                 return False
             draft = Path(mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=folder))
             try:

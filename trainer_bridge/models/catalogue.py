@@ -57,15 +57,17 @@ CATALOGUE: Mapping[str, CatalogueModel] = {model.name: model for model in (_SMOL
 """All catalogue models, by short name."""
 
 
-def models_folder() -> Path:
-    """Return the folder of converted models.
-
-    It is ``models`` in ``$ENVKIT_CACHE``, else in ``$XDG_CACHE_HOME/envkit``, else in ``~/.cache/envkit``.
-    """
+def cache_folder() -> Path:
+    """Return envkit's cache: ``$ENVKIT_CACHE``, else ``$XDG_CACHE_HOME/envkit``, else ``~/.cache/envkit``."""
     if own := os.environ.get("ENVKIT_CACHE"):
-        return Path(own) / "models"
+        return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "envkit" / "models"
+    return (Path(shared) if shared else Path.home() / ".cache") / "envkit"
+
+
+def models_folder() -> Path:
+    """Return the folder of converted models, in envkit's cache."""
+    return cache_folder() / "models"
 
 
 def is_model(folder: Path) -> bool:

@@ -126,7 +126,12 @@ async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetH
 
 def env_sandbox_spec(config: ServeConfig, fleet_nodes: FleetNodes, capacity: int) -> SandboxSpec:
     section = config.envs
-    spec = env_sandboxes.env_sandbox_spec(capacity, in_image=fleet_nodes.in_image, image=section.image)
+    spec = env_sandboxes.env_sandbox_spec(
+        capacity,
+        in_image=fleet_nodes.in_image,
+        image=section.image,
+        sees_data=bool(fleet_nodes.nodes) and fleet_nodes.isolates,  # the nodes of a Ray cluster are other machines
+    )
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
 
 

@@ -25,7 +25,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec, Task
-from envkit.wiring import environments
+from envkit.wiring import data, environments
 from envkit.wiring.contexts import SandboxContext, open_part
 from envkit.wiring.environments import Resources
 from envkit.wiring.judge import open_judge
@@ -95,7 +95,11 @@ async def sandbox_host(
         async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
             host = FleetHost(
                 pool,
-                env_sandbox_spec(slots, in_image=getattr(backend, "in_image", False)),
+                env_sandbox_spec(
+                    slots,
+                    in_image=getattr(backend, "in_image", False),
+                    sees_data=backend.capabilities()["isolation"],
+                ),
                 partial(connect, call_timeout_s),
                 kind=kind,
                 workers=workers,
@@ -196,7 +200,9 @@ async def open_backend(context: SandboxContext) -> AsyncIterator[SandboxBackend]
         yield backend
 
 
-def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:
+def env_sandbox_spec(
+    capacity: int, *, in_image: bool, image: str | None = None, sees_data: bool = False
+) -> SandboxSpec:
     """Return the spec of a sandbox with an env server.
 
     Args:
@@ -204,15 +210,19 @@ def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None)
         in_image: Whether the sandbox runs in an image that contains envkit, as with Docker. Otherwise the sandbox uses
             the Python and import path of this process.
         image: The image; None means the backend's default.
+        sees_data: Whether the sandbox can see folders of this machine, and gets the data of environments.
     """
     # Limit NumPy to one thread: environments compute little, and many thread pools would compete for the cores.
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    views = tuple(data.views()) if sees_data else ()
+    if views:
+        env[data.FOLDER_VARIABLE] = data.INSIDE
     if in_image:
-        return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
+        return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image, views=views)
     env["PYTHONPATH"] = ":".join(host_python.import_path())
     if sys.dont_write_bytecode:
         env["PYTHONDONTWRITEBYTECODE"] = "1"
-    return SandboxSpec(("/bin/sh", "-c", _SERVE, sys.executable, str(capacity)), env=env, image=image)
+    return SandboxSpec(("/bin/sh", "-c", _SERVE, sys.executable, str(capacity)), env=env, image=image, views=views)
 
 
 @asynccontextmanager

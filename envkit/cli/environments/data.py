@@ -1,0 +1,31 @@
+"""``envkit data``: list and build the data of environments."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from envkit.cli.tables import print_table
+
+
+def data(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The data to build; by default, list all.")] = None,
+) -> None:
+    """List the data that environments need, or build it and print its folder. Needed only once per machine."""
+    from envkit.wiring import data as of_envs
+    from envkit.wiring.api import display_on
+
+    if name is None:
+        rows = [
+            (one, env_id, "yes" if of_envs.folder_of(one).is_dir() else "no", str(of_envs.folder_of(one)))
+            for one, (env_id, _) in sorted(of_envs.builders().items())
+        ]
+        print_table(("NAME", "ENVIRONMENT", "BUILT", "FOLDER"), rows)
+        return
+    with closing(display_on(sys.stderr)) as display:
+        if not of_envs.build(name, display.announce):
+            display.announce(f"{name} is already on this machine")
+    typer.echo(of_envs.folder_of(name))
