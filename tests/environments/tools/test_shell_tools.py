@@ -1,0 +1,132 @@
+"""The tools for work in a sandbox, in real sandboxes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from envkit.environments.tools import ToolEnv, cut_middle, format_result
+from envkit.sandbox import LocalBackend, Pool
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.types import ExecResult, Options, SandboxSpec
+
+Use = Callable[..., Awaitable[str]]
+
+
+class Work(ToolEnv):
+    command_timeout_s = 20.0
+    spec = SandboxSpec(memory_mib=256)
+
+    async def start(self, seed: int, options: Options) -> str:
+        await self.sandbox.write("poem.txt", b"roses\nviolets\nroses again\n", mode=0o755)
+        return "work"
+
+
+def used(main: Callable[[ToolEnv, Use], Awaitable[None]]) -> None:
+    """Run `main` with an environment, and a function that calls one of its tools and returns the observation."""
+
+    async def run() -> None:
+        async with LocalBackend() as backend, Pool([Node("here", backend, Capacity(memory_mib=2048))]) as pool:
+            env = Work(sandboxes=pool)
+            await env.reset(seed=1, options={})
+
+            async def use(name: str, **arguments: object) -> str:
+                return (await env.step(json.dumps({"name": name, "arguments": arguments}))).observation.text
+
+            try:
+                await main(env, use)
+            finally:
+                await env.close()
+
+    anyio.run(run)
+
+
+@pytest.mark.bwrap
+def test_the_shell_keeps_its_folder_and_variables_and_reports_the_exit_code() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        assert await use("bash", command="mkdir a && cd a && x=7") == "[exit code 0]"
+        assert await use("bash", command="pwd; echo $x; echo oops >&2; (exit 3)") == (
+            "/workspace/a\n7\noops\n[exit code 3]"
+        )
+        assert (await use("bash", command="exit 0")).endswith(
+            "\n[the shell has ended; the next command starts a new one, without its folder and variables]"
+        )
+        assert await use("bash", command="pwd\0") == "Error: a shell command cannot contain NUL"
+
+    used(main)
+
+
+@pytest.mark.bwrap
+def test_a_command_that_is_stopped_leaves_the_sandbox_usable() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        env._limits = replace(env._limits, command_timeout_s=0.5)
+        assert "[stopped after 0.5 s, the time limit of a command]" in await use("bash", command="echo a; sleep 60")
+        assert await use("bash", command="echo b") == "b\n[exit code 0]"
+
+    used(main)
+
+
+@pytest.mark.bwrap
+def test_a_viewer_numbers_the_lines_of_a_range() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        assert await use("view_file", path="poem.txt", first_line=2) == (
+            "2  violets\n3  roses again\n[lines 2 to 3 of 3]"
+        )
+        assert await use("view_file", path="poem.txt", last_line=1) == "1  roses\n[lines 1 to 1 of 3]"
+        assert await use("view_file", path="poem.txt", first_line=4) == (
+            "Error: there are no lines 4 to 3; poem.txt has 3 lines"
+        )
+        assert (await use("view_file", path="prose.txt")).startswith("Error: ")
+
+    used(main)
+
+
+@pytest.mark.bwrap
+def test_an_editor_replaces_a_text_that_occurs_once_keeps_the_mode_and_creates_files() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        assert await use("edit_file", path="poem.txt", old="violets\n", new="tulips\n") == "edited poem.txt at line 2"
+        assert await use("bash", command="cat poem.txt; stat -c %a poem.txt") == (
+            "roses\ntulips\nroses again\n755\n[exit code 0]"
+        )
+        assert await use("edit_file", path="poem.txt", old="roses", new="") == (
+            "Error: the old text occurs 2 times in poem.txt, and must occur once; include more of the lines around it"
+        )
+        assert await use("edit_file", path="poem.txt", old="lilies", new="") == (
+            "Error: the old text occurs 0 times in poem.txt, and must occur once; check its white space"
+        )
+        assert await use("edit_file", path="poem.txt", old="", new="a") == (
+            "Error: poem.txt exists; the old text must not be empty"
+        )
+        assert await use("edit_file", path="b/new.txt", old="", new="hi") == "created b/new.txt"
+        assert await use("bash", command="cat b/new.txt") == "hi\n[exit code 0]"
+        assert (await use("edit_file", path="/etc/new.txt", old="", new="hi")).startswith("Error: ")
+
+    used(main)
+
+
+@pytest.mark.bwrap
+def test_a_program_that_uses_up_the_memory_is_a_result_or_the_end_of_the_episode_but_no_error() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        text = await use("bash", command="python3 -c 'x = [bytearray(1 << 20) for _ in range(2000)]'")
+        assert "memory" in text.lower()
+
+    used(main)
+
+
+def test_a_result_says_what_was_dropped_and_what_was_killed() -> None:
+    result = ExecResult(-9, b"tail", truncated_bytes=12_345, is_out_of_memory=True)
+    assert format_result(result, 1.0).splitlines() == [
+        "... 12,345 bytes of output dropped ...",
+        "tail",
+        "[exit code -9]",
+        "[a process was killed because the memory is full]",
+    ]
+
+
+def test_a_cut_keeps_both_ends_and_says_how_much_is_missing() -> None:
+    assert cut_middle("a" * 10, 10) == "a" * 10
+    assert cut_middle("a" * 6000 + "b" * 6000, 1001) == f"{'a' * 500}\n... 10,999 characters cut ...\n{'b' * 501}"
