@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.tool_calls import as_call
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
-from envkit.types import Exchange, Observation, Reset, ToolSchema
+from envkit.types import Exchange, Observation, Reset, RolloutRequest, SamplingParams, Task, ToolSchema
+from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import WORDS
 from tests.trainer_bridge.render.templates import tokenizer_of
 from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, tool_tokenizer
@@ -277,6 +281,21 @@ def test_episodes_with_the_same_system_prompt_and_tools_share_a_renderer() -> No
     assert renderer.for_episode(start(system="a")) is not first
     assert renderer.for_episode(start()) is renderer
     assert first.stop == renderer.stop
+
+
+def test_an_episode_is_played_with_its_tools_and_the_environment_gets_the_call() -> None:
+    renderer = ChatRenderer(TOKENIZERS["hermes"])
+    call = renderer_of("hermes").demonstrate(LS)
+    engine = ScriptedEngine(lambda request: "".join(map(chr, call)))
+    host = ScriptedHost(lambda task, time: [Answer("a", tools=(BASH,)), Answer("b", role="tool")])
+    limits = RolloutLimits(2, 9_999, turn_tokens=999, timeout_s=10, retries=0)
+    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0, SamplingParams(stop=renderer.stop))
+    trajectory = clock.run(lambda: play(host, engine, renderer, limits, request), virtual=True)
+    assert host.episodes[0].actions == [LS, LS]
+    (sample,) = samples_from(trajectory)
+    tool = {"role": "tool", "content": "b", "tool_call_id": "call00000"}
+    prompt = whole("hermes", [{"role": "user", "content": "a"}, message(LS), tool])
+    assert renderer.text(sample.token_ids.tolist()) == prompt + renderer.text(call)
 
 
 def test_many_system_prompts_do_not_keep_as_many_renderers() -> None:
