@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from envkit.errors import UnreachableError
-from envkit.wiring.evaluation.endpoint import API_KEY, Address, Endpoint, open_endpoint
-from envkit.wiring.evaluation.players import NoCompletionError, Playing
+from envkit.errors import UnreachableError, UsageError
+from envkit.trainer_bridge.thoughts import without_thoughts
+from envkit.wiring.chat_endpoint import API_KEY, Address, ChatClient, ChatTooLongError, NoReplyError, open_client
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointJudge:
     """A judge that asks an endpoint, greedily; see `envkit.protocols.Judge`."""
 
-    endpoint: Endpoint
+    client: ChatClient
 
     async def ask(self, messages: Sequence[Mapping[str, str]], *, max_tokens: int = 512) -> str:
-        playing = replace(self.endpoint.playing, turn_tokens=max_tokens)
         try:
-            reply = await replace(self.endpoint, playing=playing).complete([dict(one) for one in messages], seed=0)
-        except NoCompletionError as error:
+            reply = await self.client.complete(messages, max_tokens=max_tokens, temperature=0.0, seed=0)
+        except NoReplyError as error:
             raise UnreachableError(str(error)) from error
-        return reply.choices[0].message.content or ""
+        except ChatTooLongError as error:
+            raise UsageError(f"the chat is too long for the judge {self.client.address.model}: {error}") from error
+        return without_thoughts(reply.choices[0].message.content or "")
 
 
 @asynccontextmanager
@@ -34,6 +35,6 @@ async def open_judge(address: str) -> AsyncIterator[EndpointJudge]:
     Raises:
         UsageError: The address is not valid.
     """
-    playing = Playing(temperature=0.0)
-    async with open_endpoint(Address.of(address), playing, api_key=os.environ.get(API_KEY)) as endpoint:
-        yield EndpointJudge(endpoint)
+    server = Address.of(address, "env.judge", prefix="")
+    async with open_client(server, api_key=os.environ.get(API_KEY)) as client:
+        yield EndpointJudge(client)

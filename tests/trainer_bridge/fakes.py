@@ -23,10 +23,12 @@ from envkit.types import (
     PauseMode,
     Prompt,
     Reset,
+    Role,
     Sample,
     SamplingParams,
     Step,
     Task,
+    ToolSchema,
     Weights,
     floats,
     ints,
@@ -45,6 +47,13 @@ class Answer:
     error: Exception | None = None
     info: Info = field(default_factory=dict)
     legal_moves: tuple[str, ...] = ("u", "d", "l", "r")
+    role: Role = "user"
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = ()
+
+    @property
+    def observation(self) -> Observation:
+        return Observation(self.text, self.legal_moves, role=self.role)
 
 
 @dataclass
@@ -56,13 +65,13 @@ class ScriptedEpisode:
 
     async def reset(self) -> Reset:
         answer = await self._next()
-        return Reset(Observation(answer.text, answer.legal_moves), answer.info)
+        return Reset(answer.observation, answer.info, answer.system, answer.tools)
 
     async def step(self, action: str) -> Step:
         self.actions.append(action)
         answer = await self._next()
         ends = (answer.ends == "terminated", answer.ends == "truncated")
-        return Step(Observation(answer.text, answer.legal_moves), answer.reward, *ends, answer.info)
+        return Step(answer.observation, answer.reward, *ends, answer.info)
 
     async def _next(self) -> Answer:
         answer = self.answers[0]

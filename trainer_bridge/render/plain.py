@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from envkit.errors import UsageError
 from envkit.types import Exchange, Observation, Prompt, Reset
 
 ANSWER_OPEN = "<answer>"
@@ -52,6 +53,17 @@ class PlainRenderer:
         return self._close if len(self._close) == 1 else self._eos_ids
 
     def for_episode(self, start: Reset) -> PlainRenderer:
+        """Return this renderer.
+
+        Raises:
+            UsageError: The environment has a system prompt or tools, which need a chat template.
+        """
+        if start.system is not None or start.tools:
+            what = "tools" if start.tools else "a system prompt"
+            raise UsageError(
+                f"the environment has {what}, and the model has no chat template to show them; "
+                "name a model with a chat template in engine.model"
+            )
         return self
 
     def open(self, observation: Observation) -> tuple[int, ...]:

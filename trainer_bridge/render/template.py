@@ -7,6 +7,7 @@ the rendered text is encoded, the original text takes the marker's place and is 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,15 +15,17 @@ from typing import Any
 from jinja2 import TemplateError
 
 from envkit.errors import UsageError
+from envkit.types import ToolSchema
 
 from ..thoughts import END_THINK, THINK
+from ..tool_calls import MARKUP_TOKENS
 
 ANSWER_MARK = "@@envkit-answer@@"
 """Placeholder for an answer, which shows the position of the answer in the rendered text."""
 
 _MARK = "@@envkit-"
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -31,11 +34,14 @@ class ChatTemplate:
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
         arguments: Arguments of the template, such as ``{"enable_thinking": False}``.
+        has_tools: Whether the policy may call tools, so that the tokens of its markup are part of its answers.
     """
 
-    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any], *, has_tools: bool = False) -> None:
         self._tokenizer = tokenizer
         self._arguments = dict(arguments)
+        self.answer_tokens = (THINK, END_THINK, *(MARKUP_TOKENS if has_tools else ()))
+        """Special tokens that the policy may use in its answers."""
         added = tokenizer.added_tokens_decoder
         special = {number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         self.added_ids = special | set(added)
@@ -46,12 +52,14 @@ class ChatTemplate:
         self._escapes = re.compile("|".join(map(re.escape, self._escaped)))
         self._marks = re.compile(re.escape(_MARK) + r"(\d+)@@")
 
-    def render(self, messages: Sequence[Message], *, prompting: bool = True) -> str:
+    def render(self, messages: Sequence[Message], *, prompting: bool = True, tools: Sequence[ToolSchema] = ()) -> str:
         """Return the text of a chat, with markers for special tokens in message contents.
 
         Args:
-            messages: The messages, each with a role and a content.
+            messages: The messages, each with a role and a content. Tool calls in messages are not changed: pass their
+                texts through `escape_all`.
             prompting: Whether to end the text with the start of the model's answer.
+            tools: The tools to show, passed through `escape_all`.
 
         Raises:
             UsageError: The template rejects these messages.
@@ -59,17 +67,26 @@ class ChatTemplate:
         chat = [{**one, "content": self.escape(one["content"], one["role"])} for one in messages]
         render = self._tokenizer.apply_chat_template
         try:
-            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **self._arguments))
-        except TemplateError as error:
+            shown = {"tools": [*tools]} if tools else {}
+            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown, **self._arguments))
+        except (TemplateError, TypeError) as error:
             roles = ", ".join(one["role"] for one in messages)
             raise UsageError(f"the model's chat template rejects a chat of {roles}: {error}") from None
 
     def escape(self, content: str, role: str) -> str:
-        """Replace special tokens in `content` with markers, except the thinking tags of an assistant's message."""
+        """Replace special tokens in `content` with markers, except `answer_tokens` in an assistant's message."""
         if content is ANSWER_MARK:
             return content
-        kept = (THINK, END_THINK) if role == "assistant" else ()
+        kept = self.answer_tokens if role == "assistant" else ()
         return self._escapes.sub(lambda found: found[0] if found[0] in kept else self._mark(found[0]), content)
+
+    def escape_all(self, value: Any) -> Any:
+        """Replace special tokens in all texts of a JSON value with markers."""
+        return json.loads(self.escape(json.dumps(value, ensure_ascii=False), "tool"))
+
+    def unescape(self, text: str) -> str:
+        """Return `text` with the special tokens in place of their markers."""
+        return self._marks.sub(lambda mark: self._escaped[int(mark[1])], text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of rendered text.
@@ -83,8 +100,7 @@ class ChatTemplate:
         whole = ""
         for piece in self._frame_tokens.split(text):
             if _MARK in piece:
-                plain = self._marks.sub(lambda mark: self._escaped[int(mark[1])], piece)
-                ids += self._encode(whole) + self._encode_inside(plain)
+                ids += self._encode(whole) + self._encode_inside(self.unescape(piece))
                 whole = ""
             else:
                 whole += piece

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio.lowlevel
 
 from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert, Renderer
-from envkit.types import Exchange, Observation, Prompt, Sample, Task, bools, floats, ints
+from envkit.types import Exchange, Observation, Prompt, Reset, Sample, Task, bools, floats, ints
 
 _FRUITLESS_EPISODES = 1000
 """Number of consecutive episodes without a lesson after which `lessons` raises an error."""
@@ -69,6 +69,10 @@ class Teacher:
     noise: float
     is_bare: bool = False
     turn_tokens: int | None = None
+
+    def for_episode(self, start: Reset) -> Teacher:
+        """Return the teacher of an episode, which renders the system prompt and tools of the reset `start`."""
+        return replace(self, renderer=self.renderer.for_episode(start))
 
     def answer(self, move: str) -> str:
         """Return the answer text for `move`."""
@@ -151,10 +155,10 @@ async def lessons(
         # Yield to the event loop so that Ctrl-C works: an environment in this process never yields.
         await anyio.lowlevel.checkpoint()
         async with host.lease(task) as episode:
-            observation = (await episode.reset()).observation
-            ended = False
+            start = await episode.reset()
+            observation, ended, playing = start.observation, False, teacher.for_episode(start)
             while not ended and len(found) < count:
-                if (lesson := teacher.lesson(observation)) is not None:
+                if (lesson := playing.lesson(observation)) is not None:
                     found.append(lesson)
                     if on_lesson is not None:
                         on_lesson()
@@ -188,7 +192,8 @@ async def _demonstration(
     success = False
     await anyio.lowlevel.checkpoint()
     async with host.lease(task) as episode:
-        observation = (await episode.reset()).observation
+        start = await episode.reset()
+        observation, teacher = start.observation, teacher.for_episode(start)
         prompt = Prompt(teacher.renderer.open(observation))
         for turn in range(max_turns):
             move = teacher.move(observation, rng)

@@ -34,7 +34,7 @@ from envkit.wiring.evaluation.players import (
 from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
 
 if TYPE_CHECKING:
-    from envkit.wiring.evaluation.endpoint import Address
+    from envkit.wiring.chat_endpoint import Address
     from envkit.wiring.evaluation.local_models import LocalModel
 
 SLOTS = 256
@@ -312,9 +312,10 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":
         installation.load("httpx")
+        from envkit.wiring.chat_endpoint import Address
         from envkit.wiring.evaluation import endpoint
 
-        address = endpoint.Address.of(name)
+        address = Address.of(name)
         limits = Limits(playing.turn_tokens or endpoint.TURN_TOKENS, playing.max_turns or endpoint.MAX_TURNS, None)
         return _EvaluatedPolicy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
     if kind not in ("model", "checkpoint"):
@@ -361,10 +362,11 @@ async def _open_other(kind: str, name: str, env_id: str, seed: int, options: Opt
 async def _open_endpoint(
     address: Address, playing: Playing, limits: Limits, seed: int, options: Options
 ) -> AsyncIterator[_PlayAll]:
+    from envkit.wiring.chat_endpoint import API_KEY, CONCURRENCY
     from envkit.wiring.evaluation import endpoint
 
-    async with endpoint.open_endpoint(address, playing, api_key=os.environ.get(endpoint.API_KEY)) as player:
-        at_once = playing.concurrency or endpoint.CONCURRENCY
+    async with endpoint.open_endpoint(address, playing, api_key=os.environ.get(API_KEY)) as player:
+        at_once = playing.concurrency or CONCURRENCY
         yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
 
 

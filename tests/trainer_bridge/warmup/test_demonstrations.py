@@ -283,6 +283,35 @@ def test_with_a_history_of_one_turn_every_state_is_a_separate_sample() -> None:
     assert [set(one.turn_ids.tolist()) for one in played.samples] == [{0}, {1}, {2}]
 
 
+class ToolExpert(SignExpert):
+    """Takes the moves of `SignExpert` with a tool."""
+
+    def answer(self, move: str) -> str:
+        return f'{{"name": "go", "arguments": {{"to": "{move}"}}}}'
+
+
+def test_lessons_and_demonstrations_show_the_system_prompt_and_calls_of_the_tools_of_an_episode() -> None:
+    tool = {"type": "function", "function": {"name": "go", "parameters": {}}}
+    first = Answer("u", system="Rules.", tools=(tool,))
+    host = ScriptedHost(lambda task, time: [first, Answer("l", role="tool"), Answer(ends="terminated")])
+    renderer = ChatRenderer(chat_tokenizer())
+    shown = Teacher(ToolExpert(), renderer, 0.0)
+
+    async def main() -> tuple[list[Lesson], list[demonstrations.Demonstration]]:
+        lessons = await demonstrations.lessons(host, shown, numbered(), 1, 3)
+        played = await demonstrations.demonstrations(host, shown, numbered(), 1, 3, max_turns=9, max_tokens=999)
+        return lessons, played
+
+    (lesson,), (played,) = clock.run(main, virtual=True)
+    call = '<tool_call>{"name": "go", "arguments": {"to": "%s"}}</tool_call><|im_end|>'
+    (sample,) = played.samples
+    assert renderer.text(lesson.prompt).startswith("<|im_start|>system\nRules.\n\nYou can call these tools:\n")
+    assert renderer.text(lesson.good[0]) == call % "u"
+    assert renderer.text(sample.token_ids.tolist()[: len(lesson.prompt)]) == renderer.text(lesson.prompt)
+    assert renderer.text(sample.token_ids[sample.mask].tolist()) == call % "u" + call % "l"
+    assert "<|im_start|>tool\nl<|im_end|>" in renderer.text(sample.token_ids.tolist())
+
+
 def test_a_lost_episode_is_no_success_whatever_happened_on_the_way() -> None:
     almost = Answer("u", info={"success": True})
     (shown,) = demonstrate(Answer("u"), almost, Answer("end", ends="terminated", info={"success": False}))

@@ -2,88 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import random
 from typing import Any
 
 import anyio
 import pytest
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import EpisodeRecord, FinishReason, Options, StopReason, Task
+from envkit.types import EpisodeRecord, FinishReason, Observation, Options, Reset, StopReason, Task, ToolSchema
+from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.environments import slots
 from envkit.wiring.evaluation.advice import Limits, advice
-from envkit.wiring.evaluation.endpoint import Address, open_endpoint
+from envkit.wiring.evaluation.endpoint import open_endpoint
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
 from envkit.wiring.evaluation.outcomes import OutcomeTally, measure, outcome_of
 from envkit.wiring.evaluation.players import Playing, play
+from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
 
 LAKE: Options = {"map": "4x4", "instructions": False}
 WAY = ("down", "down", "right", "down", "right", "right")
-
-Answer = Callable[[dict[str, Any]], Response]
-
-
-def completion(content: str | None, *, finish: str = "stop", **message: str) -> Response:
-    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}
-    return JSONResponse({"choices": [choice], "usage": {"prompt_tokens": 30, "completion_tokens": 5}})
 
 
 def on_the_way(body: dict[str, Any]) -> Response:
     """The next move of the way to the goal, from the number of answers that the chat holds."""
     turn = sum(message["role"] == "assistant" for message in body["messages"])
     return completion(f"<answer>{WAY[turn]}</answer>")
-
-
-def failure(status: int, message: str, **headers: str) -> Response:
-    return JSONResponse({"error": {"message": message}}, status_code=status, headers=headers)
-
-
-@dataclass
-class Served:
-    """A server: `script` answers the first requests, one each, `otherwise` all others."""
-
-    otherwise: Answer
-    script: Sequence[Answer] = ()
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    url: str = ""
-
-    async def chat(self, request: Request) -> Response:
-        self.headers.append(dict(request.headers))
-        self.asked.append(json.loads(await request.body()))
-        number = len(self.asked) - 1
-        return (self.script[number] if number < len(self.script) else self.otherwise)(self.asked[-1])
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[Served]:
-        app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
-        over = anyio.Event()
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-        async def serve() -> None:
-            await server.serve(sockets=[listening])
-            over.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve)
-            try:
-                yield self
-            finally:
-                server.should_exit = True
-                await over.wait()
 
 
 def played(
@@ -96,7 +43,7 @@ def played(
         async with served.run(), slots(8, LAKE) as host:
             address = Address.of(f"some/model@{served.url}")
             async with open_endpoint(address, Playing(**playing), api_key="sk-secret", timeout_s=timeout_s) as endpoint:
-                endpoint.delay_s, endpoint.tries = 0.01, tries
+                endpoint.client.delay_s, endpoint.client.tries = 0.01, tries
                 tasks = [Task("FrozenLake-v0", seed, LAKE) for seed in range(episodes)]
                 await play(endpoint, host, tasks, seed=0, attempts=1, on_episode=found.append, at_once=1, max_turns=6)
 
@@ -218,7 +165,7 @@ def test_a_retry_waits_as_long_as_retry_after_asks() -> None:
         async with served.run():
             address = Address.of(f"m@{served.url}")
             async with open_endpoint(address, Playing(), api_key=None) as endpoint:
-                endpoint.delay_s = 30.0
+                endpoint.client.delay_s = 30.0
                 began = clock.now()
                 await endpoint.complete([{"role": "user", "content": "?"}], 0)
                 return clock.now() - began
@@ -346,3 +293,90 @@ def test_a_model_without_the_answer_format_gets_a_warning() -> None:
     assert many.startswith("most answers were cut off: raise --turn-tokens")
     assert form.startswith("no answer was valid: the model does not use the answer format of the environment")
     assert notes_shown == found.notes == found.as_json()["notes"]
+
+
+# --- Tools -----------------------------------------------------------------------------------------------------------
+
+BASH: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+SEEN = [
+    Observation("Fix the bug."),
+    Observation("app.py", role="tool"),
+    Observation("Go on.", role="user"),
+    Observation("nothing", role="tool"),
+]
+
+
+def calling(name: str, arguments: str, **more: str) -> dict[str, Any]:
+    return {"id": "call_7", "type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def acted(served: Served, observations: list[Observation], *, tools: tuple[ToolSchema, ...] = (BASH,)) -> list[str]:
+    """Let the player answer the observations of one episode, and return its actions."""
+
+    async def main() -> list[str]:
+        async with served.run():
+            address, playing = Address.of(f"m@{served.url}"), Playing(system="Be brief.")
+            async with open_endpoint(address, playing, api_key=None) as endpoint:
+                start = Reset(observations[0], {}, system="You fix bugs.", tools=tools)
+                player = endpoint.begin(Task("Code-v0", 0), start, random.Random(0))
+                return [await player.act(observation) for observation in observations]
+
+    return clock.run(main)
+
+
+def test_tools_and_both_system_prompts_are_sent_and_a_tool_call_is_the_action() -> None:
+    call = calling("bash", '{"command":"ls\\n"}')
+    served = Served(lambda body: completion(None, tool_calls=[call, calling("bash", "{}", id="call_8")]))
+    assert acted(served, SEEN[:2]) == ['{"name": "bash", "arguments": {"command": "ls\\n"}}'] * 2
+    first, second = served.asked
+    assert first["tools"] == [BASH]
+    assert first["messages"][0] == {"role": "system", "content": "Be brief.\n\nYou fix bugs."}
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_7", "content": "app.py"},
+    ]
+
+
+def test_an_observation_that_is_no_result_and_a_result_without_a_call_are_user_messages() -> None:
+    answers = [
+        lambda body: completion(None, tool_calls=[calling("bash", '{"command": "ls"}')]),
+        lambda body: completion(None, tool_calls=[calling("bash", '{"command": "cat"}')]),
+        lambda body: completion("I am done."),
+    ]
+    served = Served(lambda body: completion("?"), answers)
+    acted(served, SEEN)
+    messages = served.asked[-1]["messages"][2:]
+    assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "user", "assistant", "user"]
+    assert [message["content"] for message in messages[2:]] == [
+        '{"name": "bash", "arguments": {"command": "cat"}}',
+        "Go on.",
+        "I am done.",
+        "nothing",
+    ]
+
+
+def test_a_call_with_invalid_arguments_reaches_the_environment_as_text() -> None:
+    served = Served(lambda body: completion(None, tool_calls=[calling("bash", '{"command": ')]))
+    assert acted(served, SEEN[:1]) == ['<tool_call>{"name": "bash", "arguments": {"command": }</tool_call>']
+
+
+def test_a_call_in_the_text_of_a_server_without_a_tool_parser_is_read() -> None:
+    text = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+    assert acted(Served(lambda body: completion(text)), SEEN[:1]) == [
+        '{"name": "bash", "arguments": {"command": "ls"}}'
+    ]
+    served = Served(lambda body: completion(text))
+    assert acted(served, SEEN[:1], tools=()) == [text]
+    assert "tools" not in served.asked[0]
+
+
+def test_a_server_that_rejects_tools_gives_its_own_error() -> None:
+    with pytest.raises(UsageError, match="400 Bad Request: tools are not supported; the server rejects this request"):
+        acted(Served(lambda body: failure(400, "tools are not supported")), SEEN[:1])

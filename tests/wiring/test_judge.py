@@ -1,0 +1,78 @@
+"""The judge: one greedy request to a chat endpoint per question."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit import clock
+from envkit.errors import UnreachableError, UsageError
+from envkit.wiring.judge import EndpointJudge, open_judge
+from tests.wiring.evaluation.chat_servers import Served, completion, failure
+
+QUESTION = [{"role": "system", "content": "Grade."}, {"role": "user", "content": "2 + 2 = 4"}]
+
+
+def asked(served: Served, *, tries: int = 5) -> str:
+    async def main() -> str:
+        async with served.run(), open_judge(f"some/judge@{served.url}") as judge:
+            assert isinstance(judge, EndpointJudge)
+            judge.client.tries, judge.client.delay_s = tries, 0.01
+            return await judge.ask(QUESTION, max_tokens=9)
+
+    return clock.run(main)
+
+
+def test_a_judge_asks_greedily_and_returns_the_answer_without_thoughts() -> None:
+    served = Served(lambda body: completion("<think>4 is right</think>yes"))
+    assert asked(served) == "yes"
+    assert served.asked == [
+        {
+            "model": "some/judge",
+            "messages": QUESTION,
+            "max_tokens": 9,
+            "temperature": 0.0,
+            "n": 1,
+            "seed": 0,
+        }
+    ]
+
+
+def test_a_judge_sends_the_key_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-judge")
+    served = Served(lambda body: completion("yes"))
+    asked(served)
+    assert served.headers[0]["authorization"] == "Bearer sk-judge"
+
+
+def test_a_temporary_failure_is_retried_and_a_lasting_one_means_that_the_judge_is_unreachable() -> None:
+    assert asked(Served(lambda body: completion("yes"), [lambda body: failure(503, "busy")])) == "yes"
+    with pytest.raises(UnreachableError, match=r"no completion from .* in 2 tries: 503 Service Unavailable: busy"):
+        asked(Served(lambda body: failure(503, "busy")), tries=2)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("maximum context length is 64 tokens", "the chat is too long for the judge some/judge: 400 Bad Request: "),
+        ("no such parameter: seed", "400 Bad Request: no such parameter: seed; the server rejects this request"),
+    ],
+)
+def test_a_question_that_the_server_rejects_is_an_error_with_its_message(message: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        asked(Served(lambda body: failure(400, message)))
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [
+        ("gpt", "env.judge: gpt: lacks the model or the URL of a server; write MODEL@URL, such as qwen2.5-7b@http"),
+        ("m@http://a:b@h", "env.judge: the URL of m holds a password; set OPENAI_API_KEY instead"),
+    ],
+)
+def test_the_address_of_a_judge_is_checked_and_the_error_names_its_setting(address: str, error: str) -> None:
+    async def main() -> None:
+        async with open_judge(address):
+            pass
+
+    with pytest.raises(UsageError, match=f"^{error}"):
+        clock.run(main)

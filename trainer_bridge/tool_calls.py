@@ -1,0 +1,150 @@
+"""Tool calls in the markups of models. This module needs no torch and no chat template.
+
+`MARKUPS` lists the markups. A call is read into one line of canonical JSON, ``{"name": ..., "arguments": {...}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from envkit.types import ToolSchema
+
+MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+"""Parts of markups that may be special tokens of a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """How a family of models writes a tool call.
+
+    Attributes:
+        opening: Matches the text before the call.
+        closing: Matches the text after the call.
+        content: What is between them: an object with ``name`` and ``arguments`` or ``parameters`` (``json``), a list
+            of such objects, of which the first counts (``list``), or ``<parameter=NAME>`` elements (``xml``). The
+            opening of ``xml`` has the group ``name``.
+    """
+
+    opening: re.Pattern[str]
+    closing: re.Pattern[str]
+    content: Literal["json", "list", "xml"] = "json"
+
+
+MARKUPS = (
+    Markup(  # Qwen3-Coder
+        re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>"), re.compile(r"\s*</function>"), "xml"
+    ),
+    Markup(re.compile(r"<tool_call>\s*"), re.compile(r"\s*</tool_call>")),  # Hermes, Qwen
+    Markup(re.compile(r"\[TOOL_CALLS\]\s*"), re.compile(""), "list"),  # Mistral
+    Markup(re.compile(r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*")'), re.compile(r"\s*(?:;|\Z)")),  # Llama 3
+)
+FALLBACK = Markup(re.compile(r"```(?:json|tool_call)\s*\n\s*"), re.compile(r"\s*```"))
+"""A fenced block, for models without a markup of their own. It counts only in a text without another markup."""
+
+_PARAMETER = re.compile(r"\s*<parameter=(?P<name>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+
+
+def canonical_call(text: str, tools: Sequence[ToolSchema] = ()) -> str | None:
+    """Return the first tool call of `text` as canonical JSON; None if it has no call, or the call is not complete.
+
+    Args:
+        text: A completion without thoughts.
+        tools: The tools of the episode, for the types of arguments in XML.
+    """
+    opened = [(found, markup) for markup in MARKUPS if (found := markup.opening.search(text))]
+    if not opened and (found := FALLBACK.opening.search(text)):
+        opened = [(found, FALLBACK)]
+    if not opened:
+        return None
+    opening, markup = min(opened, key=lambda one: one[0].start())  # of those that open at the same place, the first
+    call: Any
+    try:
+        if markup.content == "xml":
+            call, end = _read_xml(text, opening, tools)
+        else:
+            call, end = _DECODER.raw_decode(text, opening.end())
+        if markup.content == "list" and isinstance(call, list):
+            call = call[0]
+        return as_call(call) if markup.closing.match(text, end) else None
+    except (ValueError, LookupError, RecursionError):
+        return None
+
+
+def as_call(call: Any) -> str:
+    """Return `call`, an object with ``name`` and ``arguments`` or ``parameters``, as canonical JSON.
+
+    Raises:
+        ValueError: It is no such object, or contains NaN, infinity or a lone surrogate.
+    """
+    arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
+    if isinstance(arguments, str):  # as in OpenAI's API
+        arguments = _DECODER.decode(arguments)
+    if not isinstance(arguments, dict) or not isinstance(call.get("name"), str):
+        raise ValueError("not a tool call")
+    line = json.dumps({"name": call["name"], "arguments": arguments}, ensure_ascii=False, allow_nan=False)
+    line.encode()
+    return line
+
+
+def read_call(text: str) -> dict[str, Any] | None:
+    """Return the name and arguments of a call in JSON; None if `text` is something else."""
+    try:
+        call: dict[str, Any] = json.loads(as_call(json.loads(text)))
+    except (ValueError, RecursionError):
+        return None
+    return call
+
+
+def hermes(call: str) -> str:
+    """Return a call in the markup of Hermes, for models whose template has no markup."""
+    return f"<tool_call>{call}</tool_call>"
+
+
+def describe(tools: Sequence[ToolSchema]) -> str:
+    """Return a system prompt that describes `tools`, for models whose template ignores them."""
+    schemas = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    form = hermes('{"name": ..., "arguments": {...}}')
+    return f"You can call these tools:\n{schemas}\nTo call a tool, answer in this format:\n{form}"
+
+
+def join_prompts(*prompts: str | None) -> str | None:
+    """Return system prompts as one, separated by empty lines; None if all are None."""
+    given = [prompt for prompt in prompts if prompt is not None]
+    return "\n\n".join(filter(None, given)) if given else None
+
+
+def _read_xml(text: str, opening: re.Match[str], tools: Sequence[ToolSchema]) -> tuple[dict[str, Any], int]:
+    """Return the call whose parameters begin where `opening` ends, and the position after them."""
+    name, end = opening["name"], opening.end()
+    types = {tool["function"]["name"]: _types(tool) for tool in tools}.get(name, {})
+    arguments: dict[str, Any] = {}
+    while found := _PARAMETER.match(text, end):
+        arguments[found["name"]] = _value(found["value"], types.get(found["name"]))
+        end = found.end()
+    return {"name": name, "arguments": arguments}, end
+
+
+def _types(tool: ToolSchema) -> Mapping[str, Any]:
+    properties = tool["function"].get("parameters", {}).get("properties", {})
+    return {name: schema.get("type") for name, schema in properties.items()}
+
+
+def _value(text: str, kind: Any) -> Any:
+    """Return the value of a parameter: `text` itself for a string, otherwise the JSON value if it is one."""
+    if kind == "string":
+        return text
+    try:
+        return _DECODER.decode(text)
+    except ValueError:
+        return text
+
+
+def _reject(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject)
