@@ -144,6 +144,10 @@ class LimitsSection(Section):
     """Maximum size of a request body or WebSocket message. Files may be larger."""
     step_timeout_s: Seconds = 300.0
     """Seconds after which a step is cancelled."""
+    reset_timeout_s: Seconds = 600.0
+    """Seconds after which a reset is cancelled."""
+    grade_timeout_s: Seconds = 600.0
+    """Seconds after which the grader of an episode is cancelled."""
     session_ttl_s: Seconds = 600.0
     """Seconds without use after which a session expires."""
     sandbox_ttl_s: Seconds = 3600.0

@@ -3,7 +3,8 @@
 It runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. It stops on SIGTERM,
 or when its parent closes the pipe or socket of its standard input. To show that the process is alive, a thread answers
 each connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte, even while an environment
-blocks the event loop. The caller, not this server, enforces the timeout of a step.
+blocks the event loop. The caller, not this server, enforces the timeouts of resets, steps and
+graders.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ async def serve_inside(path: str, capacity: int) -> None:
                 envs,
                 envs=registered,
                 step_timeout_s=math.inf,
+                reset_timeout_s=math.inf,
+                grade_timeout_s=math.inf,
                 lazy=True,  # the server starts faster without the OpenAPI application, which hardly anybody needs here
                 sends_traces=True,  # send tracebacks to the parent process, which decides what to forward to callers
             )

@@ -113,6 +113,8 @@ async def serve_fleet(
                 envs=environments.registered,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,
+                reset_timeout_s=limits.reset_timeout_s,
+                grade_timeout_s=limits.grade_timeout_s,
                 tenant_share=limits.tenant_share,
                 max_request_bytes=limits.request_bytes,
                 pool=fleet.pool,

@@ -48,6 +48,7 @@ async def sandbox_host(
     *,
     slots_per_sandbox: int,
     call_timeout_s: float = 60.0,
+    reset_timeout_s: float | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[EnvHost]:
     """Open a host for episodes.
@@ -55,7 +56,8 @@ async def sandbox_host(
     Args:
         section: Kind and number of the sandboxes; see `BuiltInSandboxSection`.
         slots_per_sandbox: Number of concurrent episodes in each sandbox.
-        call_timeout_s: Seconds after which a reset or step without a reply raises a `DeadlineError`.
+        call_timeout_s: Seconds after which a step without a reply raises a `DeadlineError`.
+        reset_timeout_s: Seconds after which a reset does; None means `call_timeout_s`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
 
     Raises:
@@ -80,7 +82,7 @@ async def sandbox_host(
             host = FleetHost(
                 pool,
                 env_sandbox_spec(slots, in_image=getattr(backend, "in_image", False)),
-                partial(connect, call_timeout_s),
+                partial(connect, call_timeout_s, slow_timeout_s=reset_timeout_s),
                 kind=kind,
                 workers=workers,
                 slots_per_sandbox=slots,
@@ -133,15 +135,24 @@ def env_sandbox_spec(capacity: int, *, in_image: bool, image: str | None = None)
 
 
 @asynccontextmanager
-async def connect(call_timeout_s: float, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
+async def connect(
+    call_timeout_s: float, sandbox: Sandbox, *, slow_timeout_s: float | None = None
+) -> AsyncIterator[WorkerClient]:
     """Open a client of the env server in a sandbox.
 
     Args:
         call_timeout_s: Seconds after which a call without a reply raises a `DeadlineError`.
         sandbox: The sandbox.
+        slow_timeout_s: The same for resets and graders; None means `call_timeout_s`.
     """
-    connect = partial(sandbox.connect, _SOCKET)
-    async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
+    slow_s = call_timeout_s if slow_timeout_s is None else slow_timeout_s
+    async with EnvClient(
+        connect=partial(sandbox.connect, _SOCKET),
+        name=f"sandbox {sandbox.id}",
+        timeout_s=call_timeout_s,
+        reset_timeout_s=slow_s,
+        grade_timeout_s=slow_s,
+    ) as client:
         yield _SandboxedEnvClient(client, sandbox)
 
 
