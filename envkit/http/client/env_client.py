@@ -100,7 +100,7 @@ class EnvClient:
         self._queued = 0
         # Created in `__aenter__`, because they need a running event loop.
         self._resources: AsyncExitStack
-        self._poll_lock: anyio.Lock
+        self._poll_locks: dict[str, anyio.Lock]
         self._released: anyio.Event
 
     @property
@@ -165,7 +165,7 @@ class EnvClient:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as resources:
             await resources.enter_async_context(self._connection.connected())
-            self._poll_lock, self._released = anyio.Lock(), anyio.Event()
+            self._poll_locks, self._released = {}, anyio.Event()
             await self.ready()
             self._resources = resources.pop_all()
         return self
@@ -180,17 +180,20 @@ class EnvClient:
         body = messages.CreateSessionBody(task.env_id, task.seed, dict(task.options), session_id=id)
         times = self._timeout_s, self._grade_timeout_s
 
-        has_slots = True
-        # If other tasks already wait for a slot, wait behind them.
-        if self._poll_lock.locked():
-            has_slots = await self._wait_for_slot()
+        has_slots, delay_s = True, 0.0
+        # If other tasks already wait for a slot of this environment, wait behind them.
+        lock = self._poll_locks.setdefault(task.env_id, anyio.Lock())
+        if lock.locked():
+            has_slots = await self._wait_for_slot(lock, delay_s)
         while True:
             try:
                 reply = await self._connection.call(table.CREATE, body, self._reset_timeout_s)
             except CapacityError:
                 if not has_slots:
                     raise
-                has_slots = await self._wait_for_slot()
+                has_slots = await self._wait_for_slot(lock, delay_s)
+                # If the slots for this environment are in use while others are free, `ready` does not show it.
+                delay_s = min(max(2 * delay_s, _POLL_DELAYS_S[0]), _POLL_DELAYS_S[1])
             except (OptionError, EnvError, SandboxError) as error:
                 return SessionEpisode(id, error, 0, self._connection, *times)
             else:
@@ -201,25 +204,35 @@ class EnvClient:
         with anyio.CancelScope(shield=True), suppress(EnvkitError):
             await self._connection.call(table.DELETE, messages.SessionBody(id), _DELETE_TIMEOUT_S)
 
-    async def _wait_for_slot(self) -> bool:
+    async def _wait_for_slot(self, lock: anyio.Lock, delay_s: float) -> bool:
         """Wait until the server has a free slot. Return False immediately if the server has no slots at all.
 
-        If many tasks wait, only one of them polls the server at a time.
+        If many tasks wait for an environment, only one of them polls the server at a time.
+
+        Args:
+            lock: Lock of the environment.
+            delay_s: Seconds to wait before the server is asked.
         """
         first_s, max_s = _POLL_DELAYS_S
-        delay_s = first_s
         self._queued += 1
         try:
-            async with self._poll_lock:
+            async with lock:
+                if delay_s:
+                    await self._wait_for_release(delay_s)
+                delay_s = first_s
                 while not (await self.ready()).ready:
                     if not self._capacity:
                         return False
-                    with anyio.move_on_after(delay_s * self._rng.uniform(0.5, 1.0)):  # jitter
-                        await self._released.wait()
+                    await self._wait_for_release(delay_s)
                     delay_s = min(2 * delay_s, max_s)
             return True
         finally:
             self._queued -= 1
+
+    async def _wait_for_release(self, timeout_s: float) -> None:
+        """Wait until this client has freed a slot, but at most `timeout_s` seconds."""
+        with anyio.move_on_after(timeout_s * self._rng.uniform(0.5, 1.0)):  # jitter
+            await self._released.wait()
 
     async def _call(self, operation: Operation[Q, R], request: Q) -> R:
         return await self._connection.call(operation, request, self._timeout_s)

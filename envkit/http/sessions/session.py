@@ -143,11 +143,13 @@ class Move(msgspec.Struct):
 class Session:
     """One session. A task of its own holds the lease of its episode; the tasks of callers play the steps."""
 
-    def __init__(self, key: TenantKey, task: Task) -> None:
+    def __init__(self, key: TenantKey, task: Task, part: str = "") -> None:
         self.key = key
         self.id = key.id
         """The id without the tenant, for error messages."""
         self.task = task
+        self.part = part
+        """The part of the host that plays the episode."""
         self.state = SessionState.OPENING
         self.turn = 0
         self.is_resumed = False
@@ -282,7 +284,7 @@ class Session:
         self.graded.set()
 
     def interrupt(self, why: EnvkitError) -> None:
-        """Cancel the step or grader in progress. Its caller gets the error `why`, even if the answer has just arrived."""
+        """Cancel the step or grader in progress. Its caller gets the error `why`, even if an answer has arrived."""
         assert self.stepping is not None
         self.interrupt_error = why
         self.is_interrupted = True

@@ -7,7 +7,8 @@ The caller chooses the id of a session and numbers its steps, so all calls can b
 * `step` with the same turn and action returns the same answer or error, and the environment steps once. A repeat waits
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
-* `create` does not wait for a free slot: if all slots are in use, the call fails immediately.
+* `create` does not wait for a free slot: if all slots are in use, or all those for its environment, the call fails
+  immediately.
 * A session uses a slot of the host from reset to the end of the episode, and until its grader has run if it has one.
   Its last answer and its grade stay available until the session is deleted or expires.
 
@@ -46,7 +47,15 @@ from envkit.http.sessions.session import (
     SessionView,
 )
 from envkit.http.sessions.stepper import Stepper, attributed
-from envkit.protocols import EnvHost, Episode, GradedEpisode, ResumableEpisode, ResumableHost, SplitStepEpisode
+from envkit.protocols import (
+    EnvHost,
+    Episode,
+    GradedEpisode,
+    PartitionedHost,
+    ResumableEpisode,
+    ResumableHost,
+    SplitStepEpisode,
+)
 from envkit.types import Step, Task, TenantKey
 
 TTL_S = 600.0
@@ -77,7 +86,8 @@ class SessionTable:
         step_timeout_s: Timeout of a step in seconds. A longer step raises `DeadlineError`, and its session breaks.
         reset_timeout_s: Timeout of a reset in seconds, including the wait for its slot in the host.
         grade_timeout_s: Timeout of a grader in seconds.
-        tenant_share: Share of the slots that one tenant may use; one slot is always allowed.
+        tenant_share: Share of the slots, and of those of each part of the host, that one tenant may use; one slot is
+            always allowed.
 
     Attributes:
         host: Plays the episodes.
@@ -105,6 +115,7 @@ class SessionTable:
         self.is_closing = False
         self.host = host
         self._resumable = host if isinstance(host, ResumableHost) else None
+        self._partitioned = host if isinstance(host, PartitionedHost) else None
         self._ttl_s = ttl_s
         self._timeouts_s = {
             SessionState.OPENING: ("reset", reset_timeout_s),
@@ -114,6 +125,8 @@ class SessionTable:
         self._sessions: dict[TenantKey, Session] = {}
         self._leased: Counter[str] = Counter()
         """Slots in use, by tenant."""
+        self._leased_of: Counter[tuple[str, str]] = Counter()
+        """Slots in use, by part of the host and tenant."""
         self._tenant_share = tenant_share
         self._resuming: dict[TenantKey, Task] = {}
         """Tasks of the sessions that are being resumed."""
@@ -318,16 +331,34 @@ class SessionTable:
         # If the host has no slots at all, continue here: the lease will fail with an error that says why.
         if self._leased.total() >= capacity > 0:
             raise CapacityError(f"all {capacity} slots are in use; retry later")
+        part = self._check_part(task.env_id, tenant)
         used, limit = self.slots_of(tenant)
         if used >= limit > 0:
             raise CapacityError(f"this tenant uses {used} of {capacity} slots (its limit); retry later")
         self._leased[tenant] += 1
+        self._leased_of[part, tenant] += 1
         self.counters.sessions += 1
-        session = self._sessions[key] = Session(key, task)
+        session = self._sessions[key] = Session(key, task, part)
         if not self._has_sessions.is_set():
             self._has_sessions.set()
         self._tasks.start_soon(self._hold_lease, session)
         return session
+
+    def _check_part(self, env_id: str, tenant: str) -> str:
+        """Return the part of the host that plays an environment, if it has a free slot.
+
+        Raises:
+            CapacityError: All slots of the part are in use, or those that the tenant may use.
+        """
+        if self._partitioned is None:
+            return ""
+        part, slots = self._partitioned.part_of(env_id, tenant)
+        if sum(count for (name, _), count in self._leased_of.items() if name == part) >= slots > 0:
+            raise CapacityError(f"all {slots} slots for {env_id} are in use; retry later")
+        limit = max(int(slots * self._tenant_share), 1) if tenant else slots
+        if self._leased_of[part, tenant] >= limit > 0:
+            raise CapacityError(f"this tenant uses {limit} of {slots} slots for {env_id} (its limit); retry later")
+        return part
 
     def _find(self, key: TenantKey) -> Session:
         try:
@@ -371,6 +402,7 @@ class SessionTable:
                 _log.warning("session %s: releasing its slot failed: %s", session.key, failure)
         finally:
             self._leased[session.key.tenant] -= 1
+            self._leased_of[session.part, session.key.tenant] -= 1
             self._break_unfinished(session, failure)
             session.opened.set()
             session.closed.set()
