@@ -89,6 +89,14 @@ class EnvsSection(Section):
     """Memory limit of one sandbox."""
     cpus: Annotated[float, Field(gt=0)] | None = None
     """CPU limit of one sandbox."""
+    tool_episodes: Count = 8
+    """Maximum number of concurrent episodes of environments that use sandboxes as tools. One process plays them, with
+    the rights of the server."""
+    trusted: list[Text] | None = None
+    """Ids of the environments that may use the server's sandboxes as tools. null: all installed ones that need it."""
+    judge: Text | None = None
+    """Language model that grades answers, as MODEL@URL of an endpoint with OpenAI's API, whose key is in
+    OPENAI_API_KEY. null: environments that need one cannot be played."""
 
 
 class WarmSection(Section):

@@ -34,10 +34,14 @@ class Resources:
     Attributes:
         sandboxes: Leases sandboxes; None if there are none.
         judge: A language model that grades answers; None if there is none.
+        sandbox_remedy: What to do if an environment needs sandboxes, and there are none.
+        judge_remedy: What to do if an environment needs a judge, and there is none.
     """
 
     sandboxes: SandboxPool | None = None
     judge: Judge | None = None
+    sandbox_remedy: str = "set sandbox.kind to auto, local or docker in the training file"
+    judge_remedy: str = "set env.judge to MODEL@URL in the training file, or pass judge= to envkit.make"
 
     def arguments(self, spec: EnvSpec) -> Mapping[str, object]:
         """Return the arguments of the environment's entry point for what it needs.
@@ -48,18 +52,16 @@ class Resources:
         found: dict[str, object] = {}
         if "sandbox" in spec.needs:
             if self.sandboxes is None:
-                raise UsageError(f"{spec.id} needs sandboxes, and there are none here; {_SANDBOX_REMEDY}")
+                raise UsageError(f"{spec.id} needs sandboxes, and there are none here; {self.sandbox_remedy}")
             found["sandboxes"] = self.sandboxes
         if "judge" in spec.needs:
             if self.judge is None:
-                raise UsageError(f"{spec.id} needs a judge model, and there is none here; {_JUDGE_REMEDY}")
+                raise UsageError(f"{spec.id} needs a judge model, and there is none here; {self.judge_remedy}")
             found["judge"] = self.judge
         return found
 
 
 NO_RESOURCES = Resources()
-_SANDBOX_REMEDY = "set sandbox.kind to auto, local or docker in the training file"
-_JUDGE_REMEDY = "set env.judge to MODEL@URL in the training file, or pass judge= to envkit.make"
 
 
 def registered() -> Sequence[EnvSpec]:

@@ -28,7 +28,7 @@ from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 
 _SUSPECT_SANDBOXES = 2
-_NO_SANDBOX_TIMEOUT_S = 45.0
+NO_WORKER_TIMEOUT_S = 45.0
 """Seconds that episodes wait while no sandbox is running; should be below the timeout of a reset."""
 _BOOT_CALL_S = 5.0
 
@@ -99,7 +99,7 @@ async def env_hosts(
             slots_per_sandbox=slots_each,
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s),
-            wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
+            wait_timeout_s=NO_WORKER_TIMEOUT_S,
             replayable=environments.is_replayable,
             session_store=fleet_nodes.ledger,
             suspects=suspects,

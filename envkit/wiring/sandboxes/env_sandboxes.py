@@ -30,7 +30,7 @@ from envkit.wiring.sandboxes.backends import choose
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
-_SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
+_SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$@"'
 _HINT = (
     "it is registered only in this process, not in the sandbox; register it through the entry point group "
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
