@@ -34,8 +34,8 @@ from envkit.errors import (
     UnknownEnvError,
     UsageError,
 )
-from envkit.metrics import Fold
-from envkit.protocols import EnvHost, Episode
+from envkit.metrics import Fold, with_grade
+from envkit.protocols import EnvHost, Episode, GradedEpisode
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
 
@@ -182,6 +182,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._options = dict(options or {})
         self._resources = ExitStack()
         self._episode: Episode | None = None
+        self._is_graded = False
         self._portal: BlockingPortal = self._resources.enter_context(loop_thread())
         try:
             self._host = self._resources.enter_context(self._portal.wrap_async_context_manager(open_host()))
@@ -199,28 +200,45 @@ class BlockingEnv(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start an episode with `seed`, by default a random one; `options` override those of the constructor.
 
-        Returns the observation and the info, which contains ``legal_moves`` if the environment reports legal moves.
+        Returns the observation and the info, which contains ``legal_moves`` if the environment reports legal moves, and
+        its ``system`` prompt and ``tools`` if it has any.
         """
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
         self._end_lease()
         self._episode = self._lease.enter_context(self._portal.wrap_async_context_manager(self._host.lease(task)))
-        observation, info = self._portal.call(self._episode.reset)
-        return observation.text, _with_moves(info, observation)
+        start = self._portal.call(self._episode.reset)
+        self._is_graded = start.is_graded
+        info = dict(start.info)
+        if start.system is not None:
+            info["system"] = start.system
+        if start.tools:
+            info["tools"] = list(start.tools)
+        return start.observation.text, _with_moves(info, start.observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Play `action`; return observation, reward, terminated, truncated and info.
 
+        If the step ends an episode with a grader, its reward includes the grade, and the info contains ``grade`` and
+        ``success``, whether the grade is at least 1.
+
         Raises:
             StepOrderError: `step` was called before `reset`, or after the end of the episode.
-            EnvError: The environment raised an exception.
+            EnvError: The environment raised an exception, or its grader could not run.
         """
         if self._episode is None:
             raise StepOrderError("step before reset")
         step = self._portal.call(self._episode.step, action)
-        info = _with_moves(step.info, step.observation)
-        return step.observation.text, step.reward, step.terminated, step.truncated, info
+        info, reward = _with_moves(step.info, step.observation), step.reward
+        if self._is_graded and step.ended:
+            assert isinstance(self._episode, GradedEpisode)
+            grade = self._portal.call(self._episode.grade)
+            if grade is None:
+                why = "no grade: the grader could not run, so the episode is void; play it again"
+                raise EnvError(self._env_id, why)
+            info, reward = dict(with_grade(cast("dict[str, float]", info), grade)), reward + grade
+        return step.observation.text, reward, step.terminated, step.truncated, info
 
     def close(self) -> None:
         """End the episode and close the host; idempotent. At its exit, the interpreter does the same."""

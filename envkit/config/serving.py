@@ -89,6 +89,14 @@ class EnvsSection(Section):
     """Memory limit of one sandbox."""
     cpus: Annotated[float, Field(gt=0)] | None = None
     """CPU limit of one sandbox."""
+    tool_episodes: Count = 8
+    """Maximum number of concurrent episodes of environments that use sandboxes as tools. One process plays them, with
+    the rights of the server."""
+    trusted: list[Text] | None = None
+    """Ids of the environments that may use the server's sandboxes as tools. null: all installed ones that need it."""
+    judge: Text | None = None
+    """Language model that grades answers, as MODEL@URL of an endpoint with OpenAI's API, whose key is in
+    OPENAI_API_KEY. null: environments that need one cannot be played."""
 
 
 class WarmSection(Section):
@@ -144,6 +152,10 @@ class LimitsSection(Section):
     """Maximum size of a request body or WebSocket message. Files may be larger."""
     step_timeout_s: Seconds = 300.0
     """Seconds after which a step is cancelled."""
+    reset_timeout_s: Seconds = 600.0
+    """Seconds after which a reset is cancelled."""
+    grade_timeout_s: Seconds = 600.0
+    """Seconds after which the grader of an episode is cancelled."""
     session_ttl_s: Seconds = 600.0
     """Seconds without use after which a session expires."""
     sandbox_ttl_s: Seconds = 3600.0

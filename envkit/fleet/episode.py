@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError, WorkerSlot
-from envkit.protocols import ResumableEpisode, SplitStepEpisode
+from envkit.protocols import GradedEpisode, ResumableEpisode, SplitStepEpisode
 from envkit.types import JSON, Cause, Observation, Reset, Step
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class FleetEpisode:
                     self._rebuilds, self._keeps_log = 0, False
                 self._start = _fingerprint(reset.observation)
                 await self._return()
-                return Reset(reset.observation, self._with_rebuilt(reset.info))
+                return replace(reset, info=self._with_rebuilt(reset.info))
 
     async def step(self, action: str) -> Step:
         """Play one action; see `envkit.protocols.Episode.step`."""
@@ -144,6 +144,17 @@ class FleetEpisode:
                 if not (step.terminated or step.truncated):
                     await self._return()
                 return step if not self._rebuilt_cause else replace(step, info=self._with_rebuilt(step.info))
+
+    async def grade(self) -> float | None:
+        """Grade the episode; see `envkit.protocols.GradedEpisode.grade`. If the worker is lost, the episode is void."""
+        episode = self._played()
+        assert isinstance(episode, GradedEpisode)
+        try:
+            return await self._worker.call(episode.grade)
+        except WorkerLostError as loss:
+            lost = SandboxLostError(loss.sandbox_id, loss.cause)
+            self._end(lost)
+            raise lost from None
 
     def start_step(self, action: str) -> Future[Raw] | None:
         """Start a step without waiting for its answer; see `envkit.protocols.SplitStepEpisode`."""
@@ -339,7 +350,7 @@ class FleetEpisode:
 
 
 def _fingerprint(observation: Observation) -> int:
-    return hash((observation.text, observation.legal_moves, observation.images))
+    return hash((observation.text, observation.legal_moves, observation.images, observation.role))
 
 
 def _fingerprint_of_step(step: Step) -> int:

@@ -30,7 +30,7 @@ from envkit.protocols import Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task, TenantKey
 
-WorkerKind: TypeAlias = Literal["shared", "own", "suspect"]
+WorkerKind: TypeAlias = Literal["shared", "own", "suspect", "trusted"]
 
 _ENV_SANDBOX = ":envs-"
 """Prefix of the ids of the workers' sandboxes. Clients cannot use it, because their ids must not contain a colon."""
@@ -53,7 +53,8 @@ class FleetHost:
             yet.
         kind: Kind of the workers, which is part of the ids of their sandboxes. ``"shared"`` workers always run.
             ``"suspect"`` and ``"own"`` workers run only while episodes wait for them or are played in them. An
-            ``"own"`` worker plays only one episode.
+            ``"own"`` worker plays only one episode. A ``"trusted"`` worker starts with its first episode, and then
+            always runs.
         workers: Number of workers.
         slots_per_sandbox: Maximum number of concurrent episodes per worker.
         restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
@@ -131,6 +132,7 @@ class FleetHost:
         self.restarts = 0
         self.episodes = EpisodeTally()
         self._is_on_demand = kind != "shared"
+        self._ends_idle = kind in ("suspect", "own")
         self._demand = anyio.Event()
         self._suspects = suspects
         self._offenders = offenders
@@ -225,7 +227,7 @@ class FleetHost:
                     await store.forget(key)
             finally:
                 worker.load -= 1
-                is_idle = self._is_on_demand and not self._waiting
+                is_idle = self._ends_idle and not self._waiting
                 if worker.load == 0 and (is_idle or self._plays_once):
                     worker.end(Cause(CauseKind.STOPPED, "served its episodes"))
                 self._wake_first()

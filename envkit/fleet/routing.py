@@ -1,4 +1,4 @@
-"""Routing of tasks, by environment, to workers that play many episodes each or to workers that play only one."""
+"""Routing of tasks, by environment, to shared workers, to workers that play only one episode, or to a trusted one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from envkit.types import Task, TenantKey
 
 @dataclass(frozen=True, slots=True)
 class RoutedHosts:
-    """Sends each task to one of two hosts, depending on its environment; implements `envkit.protocols.ResumableHost`.
+    """Sends each task to a host, depending on its environment.
+
+    It implements `envkit.protocols.ResumableHost` and `envkit.protocols.PartitionedHost`.
 
     Attributes:
         shared: Host whose workers each play many episodes.
@@ -21,6 +23,8 @@ class RoutedHosts:
         is_shareable: Returns whether `shared` may play the environment with this id.
         offenders: Environments that `own` must play for certain tenants, because of the sandboxes that they killed.
         is_own_counted: Whether `capacity` includes the capacity of `own`.
+        trusted: Host whose worker has access to the pool; None if there is none.
+        is_trusted: Returns whether `trusted` must play the environment with this id; raises an error to refuse it.
     """
 
     shared: ResumableHost
@@ -28,10 +32,13 @@ class RoutedHosts:
     is_shareable: Callable[[str], bool]
     offenders: Offenders
     is_own_counted: bool = True
+    trusted: ResumableHost | None = None
+    is_trusted: Callable[[str], bool] = lambda env_id: False
 
     @property
     def capacity(self) -> int:
-        return self.shared.capacity + (self.own.capacity if self.is_own_counted else 0)
+        trusted = 0 if self.trusted is None else self.trusted.capacity
+        return self.shared.capacity + trusted + (self.own.capacity if self.is_own_counted else 0)
 
     @property
     def why_unready(self) -> str:
@@ -39,11 +46,16 @@ class RoutedHosts:
         return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return self._host_of(task, "").lease(task)
+        return self._host_of(task.env_id, "").lease(task)
 
     def lease_as(self, key: TenantKey, task: Task) -> AbstractAsyncContextManager[Episode]:
-        host = self.own if self.own.resumable_task(key) == task else self._host_of(task, key.tenant)
+        host = self.own if self.own.resumable_task(key) == task else self._host_of(task.env_id, key.tenant)
         return host.lease_as(key, task)
+
+    def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+        host = self._host_of(env_id, tenant)
+        name = "trusted" if host is self.trusted else "own" if host is self.own else "shared"
+        return name, host.capacity
 
     def resumable_task(self, key: TenantKey) -> Task | None:
         return self.shared.resumable_task(key) or self.own.resumable_task(key)
@@ -51,11 +63,15 @@ class RoutedHosts:
     def resumable_keys(self) -> Sequence[TenantKey]:
         return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
-    def _host_of(self, task: Task, tenant: str) -> ResumableHost:
+    def _host_of(self, env_id: str, tenant: str) -> ResumableHost:
         """Return the host for a new episode.
 
         Raises:
             EnvRejectedError: New episodes of this environment are rejected.
+            ForbiddenError: The environment needs sandboxes, and the configuration does not allow it to use them.
         """
-        is_isolated = self.offenders.is_isolated(tenant, task.env_id)
-        return self.own if is_isolated or not self.is_shareable(task.env_id) else self.shared
+        is_isolated = self.offenders.is_isolated(tenant, env_id)
+        if self.is_trusted(env_id):
+            assert self.trusted is not None
+            return self.trusted
+        return self.own if is_isolated or not self.is_shareable(env_id) else self.shared

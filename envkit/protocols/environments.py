@@ -158,6 +158,19 @@ class ReadinessHost(EnvHost, Protocol):
 
 
 @runtime_checkable
+class PartitionedHost(EnvHost, Protocol):
+    """A host whose slots are divided into parts, each for certain environments."""
+
+    def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+        """Return the name and the number of slots of the part that plays an environment for a tenant.
+
+        Raises:
+            EnvkitError: The host refuses new episodes of this environment.
+        """
+        ...
+
+
+@runtime_checkable
 class QueueingHost(EnvHost, Protocol):
     """A host whose slots others may use too, so that leases may wait even if they are fewer than its capacity."""
 

@@ -35,10 +35,14 @@ class Resources:
     Attributes:
         sandboxes: Leases sandboxes; None if there are no sandboxes.
         judge: A language model that grades answers; None if there is no judge.
+        sandbox_remedy: What to do if an environment needs sandboxes that this process does not have.
+        judge_remedy: What to do if an environment needs a judge that this process does not have.
     """
 
     sandboxes: SandboxPool | None = None
     judge: Judge | None = None
+    sandbox_remedy: str = "set sandbox.kind to auto, local or docker in the training file"
+    judge_remedy: str = "set env.judge to MODEL@URL in the training file, or pass judge= to envkit.make"
 
     @classmethod
     def unused(cls) -> Resources:
@@ -54,18 +58,16 @@ class Resources:
         found: dict[str, object] = {}
         if "sandbox" in spec.needs:
             if self.sandboxes is None:
-                raise UsageError(f"{spec.id} needs sandboxes, which this process does not have; {_SANDBOX_REMEDY}")
+                raise UsageError(f"{spec.id} needs sandboxes, which this process does not have; {self.sandbox_remedy}")
             found["sandboxes"] = self.sandboxes
         if "judge" in spec.needs:
             if self.judge is None:
-                raise UsageError(f"{spec.id} needs a judge model, which this process does not have; {_JUDGE_REMEDY}")
+                raise UsageError(f"{spec.id} needs a judge model, which this process does not have; {self.judge_remedy}")
             found["judge"] = self.judge
         return found
 
 
 NO_RESOURCES = Resources()
-_SANDBOX_REMEDY = "set sandbox.kind to auto, local or docker in the training file"
-_JUDGE_REMEDY = "set env.judge to MODEL@URL in the training file, or pass judge= to envkit.make"
 
 
 def registered() -> Sequence[EnvSpec]:

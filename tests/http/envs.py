@@ -1,4 +1,4 @@
-"""Fixtures of the protocol tests: two small environments, a host that counts its leases, a server."""
+"""Fixtures of the protocol tests: three small environments, a host that counts its leases, a server."""
 
 from __future__ import annotations
 
@@ -62,8 +62,37 @@ class Sleeper(AsyncEnv):
         pass
 
 
-def open_env(env_id: str) -> Count | Sleeper:
-    envs: Mapping[str, type[Count] | type[Sleeper]] = {"Count-v0": Count, "Sleeper-v0": Sleeper}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+
+
+class Graded(AsyncEnv):
+    """Ends after one step; its grader sleeps for the option `grade_s`, and returns the option `grade` or raises it."""
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        self.options, self.grades = options, 0
+        return Reset(Observation("start", role="tool"), {}, "Be brief.", (TOOL,), is_graded=True)
+
+    async def step(self, action: str) -> Step:
+        return Step(Observation(action, role="tool"), 0.25, action == "end", False, {})
+
+    async def grade(self) -> float | None:
+        self.grades += 1
+        await anyio.sleep(float(cast("Any", self.options.get("grade_s", 0.0))))
+        grade = self.options.get("grade", 1.0)
+        if isinstance(grade, str):
+            raise ValueError(grade)
+        return None if grade is None else float(cast("Any", grade)) * self.grades
+
+    async def close(self) -> None:
+        pass
+
+
+def open_env(env_id: str) -> Count | Sleeper | Graded:
+    envs: Mapping[str, type[Count | Sleeper | Graded]] = {
+        "Count-v0": Count,
+        "Sleeper-v0": Sleeper,
+        "Graded-v0": Graded,
+    }
     if env_id not in envs:
         raise UnknownEnvError(env_id, envs)
     return envs[env_id]()

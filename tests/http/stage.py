@@ -17,12 +17,12 @@ from tests.http.envs import Lender, serving, slots
 OnTable: TypeAlias = Callable[[SessionTable, Lender], Awaitable[None]]
 
 
-def on_table(main: OnTable, *, capacity: int = 4, ttl_s: float = 600, step_timeout_s: float = 60) -> Lender:
+def on_table(main: OnTable, *, capacity: int = 4, step_timeout_s: float = 60, **settings: float) -> Lender:
     """Run `main` with a table on virtual time; all leases must be released at its end."""
 
     async def run() -> Lender:
         lender = Lender(slots(capacity))
-        async with SessionTable(lender, ttl_s=ttl_s, step_timeout_s=step_timeout_s) as table:
+        async with SessionTable(lender, step_timeout_s=step_timeout_s, **settings) as table:
             await main(table, lender)
         assert lender.open == 0
         return lender

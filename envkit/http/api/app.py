@@ -32,7 +32,7 @@ from envkit.http.sandboxes.streams import SandboxStreams
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
 from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect
-from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S, SessionTable
+from envkit.http.sessions.table import GRADE_TIMEOUT_S, RESET_TIMEOUT_S, STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
 
@@ -56,6 +56,8 @@ def create_app(
     envs: Callable[[], Iterable[EnvSpec]] = tuple,
     ttl_s: float = TTL_S,
     step_timeout_s: float = STEP_TIMEOUT_S,
+    reset_timeout_s: float = RESET_TIMEOUT_S,
+    grade_timeout_s: float = GRADE_TIMEOUT_S,
     tenant_share: float = 1.0,
     slow_reset_s: float = SLOW_RESET_S,
     max_request_bytes: int = messages.MAX_REQUEST_BYTES,
@@ -78,9 +80,11 @@ def create_app(
         envs: Returns the environments that ``GET /v1/envs`` lists. The server calls it for each such request.
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Timeout of a step, in seconds. A step that exceeds it is cancelled, and its session breaks.
+        reset_timeout_s: Timeout of a reset, in seconds.
+        grade_timeout_s: Timeout of the grader of an episode, in seconds.
         tenant_share: Maximum fraction of the episode slots that one tenant may use.
-        slow_reset_s: Seconds after which an HTTP request that creates a session or a sandbox gets an answer with
-            status 202, if the reset or the start is still running.
+        slow_reset_s: Seconds after which an HTTP request that creates a session or a sandbox, or grades an episode,
+            gets an answer with status 202, if the reset, the start or the grader is still running.
         max_request_bytes: Maximum size of a request body or WebSocket frame, in bytes. File transfers to sandboxes have
             their own limits.
         lazy: Whether to build the routes of FastAPI on first use instead of at startup.
@@ -94,7 +98,14 @@ def create_app(
         snapshots: Limits on the number and size of snapshots; None for the defaults of `SnapshotBounds`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
     """
-    sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
+    sessions = SessionTable(
+        host,
+        ttl_s=ttl_s,
+        step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
+        grade_timeout_s=grade_timeout_s,
+        tenant_share=tenant_share,
+    )
     operations = Operations(
         sessions, envs, metrics=metrics, max_request_bytes=max_request_bytes, sends_traces=sends_traces
     )

@@ -43,8 +43,8 @@ class Calls:
 
     Args:
         operations: The operations on sessions.
-        slow_s: Seconds after which an HTTP request that creates a session or a sandbox gets an answer with status
-            202, if the reset or the start is still running.
+        slow_s: Seconds after which an HTTP request that creates a session or a sandbox, or grades an episode, gets an
+            answer with status 202, if the reset, the start or the grader is still running.
         max_request_bytes: Maximum size of a JSON body in bytes. Requests that run programs have a separate limit.
 
     Attributes:
@@ -125,16 +125,17 @@ class Calls:
         if 202 not in operation.replies:
             return await self.outcome(operation, request, call.caller)
         with anyio.move_on_after(self._slow_s):
-            return await self._create(operation, request, call)
+            return await self._finish(operation, request, call)
         pending = msgspec.convert(request, operation.replies[202], from_attributes=True)
         return CallOutcome(write(pending), 202, RETRY_AFTER_S)
 
-    async def _create(self, operation: Operation[Any, Any], request: Any, call: HttpCall) -> CallOutcome:
+    async def _finish(self, operation: Operation[Any, Any], request: Any, call: HttpCall) -> CallOutcome:
+        """Run a call that may be slow."""
         reply = await self._require_handler(operation)(request, call.caller)
         if isinstance(request, CreateSessionBody):
             step_metrics_of(call.scope).envs[request.env_id] += 1
+        if not isinstance(reply, SandboxReply):
             return CallOutcome(self.operations.encode(reply, call.caller, request.session_id))
-        assert isinstance(reply, SandboxReply)
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
             raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")

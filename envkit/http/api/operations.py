@@ -23,6 +23,7 @@ from envkit.http.protocol.messages import (
     DoneReply,
     EnvReply,
     EnvsReply,
+    GradeReply,
     HealthReply,
     IndexReply,
     NoBody,
@@ -102,6 +103,16 @@ class Operations:
         self._refuse_when_closing()
         step = await self.sessions.step(caller.key(body.session_id), body.turn, body.action)
         return StepReply.of(body.turn + 1, step)
+
+    @handles(table.GRADE)
+    async def grade(self, body: SessionBody, caller: Caller) -> GradeReply:
+        """Grade the episode of a session, and end the episode if it still runs. The call is safe to repeat.
+
+        Only for a session whose first observation has `is_graded`. Status 202 means that the grader is still running.
+        Repeat the call until it returns the grade.
+        """
+        self._refuse_when_closing()
+        return GradeReply(await self.sessions.grade(caller.key(body.session_id)))
 
     @handles(table.DELETE)
     async def delete(self, body: SessionBody, caller: Caller) -> DoneReply:

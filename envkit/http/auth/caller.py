@@ -39,12 +39,15 @@ class Caller:
         scopes: What the caller may do: names from `SCOPES`; ``admin`` includes all others.
         token_id: Id of the token in the request; empty on a server without tokens.
         bucket: Rate limiter of the tenant; None for no limit.
+        own_prefix: Prefix of the ids of the caller's sandboxes in the pool, which begins with a colon: the sandboxes
+            belong to the server itself. Empty for other callers.
     """
 
     tenant: str = ""
     scopes: frozenset[str] = frozenset(SCOPES)
     token_id: str = ""
     bucket: Bucket | None = field(default=None, compare=False)
+    own_prefix: str = ""
 
     @property
     def is_admin(self) -> bool:
@@ -84,6 +87,8 @@ class Caller:
 
     def key(self, name: str) -> TenantKey:
         """Return the key of the session or sandbox that the caller names `name`."""
+        if self.own_prefix:
+            return TenantKey(self.tenant, self.own_prefix + name)
         if ":" in name and self.is_admin:
             tenant, _, id = name.partition(":")
             if tenant or self.tenant:
@@ -93,6 +98,8 @@ class Caller:
 
     def name(self, key: TenantKey) -> str:
         """Return the name that the caller uses for the session or sandbox with this key; the inverse of `key`."""
+        if self.own_prefix:
+            return key.id.removeprefix(self.own_prefix)
         return key.id if key.tenant == self.tenant else f"{key.tenant}:{key.id}"
 
 

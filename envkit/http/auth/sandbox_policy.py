@@ -28,12 +28,14 @@ class SandboxPolicy:
             on the server's machine, and the sandbox can read all files in the folder.
         isolates: Whether sandboxes are isolated from the server. If not, only callers with the scope ``admin`` may
             create sandboxes.
+        may_mount: Whether sandboxes may mount files of the server's machine.
     """
 
     networks: Sequence[str] = ("none",)
     profiles: Sequence[str] = ("strict",)
     images: Sequence[str] = ()
     isolates: bool = True
+    may_mount: bool = False
 
     def require(self, spec: SandboxSpec, caller: Caller) -> None:
         """Check that `caller` may create a sandbox with this spec.
@@ -41,7 +43,7 @@ class SandboxPolicy:
         Raises:
             ForbiddenError: The policy does not allow this spec for the caller.
         """
-        if spec.views:
+        if spec.views and not self.may_mount:
             raise ForbiddenError("views: a server mounts none of its files into sandboxes; upload the files instead")
         if caller.is_admin:
             return

@@ -36,6 +36,9 @@ from envkit.types import Reset, Step, Task
 TIMEOUT_S = 60.0
 """Default timeout of a call, in seconds."""
 
+SLOW_TIMEOUT_S = 600.0
+"""Default timeout of a reset, and of a grader, in seconds."""
+
 TOKEN_VARIABLE = "ENVKIT_TOKEN"
 """Environment variable with the default token."""
 
@@ -54,7 +57,9 @@ class EnvClient:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
         connect: Function to pass instead of `url`. Each call returns a new stream socket, connected to the server.
         name: The server's name in error messages, if `url` is not given.
-        timeout_s: Timeout of a call, in seconds.
+        timeout_s: Timeout of all other calls, in seconds.
+        reset_timeout_s: Timeout of a reset, in seconds.
+        grade_timeout_s: Timeout of a grader, in seconds.
         token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
     """
@@ -68,13 +73,19 @@ class EnvClient:
         connect: OpenSocket | None = None,
         name: str = "the server behind a socket",
         timeout_s: float = TIMEOUT_S,
+        reset_timeout_s: float = SLOW_TIMEOUT_S,
+        grade_timeout_s: float = SLOW_TIMEOUT_S,
     ) -> None:
         if (url is None) == (connect is None):
             raise UsageError("pass either url or connect (exactly one of them)")
-        if timeout_s <= 0:
-            raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
+        times = {"timeout_s": timeout_s, "reset_timeout_s": reset_timeout_s, "grade_timeout_s": grade_timeout_s}
+        for name, seconds in times.items():
+            if seconds <= 0:
+                raise UsageError(f"{name} must be above 0, got {seconds}")
         self._address = name if url is None else url.rstrip("/")
         self._timeout_s = timeout_s
+        self._reset_timeout_s = reset_timeout_s
+        self._grade_timeout_s = grade_timeout_s
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
             connector = url_connector(self._address, timeout_s, token=token, ca=ca)
@@ -89,7 +100,7 @@ class EnvClient:
         self._queued = 0
         # Created in `__aenter__`, because they need a running event loop.
         self._resources: AsyncExitStack
-        self._poll_lock: anyio.Lock
+        self._poll_locks: dict[str, anyio.Lock]
         self._released: anyio.Event
 
     @property
@@ -121,7 +132,7 @@ class EnvClient:
 
         Raises:
             UnknownEnvError: No environment has the task's id.
-            DeadlineError: The server did not answer within the client's timeout.
+            DeadlineError: The server did not answer within the client's timeouts.
             UnreachableError: The server is unreachable.
         """
         id = uuid.uuid4().hex if id is None else id
@@ -154,7 +165,7 @@ class EnvClient:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as resources:
             await resources.enter_async_context(self._connection.connected())
-            self._poll_lock, self._released = anyio.Lock(), anyio.Event()
+            self._poll_locks, self._released = {}, anyio.Event()
             await self.ready()
             self._resources = resources.pop_all()
         return self
@@ -167,63 +178,84 @@ class EnvClient:
     async def _create(self, id: str, task: Task) -> ResumableEpisode:
         """Create a session as soon as the server has a free slot, and return its episode."""
         body = messages.CreateSessionBody(task.env_id, task.seed, dict(task.options), session_id=id)
+        times = self._timeout_s, self._grade_timeout_s
 
-        has_slots = True
-        # If other tasks already wait for a slot, wait behind them.
-        if self._poll_lock.locked():
-            has_slots = await self._wait_for_slot()
+        has_slots, delay_s = True, 0.0
+        # If other tasks already wait for a slot of this environment, wait behind them.
+        lock = self._poll_locks.setdefault(task.env_id, anyio.Lock())
+        if lock.locked():
+            has_slots = await self._wait_for_slot(lock, delay_s)
         while True:
             try:
-                reply = await self._call(table.CREATE, body)
+                reply = await self._connection.call(table.CREATE, body, self._reset_timeout_s)
             except CapacityError:
                 if not has_slots:
                     raise
-                has_slots = await self._wait_for_slot()
+                has_slots = await self._wait_for_slot(lock, delay_s)
+                # If the slots for this environment are in use while others are free, `ready` does not show it.
+                delay_s = min(max(2 * delay_s, _POLL_DELAYS_S[0]), _POLL_DELAYS_S[1])
             except (OptionError, EnvError, SandboxError) as error:
-                return _RemoteEpisode(id, error, 0, self._connection, self._timeout_s)
+                return SessionEpisode(id, error, 0, self._connection, *times)
             else:
-                return _RemoteEpisode(id, reply.reset(), reply.turn, self._connection, self._timeout_s)
+                return SessionEpisode(id, reply.reset(), reply.turn, self._connection, *times)
 
     async def _delete(self, id: str) -> None:
         """Delete a session, which frees its slot. If that fails, the session expires later."""
         with anyio.CancelScope(shield=True), suppress(EnvkitError):
             await self._connection.call(table.DELETE, messages.SessionBody(id), _DELETE_TIMEOUT_S)
 
-    async def _wait_for_slot(self) -> bool:
+    async def _wait_for_slot(self, lock: anyio.Lock, delay_s: float) -> bool:
         """Wait until the server has a free slot. Return False immediately if the server has no slots at all.
 
-        If many tasks wait, only one of them polls the server at a time.
+        If many tasks wait for an environment, only one of them polls the server at a time.
+
+        Args:
+            lock: Lock of the environment.
+            delay_s: Seconds to wait before the server is asked.
         """
         first_s, max_s = _POLL_DELAYS_S
-        delay_s = first_s
         self._queued += 1
         try:
-            async with self._poll_lock:
+            async with lock:
+                if delay_s:
+                    await self._wait_for_release(delay_s)
+                delay_s = first_s
                 while not (await self.ready()).ready:
                     if not self._capacity:
                         return False
-                    with anyio.move_on_after(delay_s * self._rng.uniform(0.5, 1.0)):  # jitter
-                        await self._released.wait()
+                    await self._wait_for_release(delay_s)
                     delay_s = min(2 * delay_s, max_s)
             return True
         finally:
             self._queued -= 1
 
+    async def _wait_for_release(self, timeout_s: float) -> None:
+        """Wait until this client has freed a slot, but at most `timeout_s` seconds."""
+        with anyio.move_on_after(timeout_s * self._rng.uniform(0.5, 1.0)):  # jitter
+            await self._released.wait()
+
     async def _call(self, operation: Operation[Q, R], request: Q) -> R:
         return await self._connection.call(operation, request, self._timeout_s)
 
 
-class _RemoteEpisode:
+class SessionEpisode:
     """An episode on a server. `start` is the result of its reset, or the error that its reset raised."""
 
     def __init__(
-        self, id: str, start: Reset | EnvkitError, turn: int, connection: SharedWebSocket, timeout_s: float
+        self,
+        id: str,
+        start: Reset | EnvkitError,
+        turn: int,
+        connection: SharedWebSocket,
+        timeout_s: float,
+        grade_timeout_s: float,
     ) -> None:
         self.turn = turn
         self._id = id
         self._start = start
         self._connection = connection
         self._timeout_s = timeout_s
+        self._grade_timeout_s = grade_timeout_s
         self._is_reset = False
 
     async def reset(self) -> Reset:
@@ -239,6 +271,10 @@ class _RemoteEpisode:
 
     async def repeat_step(self, action: str) -> Step:
         return self._decode_step(await self._request(self.turn - 1, action))
+
+    async def grade(self) -> float | None:
+        reply = await self._connection.call(table.GRADE, messages.SessionBody(self._id), self._grade_timeout_s)
+        return reply.grade
 
     def start_step(self, action: str) -> Future[msgspec.Raw] | None:
         return self._request(self.turn, action) if self._is_reset else None

@@ -13,10 +13,15 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxStartError, UnreachableError
-from envkit.protocols import Episode
+from envkit.protocols import Episode, GradedEpisode
 from envkit.types import Reset, Step, Task
 
 T = TypeVar("T")
+
+
+class _Retry(Protocol):
+    async def __call__(self, call: Callable[[], Awaitable[T]], /) -> T: ...
+
 
 _DELAYS_S = (0.1, 2.0)
 """Backoff: initial and maximum seconds between two attempts to reach the server."""
@@ -124,7 +129,7 @@ class ReconnectingHost:
 class _Episode:
     """An episode of a `ReconnectingHost`."""
 
-    def __init__(self, episode: Episode, retry: Callable[[Callable[[], Awaitable[Step]]], Awaitable[Step]]) -> None:
+    def __init__(self, episode: Episode, retry: _Retry) -> None:
         self._episode = episode
         self._retry = retry
 
@@ -136,3 +141,7 @@ class _Episode:
 
     async def step(self, action: str) -> Step:
         return await self._retry(partial(self._episode.step, action))
+
+    async def grade(self) -> float | None:
+        assert isinstance(self._episode, GradedEpisode)
+        return await self._retry(self._episode.grade)

@@ -18,7 +18,7 @@ import msgspec
 
 from envkit.errors import RequestError
 from envkit.http.protocol.decode_errors import explained
-from envkit.types import Observation, Reset, Step, Task
+from envkit.types import Observation, Reset, Role, Step, Task, ToolSchema
 
 PROTOCOL = 1
 """Version of the protocol. The paths of version 1 begin with ``/v1``."""
@@ -101,22 +101,33 @@ class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The empty parameters of a call that takes none."""
 
 
-class ResetReply(msgspec.Struct, frozen=True):
-    """The first observation of an episode, after the reset."""
+class ResetReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first observation of an episode, after the reset.
+
+    `role` is user or tool. `system` is the environment's system prompt, and `tools` are the tools that the player may
+    call, in the format of the OpenAI API. If `is_graded`, the reward of the episode is only complete after a call of
+    `grade`.
+    """
 
     turn: int
     observation: str
     legal_moves: tuple[str, ...]
     images: tuple[str, ...]
     info: dict[str, Any]
+    role: Role = "user"
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = ()
+    is_graded: bool = False
 
     @classmethod
     def of(cls, turn: int, reset: Reset) -> ResetReply:
         seen = reset.observation
-        return cls(turn, seen.text, seen.legal_moves, seen.images, reset.info)
+        first = (seen.text, seen.legal_moves, seen.images, reset.info, seen.role)
+        return cls(turn, *first, reset.system, reset.tools, reset.is_graded)
 
     def reset(self) -> Reset:
-        return Reset(Observation(self.observation, self.legal_moves, self.images), self.info)
+        observation = Observation(self.observation, self.legal_moves, self.images, self.role)
+        return Reset(observation, self.info, self.system, self.tools, self.is_graded)
 
 
 class OpeningReply(msgspec.Struct, frozen=True):
@@ -126,8 +137,8 @@ class OpeningReply(msgspec.Struct, frozen=True):
     state: str = "opening"
 
 
-class StepReply(msgspec.Struct, frozen=True):
-    """The environment's answer to one step."""
+class StepReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The environment's answer to one step. `role` is tool for the result of a tool call, otherwise user."""
 
     turn: int
     observation: str
@@ -137,6 +148,7 @@ class StepReply(msgspec.Struct, frozen=True):
     terminated: bool
     truncated: bool
     info: dict[str, Any]
+    role: Role = "user"
 
     @classmethod
     def of(cls, turn: int, step: Step) -> StepReply:
@@ -150,15 +162,28 @@ class StepReply(msgspec.Struct, frozen=True):
             step.terminated,
             step.truncated,
             step.info,
+            seen.role,
         )
 
     def step(self) -> Step:
-        observation = Observation(self.observation, self.legal_moves, self.images)
+        observation = Observation(self.observation, self.legal_moves, self.images, self.role)
         return Step(observation, float(self.reward), self.terminated, self.truncated, self.info)
 
 
+class GradeReply(msgspec.Struct, frozen=True):
+    """The reward that the grader adds to those of the steps; null if the grader could not run: the episode is void."""
+
+    grade: float | None
+
+
+class GradingReply(msgspec.Struct, frozen=True):
+    """The grader is still running; repeat the call."""
+
+    state: str = "grading"
+
+
 class SessionReply(msgspec.Struct, frozen=True):
-    """The status of a session. `state` is opening, ready, stepping, finished or broken."""
+    """The status of a session. `state` is opening, ready, stepping, ungraded, grading, finished or broken."""
 
     session_id: str
     env_id: str

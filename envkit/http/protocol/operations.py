@@ -146,6 +146,14 @@ CREATE = Operation(
     replies={202: messages.OpeningReply},
 )
 STEP = Operation("step", messages.SessionStepBody, messages.StepReply, PLAY, f"POST {_SESSION}/step")
+GRADE = Operation(
+    "grade",
+    messages.SessionBody,
+    messages.GradeReply,
+    PLAY,
+    f"POST {_SESSION}/grade",
+    replies={202: messages.GradingReply},
+)
 DELETE = Operation("delete", messages.SessionBody, messages.DoneReply, PLAY, f"DELETE {_SESSION}")
 SESSION = Operation("session", messages.SessionBody, messages.SessionReply, PLAY, f"GET {_SESSION}")
 SESSIONS = Operation("sessions", messages.NoBody, messages.SessionsReply, PLAY, f"GET {_SESSIONS}")

@@ -27,10 +27,14 @@ class SessionState(StrEnum):
     """The session waits for the next action."""
     STEPPING = "stepping"
     """The environment is playing an action."""
+    UNGRADED = "ungraded"
+    """The episode has ended, and its grader has not run yet."""
+    GRADING = "grading"
+    """The grader of the episode is running."""
     FINISHED = "finished"
     """The episode has ended; its last answer can still be requested."""
     BROKEN = "broken"
-    """A reset or step failed, and the episode cannot continue."""
+    """A reset, step or grader failed, and the episode cannot continue."""
 
 
 class SessionEvent(StrEnum):
@@ -40,6 +44,8 @@ class SessionEvent(StrEnum):
     STEP = "step"
     ANSWERED = "answered"
     ENDED = "ended"
+    PLAYED = "played"
+    GRADE = "grade"
     FAILED = "failed"
 
 
@@ -50,10 +56,20 @@ _NEXT: Mapping[SessionState, Mapping[SessionEvent, SessionState]] = {
     },
     SessionState.READY: {
         SessionEvent.STEP: SessionState.STEPPING,
+        SessionEvent.GRADE: SessionState.GRADING,
         SessionEvent.FAILED: SessionState.BROKEN,
     },
     SessionState.STEPPING: {
         SessionEvent.ANSWERED: SessionState.READY,
+        SessionEvent.ENDED: SessionState.FINISHED,
+        SessionEvent.PLAYED: SessionState.UNGRADED,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
+    SessionState.UNGRADED: {
+        SessionEvent.GRADE: SessionState.GRADING,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
+    SessionState.GRADING: {
         SessionEvent.ENDED: SessionState.FINISHED,
         SessionEvent.FAILED: SessionState.BROKEN,
     },
@@ -127,18 +143,20 @@ class Move(msgspec.Struct):
 class Session:
     """One session. A task of its own holds the lease of its episode; the tasks of callers play the steps."""
 
-    def __init__(self, key: TenantKey, task: Task) -> None:
+    def __init__(self, key: TenantKey, task: Task, part: str = "") -> None:
         self.key = key
         self.id = key.id
         """The id without the tenant, for error messages."""
         self.task = task
+        self.part = part
+        """The part of the host that plays the episode."""
         self.state = SessionState.OPENING
         self.turn = 0
         self.is_resumed = False
         """Whether an earlier server process started the session, and this process has resumed it."""
         self.used_at = clock.now()
         self.began_at = self.used_at
-        """When the current reset or step began, on the event loop's clock."""
+        """When the current reset, step or grader began, on the event loop's clock."""
         self.step_began = 0.0
         """When the current step began, on the finer clock `envkit.clock.precise`."""
         self.start: Reset | None = None
@@ -152,7 +170,11 @@ class Session:
         self.is_interrupted = False
         self.lease_scope = anyio.CancelScope()
         self.stepping: anyio.CancelScope | Future[Raw] | None = None
-        """Object whose method `cancel` cancels the step in progress; None if no step is in progress."""
+        """Object whose method `cancel` cancels the step or grader in progress; None if none is in progress."""
+        self.grade: float | None = None
+        self.grade_error: EnvkitError | None = None
+        """The error that calls of `grade` raise after the grader has failed."""
+        self.graded = anyio.Event()
         self.opened = anyio.Event()
         self.released = anyio.Event()
         self.closed = anyio.Event()
@@ -160,6 +182,11 @@ class Session:
     @property
     def is_over(self) -> bool:
         return self.state in (SessionState.FINISHED, SessionState.BROKEN)
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether the episode has a grader. It is unknown, and false, before the reset has returned."""
+        return self.start is not None and self.start.is_graded
 
     def apply(self, event: SessionEvent) -> None:
         self.state = after(self.state, event)
@@ -220,26 +247,57 @@ class Session:
                 self.error = SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {why}")
         else:
             self.turn += 1
-            self.state = after(
-                self.state, SessionEvent.ENDED if (answer.terminated or answer.truncated) else SessionEvent.ANSWERED
-            )
-        if self.state is not SessionState.READY:
+            is_over = answer.terminated or answer.truncated
+            ended = SessionEvent.PLAYED if self.is_graded else SessionEvent.ENDED
+            self.apply(ended if is_over else SessionEvent.ANSWERED)
+        if self.is_over:
             self.released.set()
         move.settle(answer)
 
+    def begin_grade(self) -> None:
+        """Let the task that holds the lease run the grader. Call this only if the grader has not begun yet.
+
+        Raises:
+            StepOrderError: The episode has no grader, or its reset or a step is in progress.
+            SessionBrokenError: The session is broken.
+        """
+        if self.state is SessionState.BROKEN:
+            assert self.error is not None
+            raise self.error.with_traceback(None)
+        if self.state in (SessionState.OPENING, SessionState.STEPPING):
+            raise StepOrderError(f"session {self.id}: grade must wait until the call in progress has returned")
+        if not self.is_graded:
+            raise StepOrderError(f"session {self.id}: its episode has no grader, because its reset is not is_graded")
+        self.apply(SessionEvent.GRADE)
+        self.began_at = self.used_at
+        self.stepping = anyio.CancelScope()
+        self.released.set()
+
+    def settle_grade(self, answer: float | EnvkitError | None) -> None:
+        self.stepping = None
+        if isinstance(answer, EnvkitError):
+            self.apply(SessionEvent.FAILED)
+            self.error = self.grade_error = answer
+        else:
+            self.apply(SessionEvent.ENDED)
+            self.grade = answer
+        self.graded.set()
+
     def interrupt(self, why: EnvkitError) -> None:
-        """Cancel the step in progress. The step's caller gets the error `why`, even if the answer has just arrived."""
+        """Cancel the step or grader in progress. Its caller gets the error `why`, even if an answer has arrived."""
         assert self.stepping is not None
         self.interrupt_error = why
         self.is_interrupted = True
         self.stepping.cancel()
 
     def end(self, why: EnvkitError) -> None:
-        """End the session: cancel its reset or step in progress, whose callers get the error `why`; free the slot."""
+        """End the session: cancel its reset, step or grader in progress, whose callers get the error `why`; free the
+        slot.
+        """
         if self.state is SessionState.OPENING:
             self.interrupt_error = why
             self.lease_scope.cancel()
-        elif self.state is SessionState.STEPPING:
+        elif self.state in (SessionState.STEPPING, SessionState.GRADING):
             self.interrupt(why)
         else:
             self.released.set()

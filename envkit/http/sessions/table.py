@@ -7,9 +7,10 @@ The caller chooses the id of a session and numbers its steps, so all calls can b
 * `step` with the same turn and action returns the same answer or error, and the environment steps once. A repeat waits
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
-* `create` does not wait for a free slot: if all slots are in use, the call fails immediately.
-* A session uses a slot of the host from reset to the end of the episode. Its last answer stays available until the
-  session is deleted or expires.
+* `create` does not wait for a free slot: if all slots are in use, or all those for its environment, the call fails
+  immediately.
+* A session uses a slot of the host from reset to the end of the episode, and until its grader has run if it has one.
+  Its last answer and its grade stay available until the session is deleted or expires.
 
 One background task, the sweeper, checks all sessions for timeouts. This is cheaper than a timer for each step.
 """
@@ -46,7 +47,15 @@ from envkit.http.sessions.session import (
     SessionView,
 )
 from envkit.http.sessions.stepper import Stepper, attributed
-from envkit.protocols import EnvHost, Episode, ResumableEpisode, ResumableHost, SplitStepEpisode
+from envkit.protocols import (
+    EnvHost,
+    Episode,
+    GradedEpisode,
+    PartitionedHost,
+    ResumableEpisode,
+    ResumableHost,
+    SplitStepEpisode,
+)
 from envkit.types import Step, Task, TenantKey
 
 TTL_S = 600.0
@@ -54,6 +63,9 @@ TTL_S = 600.0
 
 STEP_TIMEOUT_S = 300.0
 """Default timeout of a step, in seconds."""
+
+RESET_TIMEOUT_S = GRADE_TIMEOUT_S = 600.0
+"""Default timeouts of a reset and of a grader, in seconds."""
 
 _MAX_SWEEP_S = 1.0
 _CLOSING_S = 5.0
@@ -70,9 +82,12 @@ class SessionTable:
 
     Args:
         host: Plays the episodes.
-        ttl_s: Seconds without a call after which a session expires; also the timeout of a reset.
+        ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Timeout of a step in seconds. A longer step raises `DeadlineError`, and its session breaks.
-        tenant_share: Share of the slots that one tenant may use; one slot is always allowed.
+        reset_timeout_s: Timeout of a reset in seconds, including the wait for its slot in the host.
+        grade_timeout_s: Timeout of a grader in seconds.
+        tenant_share: Share of the slots, and of those of each part of the host, that one tenant may use; one slot is
+            always allowed.
 
     Attributes:
         host: Plays the episodes.
@@ -89,19 +104,29 @@ class SessionTable:
         *,
         ttl_s: float = TTL_S,
         step_timeout_s: float = STEP_TIMEOUT_S,
+        reset_timeout_s: float = RESET_TIMEOUT_S,
+        grade_timeout_s: float = GRADE_TIMEOUT_S,
         tenant_share: float = 1.0,
     ) -> None:
-        if ttl_s <= 0 or step_timeout_s <= 0:
-            raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
+        if min(ttl_s, step_timeout_s, reset_timeout_s, grade_timeout_s) <= 0:
+            times = (ttl_s, step_timeout_s, reset_timeout_s, grade_timeout_s)
+            raise ValueError(f"ttl_s and the timeouts must be above 0, got {', '.join(map(str, times))}")
         self.counters = SessionCounters()
         self.is_closing = False
         self.host = host
         self._resumable = host if isinstance(host, ResumableHost) else None
+        self._partitioned = host if isinstance(host, PartitionedHost) else None
         self._ttl_s = ttl_s
-        self._step_timeout_s = step_timeout_s
+        self._timeouts_s = {
+            SessionState.OPENING: ("reset", reset_timeout_s),
+            SessionState.STEPPING: ("step", step_timeout_s),
+            SessionState.GRADING: ("grader", grade_timeout_s),
+        }
         self._sessions: dict[TenantKey, Session] = {}
         self._leased: Counter[str] = Counter()
         """Slots in use, by tenant."""
+        self._leased_of: Counter[tuple[str, str]] = Counter()
+        """Slots in use, by part of the host and tenant."""
         self._tenant_share = tenant_share
         self._resuming: dict[TenantKey, Task] = {}
         """Tasks of the sessions that are being resumed."""
@@ -216,6 +241,30 @@ class SessionTable:
             await move.wait()
         return move.result()
 
+    async def grade(self, key: TenantKey) -> float | None:
+        """Run the grader of an episode, or return its result again; see `envkit.protocols.GradedEpisode.grade`.
+
+        The episode ends, if it has not ended yet. Cancelling the caller does not cancel the grader.
+
+        Raises:
+            SessionNotFoundError: No session has this id.
+            StepOrderError: The episode has no grader, or its reset or a step is in progress.
+            SessionBrokenError: An earlier step failed or was cancelled.
+            DeadlineError: The grader timed out.
+            EnvError: The environment raised an error.
+            SandboxLostError: The sandbox of the environment is lost.
+        """
+        if self.can_resume(key):
+            await self._resume(key)
+        session = self._find(key)
+        session.used_at = self.now()
+        if session.state is not SessionState.GRADING and not session.graded.is_set():
+            session.begin_grade()
+        await session.graded.wait()
+        if session.grade_error is not None:
+            raise session.grade_error.with_traceback(None)
+        return session.grade
+
     async def delete(self, key: TenantKey) -> None:
         """End a session and wait until its slot is free. The call is safe to repeat."""
         if self.can_resume(key):
@@ -282,16 +331,34 @@ class SessionTable:
         # If the host has no slots at all, continue here: the lease will fail with an error that says why.
         if self._leased.total() >= capacity > 0:
             raise CapacityError(f"all {capacity} slots are in use; retry later")
+        part = self._check_part(task.env_id, tenant)
         used, limit = self.slots_of(tenant)
         if used >= limit > 0:
             raise CapacityError(f"this tenant uses {used} of {capacity} slots (its limit); retry later")
         self._leased[tenant] += 1
+        self._leased_of[part, tenant] += 1
         self.counters.sessions += 1
-        session = self._sessions[key] = Session(key, task)
+        session = self._sessions[key] = Session(key, task, part)
         if not self._has_sessions.is_set():
             self._has_sessions.set()
         self._tasks.start_soon(self._hold_lease, session)
         return session
+
+    def _check_part(self, env_id: str, tenant: str) -> str:
+        """Return the part of the host that plays an environment, if it has a free slot.
+
+        Raises:
+            CapacityError: All slots of the part are in use, or those that the tenant may use.
+        """
+        if self._partitioned is None:
+            return ""
+        part, slots = self._partitioned.part_of(env_id, tenant)
+        if sum(count for (name, _), count in self._leased_of.items() if name == part) >= slots > 0:
+            raise CapacityError(f"all {slots} slots for {env_id} are in use; retry later")
+        limit = max(int(slots * self._tenant_share), 1) if tenant else slots
+        if self._leased_of[part, tenant] >= limit > 0:
+            raise CapacityError(f"this tenant uses {limit} of {slots} slots for {env_id} (its limit); retry later")
+        return part
 
     def _find(self, key: TenantKey) -> Session:
         try:
@@ -323,6 +390,8 @@ class SessionTable:
                     session.apply(SessionEvent.OPENED)
                     session.opened.set()
                     await session.released.wait()
+                    if session.state is SessionState.GRADING:
+                        await self._grade(session, episode)
                     if session.state is SessionState.BROKEN:
                         raise _VoidError(f"session {session.id} is broken, so its environment must not be reused")
             if session.lease_scope.cancelled_caught:
@@ -333,9 +402,23 @@ class SessionTable:
                 _log.warning("session %s: releasing its slot failed: %s", session.key, failure)
         finally:
             self._leased[session.key.tenant] -= 1
+            self._leased_of[session.part, session.key.tenant] -= 1
             self._break_unfinished(session, failure)
             session.opened.set()
             session.closed.set()
+
+    async def _grade(self, session: Session, episode: Episode) -> None:
+        assert isinstance(session.stepping, anyio.CancelScope)
+        answer: float | EnvkitError | None = session.interrupt_error
+        try:
+            with session.stepping:
+                if not isinstance(episode, GradedEpisode):
+                    raise EnvkitError(f"{session.task.env_id}: its host cannot grade episodes")
+                answer = await episode.grade()
+        except Exception as error:
+            answer = attributed(error, session.task)
+        session.used_at = self.now()
+        session.settle_grade(session.interrupt_error if session.is_interrupted else answer)
 
     def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
         if self._resumable is None:
@@ -382,12 +465,15 @@ class SessionTable:
         """Break a session whose lease has ended although its episode has not."""
         if session.state is SessionState.STEPPING:
             session.interrupt(failure)
-        elif session.state in (SessionState.OPENING, SessionState.READY):
+        elif session.state is SessionState.GRADING:
+            session.settle_grade(failure)
+        elif session.state in (SessionState.OPENING, SessionState.READY, SessionState.UNGRADED):
             session.error = failure
             session.apply(SessionEvent.FAILED)
 
     async def _sweep(self) -> None:
-        interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
+        shortest_s = min(self._ttl_s, *(timeout_s for _, timeout_s in self._timeouts_s.values()))
+        interval_s = min(_MAX_SWEEP_S, shortest_s / 4)
         while True:
             # Sleep while there are no sessions: a machine may run a thousand idle servers, which must use no CPU time.
             if not self._sessions:
@@ -401,12 +487,10 @@ class SessionTable:
                 for key in keys:
                     self._sessions[key].used_at = now
             for session in list(self._sessions.values()):
-                if session.state is SessionState.STEPPING:
-                    if now - session.began_at >= self._step_timeout_s:
-                        session.end(DeadlineError(f"the step exceeded its timeout of {self._step_timeout_s:g} s"))
-                elif session.state is SessionState.OPENING:
-                    if now - session.began_at >= self._ttl_s:
-                        session.end(DeadlineError(f"the reset exceeded its timeout of {self._ttl_s:g} s"))
+                if (timeout := self._timeouts_s.get(session.state)) is not None:
+                    what, timeout_s = timeout
+                    if now - session.began_at >= timeout_s:
+                        session.end(DeadlineError(f"the {what} exceeded its timeout of {timeout_s:g} s"))
                 elif now - session.used_at >= self._ttl_s:
                     del self._sessions[session.key]
                     session.end(SessionNotFoundError(f"session {session.id} has expired"))

@@ -28,8 +28,8 @@ from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 
 _SUSPECT_SANDBOXES = 2
-_NO_SANDBOX_TIMEOUT_S = 45.0
-"""Seconds that episodes wait while no sandbox is running; must be below the client's timeout of 60 s."""
+NO_WORKER_TIMEOUT_S = 45.0
+"""Seconds that episodes wait while no sandbox is running; should be below the timeout of a reset."""
 _BOOT_CALL_S = 5.0
 
 
@@ -84,7 +84,8 @@ async def env_hosts(
     Raises:
         SandboxStartError: No shared sandbox started.
     """
-    liveness, longest_s = config.liveness, config.limits.step_timeout_s
+    liveness, limits, longest_s = config.liveness, config.limits, config.limits.step_timeout_s
+    slow_s = max(limits.reset_timeout_s, limits.grade_timeout_s)
     slots = math.ceil(config.envs.capacity / count)
 
     def host(kind: WorkerKind, workers: int, slots_each: int = 1, suspects: FleetHost | None = None) -> FleetHost:
@@ -92,13 +93,13 @@ async def env_hosts(
         return FleetHost(
             pool,
             env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots),
-            partial(env_sandboxes.connect, longest_s),
+            partial(env_sandboxes.connect, longest_s, slow_timeout_s=slow_s),
             kind=kind,
             workers=workers,
             slots_per_sandbox=slots_each,
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s),
-            wait_timeout_s=_NO_SANDBOX_TIMEOUT_S,
+            wait_timeout_s=NO_WORKER_TIMEOUT_S,
             replayable=environments.is_replayable,
             session_store=fleet_nodes.ledger,
             suspects=suspects,

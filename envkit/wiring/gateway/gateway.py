@@ -53,6 +53,7 @@ from envkit.wiring.gateway.env_workers import (
 )
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
+from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -113,6 +114,8 @@ async def serve_fleet(
                 envs=environments.registered,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,
+                reset_timeout_s=limits.reset_timeout_s,
+                grade_timeout_s=limits.grade_timeout_s,
                 tenant_share=limits.tenant_share,
                 max_request_bytes=limits.request_bytes,
                 pool=fleet.pool,
@@ -197,9 +200,12 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     """
     if config.backend == "none":
         announce(f"sandboxes: none; {config.envs.capacity} concurrent episodes in this process")
-        async with environments.slots(config.envs.capacity) as slots:
+        remedy = "this server has none (backend: none); start it with another backend"
+        resources = environments.Resources(sandbox_remedy=remedy, judge_remedy=remedy)
+        async with environments.slots(config.envs.capacity, None, resources) as slots:
             yield Fleet(slots)
         return
+    trusted_envs = TrustedEnvs.of(config)
     async with AsyncExitStack() as stack:
         fleet_nodes = await stack.enter_async_context(open_nodes(config))
         count, own_count = sandbox_counts(config, fleet_nodes)
@@ -233,8 +239,24 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             announce(f"capacity: {capacity.describe(node.capacity)}; one tenant may use {share} % of each of these")
         await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
         dedicated = dedicated_env_ids()
-        host = RoutedHosts(hosts.shared, hosts.own, lambda env_id: env_id not in dedicated, offenders, bool(dedicated))
-        yield Fleet(host, pool, fleet_nodes.disks, hosts, scale, fleet_nodes.isolates)
+        trusted = None
+        if trusted_envs.allowed:
+            trusted = await stack.enter_async_context(trusted_host(config, pool))
+            names = ", ".join(sorted(trusted_envs.allowed))
+            announce(
+                f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"
+            )
+        host = RoutedHosts(
+            hosts.shared,
+            hosts.own,
+            lambda env_id: env_id not in dedicated,
+            offenders,
+            bool(dedicated),
+            trusted,
+            trusted_envs.plays,
+        )
+        played_in = (*hosts, *(() if trusted is None else (trusted,)))
+        yield Fleet(host, pool, fleet_nodes.disks, played_in, scale, fleet_nodes.isolates)
 
 
 def _lacks_envkit(cause: Cause) -> bool:

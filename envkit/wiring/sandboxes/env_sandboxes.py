@@ -34,7 +34,7 @@ from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 _SOCKET = "env.sock"
 _HEARTBEAT = "env.heartbeat"
-_SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
+_SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$@"'
 _HINT = (
     "it is registered only in this process, not in the sandbox; register it through the entry point group "
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
@@ -52,6 +52,7 @@ async def sandbox_host(
     *,
     slots_per_sandbox: int,
     call_timeout_s: float = 60.0,
+    reset_timeout_s: float | None = None,
     announce: Callable[[str], None] | None = None,
     tools: ToolSettings | None = None,
 ) -> AsyncIterator[EnvHost]:
@@ -60,7 +61,8 @@ async def sandbox_host(
     Args:
         section: Kind and number of the sandboxes; see `BuiltInSandboxSection`.
         slots_per_sandbox: Number of concurrent episodes in each sandbox.
-        call_timeout_s: Seconds after which a reset or step without a reply raises a `DeadlineError`.
+        call_timeout_s: Seconds after which a step without a reply raises a `DeadlineError`.
+        reset_timeout_s: Seconds after which a reset does; None means `call_timeout_s`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
         tools: The environments that need something from this process; None if no environment does.
 
@@ -100,7 +102,7 @@ async def sandbox_host(
                     in_image=getattr(backend, "in_image", False),
                     sees_data=backend.capabilities()["isolation"],
                 ),
-                partial(connect, call_timeout_s),
+                partial(connect, call_timeout_s, slow_timeout_s=reset_timeout_s),
                 kind=kind,
                 workers=workers,
                 slots_per_sandbox=slots,
@@ -226,15 +228,24 @@ def env_sandbox_spec(
 
 
 @asynccontextmanager
-async def connect(call_timeout_s: float, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
+async def connect(
+    call_timeout_s: float, sandbox: Sandbox, *, slow_timeout_s: float | None = None
+) -> AsyncIterator[WorkerClient]:
     """Open a client of the env server in a sandbox.
 
     Args:
         call_timeout_s: Seconds after which a call without a reply raises a `DeadlineError`.
         sandbox: The sandbox.
+        slow_timeout_s: The same for resets and graders; None means `call_timeout_s`.
     """
-    connect = partial(sandbox.connect, _SOCKET)
-    async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
+    slow_s = call_timeout_s if slow_timeout_s is None else slow_timeout_s
+    async with EnvClient(
+        connect=partial(sandbox.connect, _SOCKET),
+        name=f"sandbox {sandbox.id}",
+        timeout_s=call_timeout_s,
+        reset_timeout_s=slow_s,
+        grade_timeout_s=slow_s,
+    ) as client:
         yield _SandboxedEnvClient(client, sandbox)
 
 

@@ -133,8 +133,8 @@ def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
             ca = Path(section.ca).expanduser()
             trusted_context(ca)
     with _problem(f"{key}.url"):
-        timeout_s = max(limits.timeout_s, limits.reset_timeout_s or 0.0)
-        return EnvClient(section.url, token=token, ca=ca, timeout_s=timeout_s)
+        reset_timeout_s = limits.reset_timeout_s or limits.timeout_s
+        return EnvClient(section.url, token=token, ca=ca, timeout_s=limits.timeout_s, reset_timeout_s=reset_timeout_s)
 
 
 @contextmanager

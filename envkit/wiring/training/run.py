@@ -241,6 +241,7 @@ class _Run:
             section,
             slots_per_sandbox=-(-self._run.num_envs // section.count),
             call_timeout_s=self._run.rollout.timeout_s,
+            reset_timeout_s=self._run.rollout.reset_timeout_s,
             announce=self._display.announce,
             tools=ToolSettings(
                 frozenset(spec.id for spec in self._specs if spec.needs),

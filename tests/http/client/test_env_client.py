@@ -314,7 +314,7 @@ def test_a_reset_timeout_of_the_server_is_an_error_of_the_lease() -> None:
             async with client.lease(Task("Sleeper-v0", 0, {"reset_s": 50})):
                 pass
 
-    by_client(main, ttl_s=0.2)
+    by_client(main, reset_timeout_s=0.2)
 
 
 def test_a_closed_client_raises() -> None:

@@ -113,7 +113,7 @@ def test_a_reset_that_exceeds_its_timeout_is_cancelled() -> None:
             await table.create(key("a"), Task("Sleeper-v0", 0, {"reset_s": 1000}))
         assert (clock.now(), lender.open) == (100, 0)
 
-    on_table(main, ttl_s=100)
+    on_table(main, reset_timeout_s=100)
 
 
 def test_a_caller_that_stops_waiting_for_a_reset_can_repeat_the_call() -> None:

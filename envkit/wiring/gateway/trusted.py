@@ -1,0 +1,197 @@
+"""The trusted worker: plays the environments that use sandboxes as tools, in a child process of the gateway.
+
+The worker is a plain process with the rights of the gateway. It leases the sandboxes of its environments from the
+gateway's pool, through a Unix socket in a private folder. They belong to the server itself, and end with the worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import anyio
+
+from envkit import clock
+from envkit.config.serving import ServeConfig
+from envkit.errors import ForbiddenError, UnknownEnvError, UsageError
+from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
+from envkit.fleet.host import WorkerKind
+from envkit.http.api.app import App, create_app
+from envkit.http.auth.caller import Caller
+from envkit.http.auth.sandbox_policy import SandboxPolicy
+from envkit.http.protocol.asgi import Receive, Scope, Send
+from envkit.http.server.server import serve
+from envkit.protocols import Episode, Sandbox
+from envkit.restarts import RestartBudget
+from envkit.sandbox.host import run_dirs
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import LivenessTimes
+from envkit.sandbox.pool.node import Node
+from envkit.sandbox.process.backend import ProcessBackend
+from envkit.sandbox.transfer import tar_stream
+from envkit.types import SandboxSpec, Task
+from envkit.wiring import environments
+from envkit.wiring.evaluation.endpoint import Address
+from envkit.wiring.gateway.env_workers import NO_WORKER_TIMEOUT_S
+from envkit.wiring.sandboxes import env_sandboxes
+
+_PREFIX = ":tools-"
+"""Prefix of the ids of the environments' sandboxes. Clients cannot use it, because their ids contain no colon."""
+_STOP_S = 60.0
+_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedEnvs:
+    """The environments that need sandboxes or a judge.
+
+    Attributes:
+        allowed: Ids of those that the trusted worker plays.
+        refused: Ids of those that the configuration does not allow.
+    """
+
+    allowed: frozenset[str]
+    refused: frozenset[str]
+
+    @classmethod
+    def of(cls, config: ServeConfig) -> TrustedEnvs:
+        """Divide the registered environments as `config` says.
+
+        Raises:
+            UsageError: `envs.trusted` names an environment that is not registered or needs no sandbox, or `envs.judge`
+                is invalid.
+        """
+        if config.envs.judge is not None:
+            try:
+                Address.of(config.envs.judge)
+            except UsageError as error:
+                raise UsageError(f"envs.judge: {error}") from None
+        found = frozenset(spec.id for spec in environments.registered() if spec.needs)
+        wanted = found if config.envs.trusted is None else frozenset(config.envs.trusted)
+        if unknown := sorted(wanted - found):
+            raise UsageError(f"envs.trusted: no registered environment {unknown[0]} needs sandboxes; leave it out")
+        return cls(wanted, found - wanted)
+
+    def plays(self, env_id: str) -> bool:
+        """Return whether the trusted worker must play an environment.
+
+        Raises:
+            ForbiddenError: The environment needs sandboxes, and the configuration does not allow it to use them.
+        """
+        if env_id in self.refused:
+            raise ForbiddenError(f"{env_id} may not use the sandboxes of this server; add it to envs.trusted there")
+        return env_id in self.allowed
+
+
+@asynccontextmanager
+async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHost]:
+    """Open the host of the trusted worker, which starts with its first episode.
+
+    Args:
+        config: The configuration.
+        pool: Leases the sandboxes of the environments.
+    """
+    limits, liveness, capacity = config.limits, config.liveness, config.envs.tool_episodes
+    async with AsyncExitStack() as parts:
+        backend = await parts.enter_async_context(ProcessBackend())
+        times = LivenessTimes(**liveness.model_dump())
+        workers = await parts.enter_async_context(Pool([Node("trusted", backend)], liveness_times=times))
+
+        async def opened(kind: WorkerKind, slots: int, suspects: FleetHost | None = None) -> FleetHost:
+            prefix = f"{_PREFIX}{kind}-"
+            address = await parts.enter_async_context(_serve_pool(pool, prefix))
+            host = FleetHost(
+                workers,
+                _worker_spec(slots, address, config.envs.judge),
+                partial(_connect, config, pool, prefix),
+                kind=kind,
+                workers=1,
+                slots_per_sandbox=slots,
+                restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+                heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, limits.step_timeout_s),
+                wait_timeout_s=NO_WORKER_TIMEOUT_S,
+                replayable=environments.is_replayable,
+                suspects=suspects,
+            )
+            return await parts.enter_async_context(host)
+
+        suspects = await opened("suspect", 1) if capacity > 1 else None
+        yield await opened("trusted", capacity, suspects)
+
+
+def _worker_spec(slots: int, address: str, judge: str | None) -> SandboxSpec:
+    spec = env_sandboxes.env_sandbox_spec(slots, in_image=False)
+    given = {name: value for name, value in os.environ.items() if name != "ENVKIT_SOCKETS"}
+    options = ("--sandboxes", address, *(() if judge is None else ("--judge", judge)))
+    return replace(spec, command=(*spec.command, *options), env={**given, **spec.env})
+
+
+@asynccontextmanager
+async def _connect(config: ServeConfig, pool: Pool, prefix: str, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
+    """Open a client of a worker. When the worker ends, stop the sandboxes of its environments."""
+    limits = config.limits
+    slow_s = max(limits.reset_timeout_s, limits.grade_timeout_s)
+    async with env_sandboxes.connect(limits.step_timeout_s, sandbox, slow_timeout_s=slow_s) as client:
+        try:
+            yield client
+        finally:
+            with anyio.move_on_after(_STOP_S, shield=True):
+                async with anyio.create_task_group() as tasks:
+                    for view in pool.views(tenant=""):
+                        if view.id.startswith(prefix):
+                            tasks.start_soon(pool.stop, view.id)
+
+
+@asynccontextmanager
+async def _serve_pool(pool: Pool, prefix: str) -> AsyncIterator[str]:
+    """Serve the sandboxes of the pool on a Unix socket in a private folder; yield the address.
+
+    The ids of the sandboxes get `prefix`, which makes them sandboxes of the server itself, not of a tenant.
+    """
+    policy = SandboxPolicy(may_mount=True)
+    app = create_app(_NoEnvironments(), lazy=True, pool=pool, folder_transport=tar_stream, policy=policy)
+    is_ready = anyio.Event()
+    folder = run_dirs.new_run_folder()
+    try:
+        async with clock.background_tasks() as tasks:
+            served = _PoolApp(app, Caller(own_prefix=prefix))
+            path = str(folder / "pool.sock")
+
+            def on_ready(address: str) -> None:
+                is_ready.set()
+
+            tasks.start_soon(
+                partial(serve, served, uds=path, on_ready=on_ready, handle_signals=False, drain_s=_DRAIN_S)
+            )
+            await is_ready.wait()
+            yield f"unix:{path}"
+    finally:
+        run_dirs.remove(folder)
+
+
+class _PoolApp:
+    """Serves `app` to one caller, without tokens."""
+
+    def __init__(self, app: App, caller: Caller) -> None:
+        self._app = app
+        self._caller = caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            scope = {**scope, "state": {"caller": self._caller}}
+        await self._app(scope, receive, send)
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._app.drain(timeout_s)
+
+
+class _NoEnvironments:
+    """A host without episodes."""
+
+    capacity = 0
+
+    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
+        raise UnknownEnvError(task.env_id, ())
