@@ -1,0 +1,25 @@
+"""Environments in which a model uses tools: their base class, tools, the parser of tool calls, and graders."""
+
+from .calls import CallStatus, ToolCall, how_to_call, parse_call
+from .env import ToolEnv
+from .limits import ToolLimits, cut_middle
+from .shell_tools import bash, edit_file, format_result, submit, view_file
+from .tool import Tool, ToolFunction, tool_of
+
+__all__ = [
+    "CallStatus",
+    "Tool",
+    "ToolCall",
+    "ToolEnv",
+    "ToolFunction",
+    "ToolLimits",
+    "bash",
+    "cut_middle",
+    "edit_file",
+    "format_result",
+    "how_to_call",
+    "parse_call",
+    "submit",
+    "tool_of",
+    "view_file",
+]

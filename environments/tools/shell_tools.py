@@ -1,0 +1,89 @@
+"""Tools for work in a sandbox: a shell, a viewer and an editor of files, and the end of the episode."""
+
+from __future__ import annotations
+
+from envkit.errors import MissingFileError
+from envkit.protocols import Sandbox
+from envkit.types import ExecResult
+
+
+async def bash(command: str, sandbox: Sandbox, timeout_s: float) -> str:
+    """Run a command in a shell and return its output and exit code. The shell keeps its folder and variables.
+
+    Args:
+        command: The command, of one or several lines. Its standard input is empty.
+    """
+    return format_result(await sandbox.shell().run(command, timeout_s=timeout_s), timeout_s)
+
+
+def format_result(result: ExecResult, timeout_s: float) -> str:
+    """Return the output of a command, and how it ended, for a model."""
+    parts = []
+    if result.truncated_bytes:
+        parts.append(f"... {result.truncated_bytes:,} bytes of output dropped ...")
+    parts += [text.rstrip("\n") for text in (result.stdout, result.stderr) if text.strip("\n")]
+    if result.timed_out:
+        parts.append(f"[stopped after {timeout_s:g} s, the time limit of a command]")
+    else:
+        parts.append(f"[exit code {result.exit_code}]")
+    if result.is_out_of_memory:
+        parts.append("[a process was killed because the memory is full]")
+    if result.is_shell_lost:
+        parts.append("[the shell has ended; the next command starts a new one, without its folder and variables]")
+    return "\n".join(parts)
+
+
+async def view_file(path: str, sandbox: Sandbox, first_line: int = 1, last_line: int | None = None) -> str:
+    """Show a text file with line numbers.
+
+    Args:
+        path: Path of the file.
+        first_line: Number of the first line to show, counted from 1.
+        last_line: Number of the last line to show; null for the last line of the file.
+    """
+    lines = (await sandbox.read(path)).decode(errors="replace").splitlines()
+    last = len(lines) if last_line is None else min(last_line, len(lines))
+    if not lines:
+        return f"{path} is empty"
+    if not 1 <= first_line <= last:
+        raise ValueError(f"there are no lines {first_line} to {last_line or last}; {path} has {len(lines)} lines")
+    width = len(str(last))
+    numbered = [f"{number:{width}}  {lines[number - 1]}" for number in range(first_line, last + 1)]
+    return "\n".join([*numbered, f"[lines {first_line} to {last} of {len(lines)}]"])
+
+
+async def edit_file(path: str, old: str, new: str, sandbox: Sandbox) -> str:
+    """Replace a text that occurs exactly once in a file.
+
+    Args:
+        path: Path of the file.
+        old: The exact text to replace, with its white space. Empty to create a new file.
+        new: The text to write instead.
+    """
+    try:
+        content = (await sandbox.read(path)).decode()
+    except MissingFileError:
+        if old:
+            raise
+        await sandbox.write(path, new.encode())
+        return f"created {path}"
+    if not old:
+        raise ValueError(f"{path} exists; the old text must not be empty")
+    count = content.count(old)
+    if count != 1:
+        remedy = "check its white space" if count == 0 else "include more of the lines around it"
+        raise ValueError(f"the old text occurs {count} times in {path}, and must occur once; {remedy}")
+    stat = await sandbox.exec(["stat", "-c", "%a", "--", path])  # the new file keeps the mode of the old one
+    mode = int(stat.stdout, 8) if stat.exit_code == 0 else None
+    await sandbox.write(path, content.replace(old, new).encode(), mode=mode)
+    line = content[: content.index(old)].count("\n") + 1
+    return f"edited {path} at line {line}"
+
+
+async def submit(answer: str = "") -> str:
+    """Submit the work and end the episode.
+
+    Args:
+        answer: The answer, if the task asks for one.
+    """
+    return answer
