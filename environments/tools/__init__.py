@@ -1,13 +1,21 @@
 """Environments in which a model uses tools: their base class, tools, the parser of tool calls, and graders."""
 
+from envkit.types import Submission
+
 from .calls import CallStatus, ToolCall, how_to_call, parse_call
 from .env import ToolEnv
+from .graders import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader, read_score
 from .limits import ToolLimits, cut_middle
 from .shell_tools import bash, edit_file, format_result, submit, view_file
 from .tool import Tool, ToolFunction, tool_of
 
 __all__ = [
+    "AdaptiveTimeout",
     "CallStatus",
+    "JudgeGrader",
+    "RuleGrader",
+    "SandboxGrader",
+    "Submission",
     "Tool",
     "ToolCall",
     "ToolEnv",
@@ -19,6 +27,7 @@ __all__ = [
     "format_result",
     "how_to_call",
     "parse_call",
+    "read_score",
     "submit",
     "tool_of",
     "view_file",

@@ -12,6 +12,7 @@ from envkit.types import (
     Observation,
     Reset,
     Step,
+    Submission,
     Task,
     TenantKey,
 )
@@ -192,6 +193,14 @@ class Judge(Protocol):
         Raises:
             UnreachableError: The model's server gave no answer.
         """
+        ...
+
+
+class Grader(Protocol):
+    """Grades submissions, after the episode."""
+
+    async def grade(self, submission: Submission) -> float | None:
+        """Return the reward of `submission`; None if the grader could not run, which says nothing about it."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
-from envkit.types.environments import Observation, Reset, Role, Step, Task, ToolSchema
+from envkit.types.environments import Observation, Reset, Role, Step, Submission, Task, ToolSchema
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
 from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
 from envkit.types.sandboxes import (
@@ -74,6 +74,7 @@ __all__ = [
     "SandboxView",
     "Step",
     "StopReason",
+    "Submission",
     "Task",
     "TenantKey",
     "ToolSchema",

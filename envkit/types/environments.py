@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -92,3 +92,16 @@ class Step(msgspec.Struct, frozen=True):
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.observation, self.reward, self.terminated, self.truncated, self.info))
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a player submits to a grader.
+
+    Attributes:
+        text: The answer, or an empty text.
+        files: Contents of files by their paths, which are relative to the workspace of a sandbox, or absolute.
+    """
+
+    text: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)

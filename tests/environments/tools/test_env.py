@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import anyio
@@ -14,13 +12,9 @@ from envkit import clock
 from envkit.env import AsyncEpisode
 from envkit.environments.tools import ToolEnv, bash, submit, view_file
 from envkit.errors import EnvError, OptionError, SandboxLostError, StepOrderError
-from envkit.sandbox import Pool
-from envkit.sandbox.pool.node import Capacity, Node
-from envkit.types import Cause, CauseKind, ExecResult, Options, Reset, SandboxSpec, Step, Task
-from tests.sandbox.fake.backend import Command, FakeBackend, Fate
-
-OUT_OF_MEMORY = Cause(CauseKind.OUT_OF_MEMORY, "out of memory (limit 64 MiB)", by_agent=True)
-NODE_LOST = Cause(CauseKind.NODE_LOST, "the node is gone")
+from envkit.types import ExecResult, Options, Reset, SandboxSpec, Step, Task
+from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
+from tests.sandbox.fake.backend import Command, Fate
 
 
 async def lookup(word: str) -> str:
@@ -67,13 +61,6 @@ def answer(command: Command) -> ExecResult:
 
 
 ANSWERS = Fate(answer=answer)
-
-
-@asynccontextmanager
-async def pool_of(fate: Fate = ANSWERS) -> AsyncIterator[tuple[Pool, FakeBackend]]:
-    backend = FakeBackend(lambda number, rng: fate)
-    async with backend, Pool([Node("here", backend, Capacity(memory_mib=4096))]) as pool:
-        yield pool, backend
 
 
 def played(
@@ -202,7 +189,7 @@ def test_every_episode_has_a_sandbox_of_its_own_with_the_spec_of_its_task_and_cl
             return SandboxSpec(memory_mib=100 + seed)
 
     async def main() -> None:
-        async with pool_of() as (pool, backend):
+        async with pool_of(ANSWERS) as (pool, backend):
             work = Sized(sandboxes=pool)
             for seed in (1, 2):
                 await work.reset(seed=seed, options={})
