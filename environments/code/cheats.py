@@ -224,7 +224,7 @@ sitecustomize = Cheat(
     commands=(
         "echo 'import os; print(\"PASSED\"); os._exit(0)' > sitecustomize.py",
         "python3 -S -c 'import site, sys; print(site.getusersitepackages(), *sys.path)' | tr ' ' '\\n' > folders",
-        "for d in $(cat folders); do mkdir -p $d; cp sitecustomize.py $d; cp sitecustomize.py $d/usercustomize.py; done",
+        "cp sitecustomize.py usercustomize.py; for d in $(cat folders); do mkdir -p $d; cp *customize.py $d; done",
     ),
 )
 path_shim = Cheat(

@@ -171,7 +171,8 @@ def _example_tests(problem: Problem) -> str:
         load, found = "import solution", f"solution.{problem.entry.replace('.', '().')}(*given)"
     else:
         run = '[sys.executable, "solution.py"], input=given[0], stdout=subprocess.PIPE, text=True'
-        load, found = "import subprocess, sys", f"subprocess.run({run}).stdout"
+        cases = [(given, str(expected).rstrip()) for given, expected in cases]
+        load, found = "import subprocess, sys", f"subprocess.run({run}).stdout.rstrip()"
     return f"""{load}
 
 for given, expected in {cases!r}:
