@@ -25,7 +25,7 @@ from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
 from ..options import override
 from ..tools import ToolEnv
-from .grading import SPEC, adaptive_timeout, grade
+from .grading import adaptive_timeout, grade
 from .players import SOLUTION
 from .task_set import CodeOptions
 from .tasks import Problem
@@ -75,7 +75,7 @@ class Code(AsyncEnv):
         info: Info = {"level": {"operations": problem.level}} if problem.level else {}
         if self._options.mode == "answer":
             return Reset(Observation(_question(problem)), info, is_graded=True)
-        self._workspace = _Workspace(problem, sandboxes=self._sandboxes, max_turns=self._options.max_turns)
+        self._workspace = _Workspace(problem, self._options, self._sandboxes)
         start = await self._workspace.reset(seed=seed, options={})
         return msgspec.structs.replace(start, info={**start.info, **info}, is_graded=True)
 
@@ -102,6 +102,7 @@ class Code(AsyncEnv):
             self._sandboxes,
             problem,
             source,
+            spec=options.spec,
             timeout=adaptive_timeout(options.timeout_s) if options.adaptive_timeout else options.timeout_s,
             case=problem.text,
             partial=options.partial,
@@ -117,10 +118,9 @@ class Code(AsyncEnv):
 class _Workspace(ToolEnv):
     """The sandbox in which a player works on a problem in the mode ``"tools"``."""
 
-    spec = SPEC
-
-    def __init__(self, problem: Problem, *, sandboxes: SandboxPool, max_turns: int) -> None:
-        super().__init__(sandboxes=sandboxes, max_turns=max_turns)
+    def __init__(self, problem: Problem, options: CodeOptions, sandboxes: SandboxPool) -> None:
+        super().__init__(sandboxes=sandboxes, max_turns=options.max_turns)
+        self.spec = options.spec
         self._problem = problem
 
     async def start(self, seed: int, options: Options) -> str:

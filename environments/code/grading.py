@@ -19,9 +19,6 @@ from envkit.types import JSON, ExecResult, SandboxSpec, Submission
 from ..tools import AdaptiveTimeout, SandboxGrader
 from .tasks import Case, Problem
 
-SPEC = SandboxSpec(untrusted=True)
-"""Spec of the sandboxes in which submissions run."""
-
 _PROGRAM = "/workspace/solution.py"
 _REQUEST = "/workspace/tests.json"
 _DRIVER = resources.files(__package__).joinpath("driver.py").read_text(encoding="utf-8")
@@ -32,6 +29,7 @@ async def grade(
     problem: Problem,
     source: bytes,
     *,
+    spec: SandboxSpec,
     timeout: float | AdaptiveTimeout,
     case: str,
     partial: bool = False,
@@ -44,6 +42,7 @@ async def grade(
         sandboxes: Leases the sandbox.
         problem: The problem that the submission should solve.
         source: The submitted program.
+        spec: Spec of the sandbox.
         timeout: Maximum seconds of all tests together; a submission that needs more passes none.
         case: The case of an adaptive timeout.
         partial: Whether the grade is the share of tests.
@@ -62,7 +61,7 @@ async def grade(
         sandboxes=sandboxes,
         command=("python3", "-I", "-c", _DRIVER, _REQUEST),
         verdict=verdict,
-        spec=SPEC,
+        spec=spec,
         timeout=timeout,
         case=case,
         user="agent",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envkit.errors import OptionError
-from envkit.types import JSON, Options, Task
+from envkit.types import JSON, Options, SandboxSpec, Task
 
 from ..options import check_boolean, check_choice, check_integer, check_number, check_path, check_range, override
 from ..split import SPLITS, Split, split_of
@@ -29,6 +29,7 @@ class CodeOptions:
         adaptive_timeout: Whether submissions get a shorter timeout, learnt from the times of successful ones.
         partial: Whether the reward is the share of tests that pass, instead of 1.0 only if all pass.
         max_turns: Maximum number of actions in the mode ``"tools"``, 1 to 1,000.
+        image: Image of the sandboxes, with Python 3.7 or later; None means the default of the backend.
     """
 
     level: int | Sequence[int] = (1, 3)
@@ -40,6 +41,7 @@ class CodeOptions:
     adaptive_timeout: bool = False
     partial: bool = False
     max_turns: int = 20
+    image: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.level, int):
@@ -56,6 +58,13 @@ class CodeOptions:
         check_boolean("adaptive_timeout", self.adaptive_timeout)
         check_boolean("partial", self.partial)
         check_integer("max_turns", self.max_turns, low=1, high=1000)
+        if self.image is not None and not isinstance(self.image, str):
+            raise OptionError("image", f"must be the name of an image, got {self.image!r}")
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """Spec of the sandboxes of tools and graders."""
+        return SandboxSpec(image=self.image, untrusted=True)
 
     def problem(self, seed: int) -> Problem:
         """Return the problem of `seed`, the same in every process.
