@@ -19,6 +19,14 @@ _LAKE: Mapping[str, object] = {
 }
 _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
+_CHEATS = (
+    *("always_equal", "equal_subclass", "exit_at_import", "exit_in_call", "raise_exit", "print_verdicts"),
+    *("fake_results", "deep_results", "flood", "search_frames", "search_processes", "patch_json", "patch_builtins"),
+    *("patch_streams", "replace_process", "kill_all", "sleep", "pytest_skip", "conftest", "sitecustomize"),
+    *("path_shim", "environment_variables", "git_history", "write_results", "delete_tests", "edit_tests", "symlink"),
+    *("symlink_device", "named_pipe", "daemon", "server", "examples_only"),
+)
+"""Names of the cheats in `envkit.environments.code.cheats`."""
 
 CATALOG: tuple[Mapping[str, object], ...] = (
     {
@@ -98,5 +106,18 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "splits": ("train", "validation", "eval"),
         "compact_options": {"instructions": False},
         "summary": "Answer an arithmetic question with a number; for language models.",
+    },
+    {
+        "id": "Code-v0",
+        "entry_point": "envkit.environments.code:Code",
+        "splits": ("train", "validation", "eval"),
+        "needs": ("sandbox",),
+        "players": {
+            "oracle": "envkit.environments.code:CodeOracle",
+            "nop": "envkit.environments.code:CodeNop",
+            **{f"cheat:{name}": f"envkit.environments.code.cheats:{name}" for name in _CHEATS},
+        },
+        "task_set": "envkit.environments.code:CodeTasks",
+        "summary": "Write a Python function, in one answer or with tools in a sandbox; hidden tests decide.",
     },
 )

@@ -11,6 +11,7 @@ import typer
 from envkit import __version__
 from envkit.cli.environments.check_env import check_env
 from envkit.cli.environments.data import data
+from envkit.cli.environments.check_task import check_task
 from envkit.cli.environments.listing import list_envs
 from envkit.cli.environments.play import play
 from envkit.cli.environments.show import show
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("check")(check)
 app.command("check-env")(check_env)
+app.command("check-task")(check_task)
 app.command("check-template")(check_template)
 app.command("eval")(evaluate)
 app.command("show")(show)

@@ -23,7 +23,7 @@ from envkit.environments.board import MOVES
 from envkit.types import Observation
 from envkit.wiring.environments import open_expert
 
-SPECS = envkit.registered()
+SPECS = [spec for spec in envkit.registered() if not spec.needs]
 IDS = [spec.id for spec in SPECS]
 NATIVE = [spec.id for spec in SPECS if spec.vector_entry_point is not None]
 TURNS: list[tuple[str, dict[str, Any]]] = [(name, {"actions_per_turn": 5}) for name in ("FrozenLake-v0", "Sokoban-v0")]

@@ -1,0 +1,64 @@
+"""Play 30 programming tasks of levels 1 to 6 with the oracle, the nop and every cheat, in both modes, on each backend.
+
+The oracle must succeed in all of its 20 episodes per task, and the others must earn nothing.
+
+    python benchmarks/evidence/code_cheats.py
+
+Requires bubblewrap, and for Docker the image ``envkit/base:bookworm``. A part of five tasks takes about a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from record import Evidence, parser
+
+from envkit import clock
+from envkit.wiring.env_check.tasks import check_tasks
+from tests.sandbox.containers import image
+
+NAME = "code-cheats"
+STALE_AFTER = ("environments/code", "environments/tools", "envkit/wiring/env_check/tasks.py")
+TWIN = "tests/environments/code/test_cheats.py::test_the_oracle_earns_1_and_every_cheat_0"
+BACKENDS = ("local", "docker")
+MODES = ("answer", "tools")
+TASKS = 30
+PER_PART = 5
+REPEAT = 20
+
+
+def play(backend: str, mode: str, indices: Sequence[int]) -> dict[str, Any]:
+    """Play tasks, and return the episodes and successes of each kind of player."""
+    began = clock.stopwatch()
+    options = {"mode": mode, "level": [1, 6], "image": image() if backend == "docker" else None}
+    results, _ = check_tasks("Code-v0", indices, repeat=REPEAT, options=options, backend=backend)
+    figures: dict[str, Any] = {}
+    for one in results:
+        kind = figures.setdefault(one.player.partition(":")[0], {"players": 0, "episodes": 0, "successes": 0})
+        kind["players"] += 1
+        kind["episodes"] += len(one.episodes)
+        kind["successes"] += one.successes
+    problems = [line for one in results for line in one.problems()]
+    return {**figures, "problems": problems, "seconds": round(clock.stopwatch() - began)}
+
+
+def main() -> int:
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--backend", choices=BACKENDS, action="append", help="play only on this backend; repeatable")
+    arguments.add_argument("--tasks", type=int, default=TASKS, help=f"number of tasks, a multiple of {PER_PART}")
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    for backend in asked.backend or BACKENDS:
+        for first in range(0, asked.tasks, PER_PART):
+            for mode in MODES:
+                part = f"{backend}, {mode}, tasks {first} to {first + PER_PART - 1}"
+                figures = evidence.part(part, partial(play, backend, mode, range(first, first + PER_PART)))
+                print(part, figures, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

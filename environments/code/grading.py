@@ -1,0 +1,110 @@
+"""Grading of a submission: its results for the hidden tests are computed in a fresh sandbox, and compared here.
+
+The sandbox never holds an expected result: it gets the arguments, in random order, and returns results. A submission
+that takes over the program which calls it can therefore only earn the reward by computing the right results.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+
+from envkit.protocols import SandboxPool
+from envkit.types import JSON, ExecResult, SandboxSpec, Submission
+
+from ..tools import AdaptiveTimeout, SandboxGrader
+from .tasks import Case, Problem
+
+_PROGRAM = "/workspace/solution.py"
+_REQUEST = "/workspace/tests.json"
+_DRIVER = resources.files(__package__).joinpath("driver.py").read_text(encoding="utf-8")
+
+
+async def grade(
+    sandboxes: SandboxPool,
+    problem: Problem,
+    source: bytes,
+    *,
+    spec: SandboxSpec,
+    timeout: float | AdaptiveTimeout,
+    case: str,
+    partial: bool = False,
+) -> float | None:
+    """Return 1.0 if a submission passes all hidden tests, otherwise 0.0; with `partial`, the share that it passes.
+
+    None means that the sandbox failed, which says nothing about the submission.
+
+    Args:
+        sandboxes: Leases the sandbox.
+        problem: The problem that the submission should solve.
+        source: The submitted program.
+        spec: Spec of the sandbox.
+        timeout: Maximum seconds of all tests together; a submission that needs more passes none.
+        case: The case of an adaptive timeout.
+        partial: Whether the grade is the share of tests.
+    """
+    tests = list(problem.tests)
+    random.Random(secrets.randbits(64)).shuffle(tests)
+    nonce = secrets.token_hex(16)
+    arguments: list[JSON] = [list(test.arguments) for test in tests]
+    request: JSON = {"nonce": nonce, "path": _PROGRAM, "entry": problem.entry, "tests": arguments}
+
+    def verdict(result: ExecResult) -> float:
+        passed = _passed(result, nonce, tests, is_text=not problem.entry)
+        return passed / len(tests) if partial else float(passed == len(tests))
+
+    grader = SandboxGrader(
+        sandboxes=sandboxes,
+        command=("python3", "-I", "-c", _DRIVER, _REQUEST),
+        verdict=verdict,
+        spec=spec,
+        timeout=timeout,
+        case=case,
+        user="agent",
+    )
+    files = {_PROGRAM: source, _REQUEST: json.dumps(request).encode()}
+    return await grader.grade(Submission(files=files))
+
+
+@lru_cache
+def adaptive_timeout(most_s: float) -> AdaptiveTimeout:
+    """Return the timeout that all graders of this process with the maximum `most_s` share."""
+    return AdaptiveTimeout(least_s=min(2.0, most_s), most_s=most_s)
+
+
+def _passed(result: ExecResult, nonce: str, tests: Sequence[Case], *, is_text: bool) -> int:
+    """Return how many tests a submission passed, given what the driver wrote."""
+    first, _, rest = result.stdout.partition(" ")
+    content, _, last = rest.rpartition(" ")
+    if result.exit_code != 0 or first != nonce or last != nonce:
+        return 0
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return 0
+    if not isinstance(found, list) or len(found) != len(tests):
+        return 0
+    same = _is_same_text if is_text else is_same
+    pairs = zip(found, tests, strict=True)
+    return sum(isinstance(one, list) and len(one) == 1 and same(one[0], test.expected) for one, test in pairs)
+
+
+def is_same(found: JSON, expected: JSON) -> bool:
+    """Return whether two values are equal and of the same types: 1 and 1.0 or 1 and True are not the same."""
+    if type(found) is not type(expected):
+        return False
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(is_same, found, expected))
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(is_same(found[key], expected[key]) for key in expected)
+    return found == expected
+
+
+def _is_same_text(found: JSON, expected: JSON) -> bool:
+    """Return whether two outputs are equal, apart from white space at the ends of lines and of the text."""
+    lines = [[line.rstrip() for line in str(text).rstrip().split("\n")] for text in (found, expected)]
+    return isinstance(found, str) and lines[0] == lines[1]

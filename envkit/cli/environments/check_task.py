@@ -1,0 +1,65 @@
+"""``envkit check-task``: check tasks with the players of their environment."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.cli.exits import FAILED
+from envkit.cli.tables import print_table
+
+
+def check_task(
+    env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
+    index: Annotated[
+        list[int] | None, typer.Argument(metavar="TASK", min=0, help="Indices of tasks; by default the first ones.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks, if no TASK is given.")] = 5,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of the tasks.")] = "eval",
+    repeat: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes of the oracle per task.")] = 20,
+    option: EnvOptions = None,
+    backend: Annotated[
+        str, typer.Option(metavar="auto|local|docker", help="Kind of sandboxes, if the environment uses sandboxes.")
+    ] = "auto",
+) -> None:
+    """Check tasks by playing them: the nop must fail, the oracle must succeed, and each cheat must earn 0.
+
+    Prints one line per player, and one for each task in which a player did not do what it must. Then it exits with 1.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from envkit.wiring.env_check.tasks import EXPECTED, check_tasks
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"checking {env_id}", total=None)
+        results, missing = check_tasks(
+            env_id,
+            index or None,
+            tasks=tasks,
+            split=split,
+            repeat=repeat,
+            options=read_options(option or ()),
+            backend=backend,
+            announce=lambda line: console.print(line, markup=False, highlight=False),
+            on_begin=lambda count: progress.update(bar, total=count),
+            on_episode=lambda player: progress.advance(bar),
+        )
+    problems = [line for one in results for line in one.problems()]
+    print_table(
+        ("PLAYER", "EPISODES", "SUCCESS", "VERDICT"),
+        [
+            (one.player, str(len(one.episodes)), str(one.successes), "fail" if one.problems() else "ok")
+            for one in results
+        ],
+    )
+    for kind in missing:
+        typer.echo(f"{env_id} has no player {kind}, which {EXPECTED[kind]}")
+    for line in problems:
+        typer.echo(line)
+    if problems:
+        raise typer.Exit(FAILED)

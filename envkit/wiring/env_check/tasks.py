@@ -1,0 +1,220 @@
+"""Checks tasks by playing them with the players of their environment.
+
+The nop must not succeed, the oracle must always succeed, and cheats must earn nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import cast
+
+import anyio
+
+from envkit import clock, registry
+from envkit.errors import DeadlineError, EnvError, SandboxLostError, SandboxStartError, UsageError, leaves
+from envkit.metrics import Fold, fold_infos, with_grade
+from envkit.protocols import EnvHost, Episode, GradedEpisode, Player, TaskSet
+from envkit.registry import EnvSpec
+from envkit.types import JSON, Options, Step, Task, stable_hash
+from envkit.wiring.environments import Resources, find, slots
+
+EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
+"""What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
+
+_EPISODE_S = 900.0
+"""Maximum seconds of an episode with its grader."""
+_MAX_TURNS = 1000
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedEpisode:
+    """The result of one episode.
+
+    Attributes:
+        index: Index of the task.
+        is_success: Whether the environment or its grader reports success; without such a report, if the reward is 1.
+        reward: Sum of all rewards, with that of the grader.
+        void: Why the episode does not count; None if it does.
+    """
+
+    index: int
+    is_success: bool = False
+    reward: float = 0.0
+    void: str | None = None
+
+
+@dataclass(slots=True)
+class PlayerResult:
+    """What a player did in all tasks.
+
+    Attributes:
+        player: Name of the player.
+        episodes: Its episodes, in the order in which they ended.
+    """
+
+    player: str
+    episodes: list[PlayedEpisode] = field(default_factory=list)
+
+    @property
+    def successes(self) -> int:
+        return sum(one.is_success for one in self.episodes)
+
+    def problems(self) -> Sequence[str]:
+        """Return one line for each task in which the player did not do what it must."""
+        kind, lines = _kind(self.player), []
+        for index in sorted({one.index for one in self.episodes}):
+            played = [one for one in self.episodes if one.index == index]
+            bad = [one for one in played if one.void is not None or not _is_as_expected(kind, one)]
+            if bad:
+                void = next((one.void for one in bad if one.void is not None), None)
+                seen = f"void: {void}" if void else f"reward {bad[0].reward:g}, success {bad[0].is_success}"
+                lines.append(f"{self.player} {EXPECTED[kind]}: task {index}: {len(bad)} of {len(played)}: {seen}")
+        return lines
+
+
+def _kind(player: str) -> str:
+    return player.partition(":")[0]
+
+
+def _is_as_expected(kind: str, episode: PlayedEpisode) -> bool:
+    if kind == "cheat":
+        return episode.reward <= 0 and not episode.is_success
+    return episode.is_success == (kind == "oracle")
+
+
+def check_tasks(
+    env_id: str,
+    indices: Sequence[int] | None = None,
+    *,
+    tasks: int = 5,
+    split: str = "eval",
+    repeat: int = 20,
+    options: Mapping[str, JSON] | None = None,
+    backend: str = "auto",
+    announce: Callable[[str], None] | None = None,
+    on_begin: Callable[[int], None] = lambda count: None,
+    on_episode: Callable[[str], None] = lambda player: None,
+) -> tuple[list[PlayerResult], list[str]]:
+    """Play tasks with the nop, the oracle and the cheats of their environment.
+
+    Args:
+        env_id: Registered environment.
+        indices: Indices of the tasks in the split; None means the first `tasks`.
+        tasks: Number of tasks.
+        split: Split of the tasks, if the environment has splits.
+        repeat: Episodes of the oracle per task, to find tasks that it solves only sometimes.
+        options: Options of the environment.
+        backend: Kind of the sandboxes, if the environment needs sandboxes.
+        announce: Called with one line that names the backend, if the environment needs sandboxes.
+        on_begin: Called once with the number of episodes.
+        on_episode: Called with the name of the player after each episode.
+
+    Returns:
+        A result for each player, and the names of the kinds of players that the environment lacks.
+
+    Raises:
+        UnknownEnvError: No environment has this id.
+        OptionError: The environment rejects an option.
+        UsageError: There is no such task or split, the environment has no players, or it needs what is missing here.
+    """
+    spec = find(env_id)
+    chosen = dict(options or {})
+    names = [name for name in spec.players if _kind(name) in EXPECTED]
+    if not names:
+        raise UsageError(f"{env_id} has no players to check tasks with; register players={{'oracle': ..., 'nop': ...}}")
+    players: dict[str, Player] = {
+        name: registry.load(spec.players[name])(**registry.defaults(spec, chosen)) for name in names
+    }
+    missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
+    found = _tasks(spec, split, indices, tasks, chosen)
+    episodes = [
+        (name, index, task, attempt)
+        for name in names
+        for index, task in found.items()
+        for attempt in range(repeat if name == "oracle" else 1)
+    ]
+    results = {name: PlayerResult(name) for name in names}
+    on_begin(len(episodes))
+
+    async def play_some(host: EnvHost) -> None:
+        while episodes:
+            name, index, task, attempt = episodes.pop(0)
+            rng = random.Random(stable_hash("check task", name, index, attempt))
+            results[name].episodes.append(await _play(host, players[name], index, task, rng))
+            on_episode(name)
+
+    async def main() -> None:
+        async with AsyncExitStack() as parts:
+            sandboxes = None
+            if "sandbox" in spec.needs:
+                from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
+
+                sandboxes = await parts.enter_async_context(open_tool_pool(backend, announce=announce))
+            host = await parts.enter_async_context(slots(_AT_ONCE, chosen, Resources(sandboxes)))
+            async with anyio.create_task_group() as group:
+                for _ in range(_AT_ONCE):
+                    group.start_soon(play_some, host)
+
+    try:
+        clock.run(main)
+    except ExceptionGroup as errors:
+        raise next(leaves(errors)) from errors
+    return list(results.values()), missing
+
+
+def _tasks(
+    spec: EnvSpec, split: str, indices: Sequence[int] | None, count: int, options: Options
+) -> Mapping[int, Task]:
+    """Return the tasks to play, by their indices."""
+    if spec.task_set is None:
+        if spec.splits and split not in spec.splits:
+            raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(spec.splits)}")
+        more = {"split": split} if spec.splits else {}
+        return {index: Task(spec.id, index, {**options, **more}) for index in indices or range(count)}
+    task_set: TaskSet = registry.load(spec.task_set)(**registry.defaults(spec, options))
+    if split not in task_set.splits:
+        raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(task_set.splits)}")
+    size = task_set.count(split)
+    last = math.inf if size is None else size
+    for index in indices or ():
+        if index >= last:
+            raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {index}")
+    return {index: task_set.task(split, index) for index in indices or range(min(count, size or count))}
+
+
+async def _play(host: EnvHost, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:
+    try:
+        with anyio.fail_after(_EPISODE_S):
+            async with host.lease(task) as episode:
+                return await _play_leased(episode, player, index, task, rng)
+    except TimeoutError:
+        return PlayedEpisode(index, void=f"the episode did not end within {_EPISODE_S:g} s")
+    except (DeadlineError, EnvError, SandboxLostError, SandboxStartError) as error:
+        return PlayedEpisode(index, void=str(error))
+
+
+async def _play_leased(episode: Episode, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:
+    start = await episode.reset()
+    playing, observation = player.begin(task, start, rng), start.observation
+    steps: list[Step] = []
+    while len(steps) < _MAX_TURNS:
+        steps.append(await episode.step(await playing.act(observation)))
+        observation = steps[-1].observation
+        if steps[-1].ended:
+            break
+    reward = math.fsum(step.reward for step in steps)
+    folds = cast("Mapping[str, Fold]", start.info.get("metrics", {}))
+    metrics = fold_infos([step.info for step in steps], folds)
+    if start.is_graded:
+        if not isinstance(episode, GradedEpisode):
+            return PlayedEpisode(index, void="the reset announced a grader, but the host passes none on")
+        grade = await episode.grade()
+        if grade is None:
+            return PlayedEpisode(index, void="the grader could not run")
+        reward, metrics = reward + grade, with_grade(metrics, grade)
+    return PlayedEpisode(index, metrics.get("success", float(reward >= 1)) >= 1, reward)

@@ -1,0 +1,129 @@
+"""Programming tasks in real sandboxes: the oracle earns 1, the nop and all cheats earn 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit import clock
+from envkit.environments.code import cheats
+from envkit.environments.code.grading import grade
+from envkit.environments.code.tasks import Case, Problem, draw_problem
+from envkit.environments.tools import AdaptiveTimeout
+from envkit.types import ExecResult, SandboxSpec
+from envkit.wiring.env_check.tasks import check_tasks
+from envkit.wiring.environments import find
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from tests.sandbox.containers import image
+
+BACKENDS = [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+EVERY_BACKEND = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def test_every_cheat_is_a_player() -> None:
+    names = {name.partition(":")[2] for name in find("Code-v0").players if name.startswith("cheat:")}
+    assert names == set(cheats.CHEATS)
+    assert len(names) >= 15
+
+
+@pytest.mark.slow
+@EVERY_BACKEND
+@pytest.mark.parametrize("mode", ["answer", "tools"])
+@pytest.mark.parametrize(("level", "tasks"), [(1, 1), (4, 2)])
+def test_the_oracle_earns_1_and_every_cheat_0(backend: str, mode: str, level: int, tasks: int) -> None:
+    name = image() if backend == "docker" else None
+    options: Mapping[str, Any] = {"mode": mode, "level": level, "timeout_s": 5.0, "image": name}
+    results, missing = check_tasks("Code-v0", tasks=tasks, repeat=1, options=options, backend=backend)
+    assert [line for one in results for line in one.problems()] == []
+    assert [one.successes for one in results] == [tasks] + [0] * (len(results) - 1)
+    assert missing == []
+
+
+NAIVE = """
+import json, sys
+tests = json.loads(sys.argv[1])
+exec(open("solution.py").read())
+sys.exit(0 if all(solve(*arguments) == expected for arguments, expected in tests) else 1)
+"""
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    "name", ["always_equal", "equal_subclass", "exit_at_import", "exit_in_call", "raise_exit", "patch_builtins"]
+)
+def test_cheats_do_fool_a_grader_that_trusts_the_process_of_the_submission(name: str) -> None:
+    problem = draw_problem(0, 2, 2, None)
+
+    async def main() -> ExecResult:
+        async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
+            submission = cheats.CHEATS[name].submission_for(problem)
+            await sandbox.write("/workspace/solution.py", submission.encode())
+            tests = json.dumps([[list(case.arguments), case.expected] for case in problem.tests])
+            return await sandbox.exec(["python3", "-c", NAIVE, tests])
+
+    assert clock.run(main).exit_code == 0
+
+
+def graded(problem: Problem, source: str, **fields: Any) -> float | None:
+    async def main() -> float | None:
+        async with open_tool_pool("local") as pool:
+            arguments: dict[str, Any] = {"timeout": 10.0, "case": "", **fields}
+            return await grade(pool, problem, source.encode(), spec=SandboxSpec(untrusted=True), **arguments)
+
+    return clock.run(main)
+
+
+@pytest.mark.bwrap
+def test_what_a_submission_prints_does_not_disturb_its_results() -> None:
+    problem = draw_problem(0, 2, 2, None)
+    noisy = f"import os\nprint('import')\nos.write(1, b'x')\n{problem.solution}\nplain = solve\n"
+    noisy += "def solve(x):\n    print('call')\n    os.system('echo shell')\n    return plain(x)\n"
+    assert graded(problem, noisy) == 1.0
+
+
+@pytest.mark.bwrap
+def test_a_method_sees_typing_and_a_tuple_is_not_a_list() -> None:
+    problem = Problem("", "Solution.pair", (), [Case((n,), [n, n]) for n in range(3)], "", None)
+    method = "class Solution:\n    def pair(self, n: int) -> List[int]:\n        return {}\n"
+    assert graded(problem, method.format("[n, n]")) == 1.0
+    assert graded(problem, method.format("(n, n)")) == 0.0
+    assert graded(problem, method.format("[n, n] if n else [0]"), partial=True) == pytest.approx(2 / 3)
+
+
+@pytest.mark.bwrap
+def test_a_program_is_graded_by_its_output() -> None:
+    problem = Problem("", "", (), [Case((f"{n}\n",), f"{n + 1} \n\n") for n in range(3)], "", None)
+    assert graded(problem, "print(int(input()) + 1)") == 1.0
+    assert graded(problem, "print(int(input()))") == 0.0
+    assert graded(problem, "print(int(input()) + 1)\nraise SystemExit(1)") == 0.0
+    assert graded(problem, "import os, sys\nopen('/proc/1/fd/1', 'w')\n") == 0.0
+
+
+@pytest.mark.bwrap
+def test_the_oracle_of_a_file_passes_the_tests_of_its_row(tmp_path: Path) -> None:
+    row = {
+        "question": "Add two numbers.",
+        "solution": "def add(a, b):\n    return a + b",
+        "test": "from solution import add\n\ndef test_add():\n    assert add(1, -2) == -1\n    assert add(2, 2) == 4\n",
+    }
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "question": f"Add, number {n}."}) for n in range(20)))
+    options: Mapping[str, Any] = {"file": str(path), "timeout_s": 5.0}
+    results, _ = check_tasks("Code-v0", tasks=1, split="train", repeat=1, options=options, backend="local")
+    cheating = {one.player: one.successes for one in results}
+    assert cheating.pop("oracle") == 1
+    assert set(cheating.values()) == {0}
+
+
+@pytest.mark.bwrap
+def test_time_is_limited_and_an_adaptive_timeout_learns_from_success() -> None:
+    problem = draw_problem(0, 2, 2, None)
+    slow = f"import time\ntime.sleep(0.7)\n{problem.solution}"
+    assert graded(problem, slow, timeout=0.5) == 0.0
+    timeout = AdaptiveTimeout(least_s=0.1, factor=1.5, most_s=10.0)
+    assert graded(problem, slow, timeout=timeout, case="one") == 1.0
+    assert 1.0 < timeout.seconds("one") < 5.0

@@ -1,0 +1,79 @@
+"""``envkit check-task``: correct tasks pass, and each player that does not do what it must is named with its task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import envkit
+from envkit import cli
+from envkit.errors import UsageError
+from envkit.wiring.env_check.tasks import check_tasks
+from tests.wiring.env_check.guessing import Guess, Says
+
+
+def problems(env_id: str, players: dict[str, Says]) -> Sequence[str]:
+    envkit.register(env_id, Guess, players=players)
+    results, _ = check_tasks(env_id, tasks=3, repeat=3)
+    return [line for one in results for line in one.problems()]
+
+
+def test_players_that_do_what_they_must_give_no_problem() -> None:
+    assert problems("GuessGood-v0", {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "player", "problem"),
+    [
+        ("nop", Says("", task_2="seed"), "nop must fail: task 2: 1 of 1: reward 1, success True"),
+        ("oracle", Says("seed", task_1="?"), "oracle must succeed: task 1: 3 of 3: reward 0, success False"),
+        ("oracle", Says("seed", task_0="sometimes"), "oracle must succeed: task 0: 1 of 3: reward 0, success False"),
+        ("oracle", Says("seed", task_0="void"), "oracle must succeed: task 0: 3 of 3: void: the grader could not run"),
+        ("cheat:half", Says("half"), "cheat:half must earn 0: task 0: 1 of 1: reward 0.5, success False"),
+        ("cheat:void", Says("void"), "cheat:void must earn 0: task 0: 1 of 1: void: the grader could not run"),
+    ],
+)
+def test_a_player_that_does_not_is_named_with_its_task(name: str, player: Says, problem: str) -> None:
+    found = problems(f"Guess{abs(hash(problem))}-v0", {name: player})
+    assert found[0] == problem
+    assert len(found) == (3 if name.startswith("cheat") else 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "lines"),
+    [
+        (
+            ["GuessGood-v0", "1", "--repeat", "2"],
+            0,
+            ["oracle   2         2        ok", "nop      1         0        ok"],
+        ),
+        (["GuessBad-v0", "--tasks", "1"], 1, ["nop     1         1        fail", "GuessBad-v0 has no player oracle"]),
+        (["FrozenLake-v0"], 2, []),
+        (["GuessGood-v0", "--option", "x"], 2, []),
+    ],
+)
+def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
+    words: list[str], code: int, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}
+    if words[0] == "GuessBad-v0":
+        envkit.register("GuessBad-v0", Guess, players={"nop": BAD})
+    elif all(one.id != "GuessGood-v0" for one in envkit.registered()):
+        envkit.register("GuessGood-v0", Guess, players=good)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check-task", *words])
+    out, _ = capsys.readouterr()
+    assert ended.value.code == code
+    for line in lines:
+        assert line in out
+
+
+BAD = Says("seed")
+
+
+def test_an_environment_without_players_or_splits_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="has no players to check tasks with; register players="):
+        check_tasks("FrozenLake-v0")
+    with pytest.raises(UsageError, match="Code-v0 has no split 'test'; it has train, validation, eval"):
+        check_tasks("Code-v0", split="test")
