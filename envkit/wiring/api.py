@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -18,7 +18,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.display import display_on
-from envkit.types import JSON, Options
+from envkit.types import JSON, EpisodeRecord, Options
 
 if TYPE_CHECKING:
     from envkit.wiring.evaluation.evaluate import Evaluation
@@ -150,6 +150,7 @@ def evaluate(
     batch: int | None = None,
     concurrency: int | None = None,
     output: str | os.PathLike[str] | EvaluationFolder | None = None,
+    dialogues: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Evaluation:
     """Measure how well a policy plays. Prints progress on standard error, and works in scripts and notebooks.
@@ -182,6 +183,7 @@ def evaluate(
         concurrency: Number of concurrent requests to an endpoint.
         output: Folder in which the episodes, the results and a plot are saved, and from which an interrupted evaluation
             continues; None saves nothing.
+        dialogues: File for the successful episodes as dialogues, for ``warmup.kind: dialogues``; None writes no file.
         force: Whether to replace the evaluation in the folder.
 
     Raises:
@@ -209,6 +211,14 @@ def evaluate(
         concurrency=concurrency,
     )
     folder = None if output is None else _folder(output, force=force)
+    succeeded: list[EpisodeRecord] = []
+
+    def add(episode: EpisodeRecord) -> None:
+        if folder is not None:
+            folder.add(episode)
+        if dialogues is not None and episode.succeeded:
+            succeeded.append(episode)
+
     with closing(display_on(sys.stderr)) as display:
         found = _run(
             partial(
@@ -229,11 +239,18 @@ def evaluate(
                 greedy=greedy,
                 playing=playing,
                 kept=None if folder is None else folder.begin,
-                on_episode=None if folder is None else folder.add,
+                on_episode=add,
             )
         )
     if folder is not None:
         folder.finish(found)
+    if dialogues is not None:
+        from envkit.wiring.evaluation.recordings import dialogue_of, open_recording
+
+        if folder is not None:  # it also has the episodes from before an interruption
+            succeeded = [one for one in open_recording(folder.path)[1] if one.succeeded]
+        succeeded.sort(key=lambda one: (one.index, one.member))
+        _write(Path(dialogues), map(dialogue_of, succeeded))
     return found
 
 
@@ -262,7 +279,6 @@ def rescore(
     Raises:
         UsageError: The episodes cannot be read or repeated.
     """
-    from envkit.trainer_bridge.run_folder.rows import encoded
     from envkit.wiring.evaluation import rescore as rescoring
     from envkit.wiring.evaluation.recordings import open_recording
 
@@ -273,11 +289,17 @@ def rescore(
         )
         found = _run(main)
     if output is not None:
-        try:
-            output.write_bytes(b"".join(encoded(one.after) + b"\n" for one in found))
-        except OSError as error:
-            raise UsageError(f"{output}: {error.strerror or error}; choose a file that can be written") from error
+        _write(output, (one.after for one in found))
     return path, found
+
+
+def _write(path: Path, rows: Iterable[object]) -> None:
+    from envkit.trainer_bridge.run_folder.rows import encoded
+
+    try:
+        path.write_bytes(b"".join(encoded(row) + b"\n" for row in rows))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; choose a file that can be written") from error
 
 
 def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[RunConfig, str]:

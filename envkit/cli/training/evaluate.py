@@ -110,6 +110,10 @@ def evaluate(
             help="Save episodes, results and a plot here; if interrupted, repeat the command to continue.",
         ),
     ] = None,
+    dialogues: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write successful episodes here, for warmup.kind: dialogues."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")
     ] = False,
@@ -149,8 +153,11 @@ def evaluate(
             batch=batch,
             concurrency=concurrency,
             output=folder,
+            dialogues=dialogues,
         )
     _print(found, as_json=as_json)
+    if dialogues is not None:
+        typer.echo(f"written: {dialogues}", err=as_json)
     if folder is not None:
         typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
         if not found.levels:

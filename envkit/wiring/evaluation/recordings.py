@@ -8,7 +8,7 @@ from pathlib import Path
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
 from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refuse_other_format
-from envkit.types import EpisodeRecord
+from envkit.types import JSON, EpisodeRecord
 
 _MAX_LISTED = 12
 """Maximum number of train steps that an error message lists."""
@@ -56,3 +56,25 @@ def listed(numbers: Sequence[int]) -> str:
         return ", ".join(map(str, numbers))
     half = _MAX_LISTED // 2
     return f"{listed(numbers[:half])}, ..., {listed(numbers[-half:])}"
+
+
+def dialogue_of(episode: EpisodeRecord) -> dict[str, JSON]:
+    """Return an episode as a dialogue for ``warmup.kind: dialogues``.
+
+    Raises:
+        UsageError: The environment has tools, whose calls a dialogue cannot contain.
+    """
+    if episode.tools:
+        raise UsageError(
+            f"--dialogues: {episode.env_id} has tools, whose calls a dialogue cannot contain; leave it out"
+        )
+    messages: list[JSON] = [] if episode.system is None else [{"role": "system", "content": episode.system}]
+    observation = episode.start
+    for turn in episode.turns:
+        assert observation is not None
+        messages += [
+            {"role": "user", "content": observation.text},
+            {"role": "assistant", "content": turn.action},
+        ]
+        observation = turn.observation
+    return {"messages": messages}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -103,3 +104,12 @@ def test_episodes_whose_observations_differ_are_named(tmp_path: Path) -> None:
     episodes = read_episodes(tmp_path / "episodes.jsonl")
     again = clock.run(partial(rescore, episodes, options={"instructions": True}, display=SilentDisplay()))
     assert [one.differs_at for one in again] == [0, 0, 0]
+
+
+def test_successful_episodes_become_dialogues_for_imitation(tmp_path: Path) -> None:
+    evaluate("Arithmetic-v0", "expert", episodes=2, options={"instructions": False}, dialogues=tmp_path / "sums.jsonl")
+    dialogues = [json.loads(line)["messages"] for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    assert [[one["role"] for one in messages] for messages in dialogues] == [["user", "assistant"]] * 2
+    assert all(messages[0]["content"].startswith("What is ") for messages in dialogues)
+    evaluate("Parity-v0", "nop", episodes=2, dialogues=tmp_path / "none.jsonl")
+    assert (tmp_path / "none.jsonl").read_text() == ""
