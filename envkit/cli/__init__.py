@@ -10,8 +10,8 @@ import typer
 
 from envkit import __version__
 from envkit.cli.environments.check_env import check_env
-from envkit.cli.environments.data import data
 from envkit.cli.environments.check_task import check_task
+from envkit.cli.environments.data import data
 from envkit.cli.environments.listing import list_envs
 from envkit.cli.environments.play import play
 from envkit.cli.environments.show import show

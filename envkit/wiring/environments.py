@@ -62,7 +62,9 @@ class Resources:
             found["sandboxes"] = self.sandboxes
         if "judge" in spec.needs:
             if self.judge is None:
-                raise UsageError(f"{spec.id} needs a judge model, which this process does not have; {self.judge_remedy}")
+                raise UsageError(
+                    f"{spec.id} needs a judge model, which this process does not have; {self.judge_remedy}"
+                )
             found["judge"] = self.judge
         return found
 
