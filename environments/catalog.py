@@ -99,4 +99,10 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "compact_options": {"instructions": False},
         "summary": "Answer an arithmetic question with a number; for language models.",
     },
+    {
+        "id": "Questions-v0",
+        "entry_point": "envkit.environments.questions:Questions",
+        "task_set": "envkit.environments.questions:QuestionTasks",
+        "summary": "Answer a question of a file of JSON lines; for language models.",
+    },
 )
