@@ -47,10 +47,7 @@ class Question(NamedTuple):
     split: str | None = None
 
 
-SAMPLES = (
-    Question("What is 6 times 7? Answer with a number.", "42", "number"),
-    Question("What is the capital of France? Answer with one word.", "Paris", "exact"),
-)
+SAMPLES = tuple(Question(f"What is {n} times {n}?", str(n * n), "number") for n in range(2, 20))
 """The questions of an environment without a file."""
 
 
@@ -138,7 +135,7 @@ class QuestionOptions:
     """Options of the questions.
 
     Attributes:
-        file: A file that `read_questions` can read, in which the seed chooses a question; None for two samples.
+        file: A file that `read_questions` can read, in which the seed chooses a question; None for a few samples.
         prompt: The question itself, instead of one of the file. The tasks of `QuestionTasks` have this option.
         answer: The reference answer to `prompt`.
         match: How the answer to `prompt` is matched; None for the default.
