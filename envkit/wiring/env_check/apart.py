@@ -75,8 +75,8 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
         SkippedCheckError: The new process cannot import the environment.
         FailedCheckError: The new process failed.
     """
-    values = {one.name: getattr(env.spec, one.name) for one in fields(env.spec)}
-    plain = {name: dict(value) for name, value in values.items() if isinstance(value, MappingProxyType)}
+    values: dict[str, Any] = {one.name: getattr(env.spec, one.name) for one in fields(env.spec)}
+    plain: dict[str, Any] = {name: dict(value) for name, value in values.items() if isinstance(value, MappingProxyType)}
     spec = replace(env.spec, **plain)  # proxies cannot be pickled
     try:
         request = pickle.dumps((spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
