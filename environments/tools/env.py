@@ -172,12 +172,12 @@ class ToolEnv(AsyncEnv):
         """
         found: dict[str, bytes] = {}
         for path in paths:
-            with suppress(MissingFileError, TooLargeError):
+            with suppress(MissingFileError, RefusedFileError, TooLargeError):
                 found[path] = await self.sandbox.read(path, max_bytes=_MAX_FILE)
         return Submission(self.submitted or "", found)
 
     async def close(self) -> None:
-        """Release the sandbox."""
+        """Release the sandbox. In `grade`, call this before a grader leases a sandbox, so that no episode holds two."""
         self._running = False
         self._sandbox = None
         await self._lease.aclose()

@@ -11,7 +11,7 @@ import pytest
 
 from envkit import clock
 from envkit.env import AsyncEpisode
-from envkit.environments.tools import Script, ToolEnv, bash, submit, view_file, write_call
+from envkit.environments.tools import SandboxGrader, Script, ToolEnv, bash, submit, view_file, write_call
 from envkit.errors import EnvError, OptionError, SandboxLostError, StepOrderError
 from envkit.types import ExecResult, Observation, Options, Reset, SandboxSpec, Step, Submission, Task
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
@@ -220,3 +220,16 @@ def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> N
             assert actions == [call("bash", command="ls"), call("submit"), call("submit")]
 
     anyio.run(main)
+
+
+def test_an_episode_that_closes_before_its_grader_leases_a_sandbox_needs_only_one_at_a_time() -> None:
+    class Regraded(Work):
+        spec = SandboxSpec(memory_mib=4096)  # all memory of the pool
+
+        async def grade(self) -> float | None:
+            submission = await self.submission("notes.txt")
+            await self.close()
+            grader = SandboxGrader(sandboxes=self.sandboxes, command=["check"], verdict=lambda _: 1.0, spec=self.spec)
+            return await grader.grade(submission)
+
+    assert played(call("submit"), env=Regraded)[2] == 1.0
