@@ -79,7 +79,7 @@ def parse_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
 def _parse_object(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
     try:
         call, end = _DECODER.raw_decode(text)
-        json.dumps(call, ensure_ascii=False).encode()  # lone surrogates cannot be passed on
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # lone surrogates cannot be encoded
     except json.JSONDecodeError as error:
         if error.pos >= len(text) or (text.startswith("{") and not text.endswith("}")):
             return _wrong(CallStatus.UNCLOSED, "the JSON of the tool call is not complete", tools)

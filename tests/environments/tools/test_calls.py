@@ -63,6 +63,7 @@ def test_a_string_may_contain_line_ends_that_json_would_escape() -> None:
         (call('{"query": "a"}'), CallStatus.INVALID_JSON, "the tool call is not an object with the keys "),
         (call({}, "stop") + " Done.", CallStatus.INVALID_JSON, "there is text after the JSON of the tool call; "),
         (call({"query": "\ud800"}), CallStatus.INVALID_JSON, "the tool call is not valid JSON (UnicodeEncodeError)"),
+        (call({"query": float("nan")}), CallStatus.INVALID_JSON, "the tool call is not valid JSON (ValueError)"),
         ('{"a":' * 100_000, CallStatus.INVALID_JSON, "the tool call is not valid JSON (RecursionError)"),
         (call({}, "serch"), CallStatus.UNKNOWN_TOOL, "there is no tool 'serch'; did you mean 'search'?"),
         (call({}, "walk"), CallStatus.UNKNOWN_TOOL, "there is no tool 'walk'; there are: search, stop"),
