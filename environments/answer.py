@@ -31,7 +31,7 @@ def parse_answer(text: str, moves: Collection[str]) -> str | None:
         text: Any output of a model.
         moves: Names of the moves, in lower case.
     """
-    word = _answer(text.lower()).strip()
+    word = answer_text(text).strip()
     return word if word in moves else None
 
 
@@ -43,7 +43,7 @@ def parse_answers(text: str, moves: Collection[str], most: int) -> tuple[str, ..
         moves: Names of the moves, in lower case.
         most: Maximum number of moves to return. Later moves are dropped, but must be valid.
     """
-    words = [word.strip() for word in _answer(text.lower()).split(SEPARATOR)]
+    words = [word.strip() for word in answer_text(text).split(SEPARATOR)]
     return tuple(words[:most]) if all(word in moves for word in words) else ()
 
 
@@ -54,12 +54,13 @@ def parse_number(text: str) -> Decimal | None:
     (``-`` or ``−``), digits, and an optional decimal part. Commas may separate groups of three digits. A minus sign
     directly after a digit is read as a subtraction, not as a sign.
     """
-    numbers = _NUMBER.findall(_answer(text.lower()))
+    numbers = _NUMBER.findall(answer_text(text))
     return Decimal(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None
 
 
-def _answer(text: str) -> str:
-    r"""Return what the answer tags or ``\boxed`` enclose, or else the whole `text`, which must be in lower case."""
+def answer_text(text: str) -> str:
+    r"""Return what the answer tags or ``\boxed`` enclose, or else the whole text, in lower case."""
+    text = text.lower()
     start = text.find(_OPEN)
     end = text.find(_CLOSE, start) if start >= 0 else -1
     if end >= 0:

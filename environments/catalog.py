@@ -120,4 +120,10 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "task_set": "envkit.environments.code:CodeTasks",
         "summary": "Write a Python function, in one answer or with tools in a sandbox; hidden tests decide.",
     },
+    {
+        "id": "Questions-v0",
+        "entry_point": "envkit.environments.questions:Questions",
+        "task_set": "envkit.environments.questions:QuestionTasks",
+        "summary": "Answer a question of a file of JSON lines; for language models.",
+    },
 )

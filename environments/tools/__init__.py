@@ -6,6 +6,7 @@ from .calls import CallStatus, ToolCall, how_to_call, parse_call
 from .env import ToolEnv
 from .graders import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader, read_score
 from .limits import ToolLimits, cut_middle
+from .script import Script, write_call
 from .shell_tools import bash, edit_file, format_result, submit, view_file
 from .tool import Tool, ToolFunction, tool_of
 
@@ -15,6 +16,7 @@ __all__ = [
     "JudgeGrader",
     "RuleGrader",
     "SandboxGrader",
+    "Script",
     "Submission",
     "Tool",
     "ToolCall",
@@ -31,4 +33,5 @@ __all__ = [
     "submit",
     "tool_of",
     "view_file",
+    "write_call",
 ]

@@ -18,6 +18,8 @@ from envkit.types import JSON, ToolSchema
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
+_DECODER = json.JSONDecoder(strict=False)
+"""Accepts line ends in strings, which models forget to escape."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -76,15 +78,16 @@ def parse_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
 
 def _parse_object(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
     try:
-        call = json.loads(text, strict=False)
-        json.dumps(call, ensure_ascii=False).encode()  # lone surrogates cannot be passed on
+        call, end = _DECODER.raw_decode(text)
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # lone surrogates cannot be encoded
     except json.JSONDecodeError as error:
-        # An unfinished string is reported where it begins, and anything else that is unfinished at the end.
-        if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
+        if error.pos >= len(text) or (text.startswith("{") and not text.endswith("}")):
             return _wrong(CallStatus.UNCLOSED, "the JSON of the tool call is not complete", tools)
         return _wrong(CallStatus.INVALID_JSON, f"the tool call is not valid JSON ({error.args[0]})", tools)
     except (ValueError, RecursionError) as error:
         return _wrong(CallStatus.INVALID_JSON, f"the tool call is not valid JSON ({type(error).__name__})", tools)
+    if end < len(text):
+        return _wrong(CallStatus.INVALID_JSON, "there is text after the JSON of the tool call", tools)
     name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         reason = 'the tool call is not an object with the keys "name", a string, and "arguments", an object'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import fields
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +23,7 @@ from envkit.errors import (
 )
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, Cause, Info, Observation, Options, Reset, SandboxSpec, Step
+from envkit.types import JSON, Cause, Info, Observation, Options, Reset, SandboxSpec, Step, Submission
 
 from .calls import CallStatus, ToolCall, parse_call
 from .limits import ToolLimits, cut_middle
@@ -34,6 +34,9 @@ EnvT = TypeVar("EnvT", bound="ToolEnv")
 
 _GRACE_S = 10.0
 """Seconds beyond its timeout after which a tool call is cancelled. Tools that obey their timeout end before."""
+
+_MAX_FILE = 16 << 20
+"""Maximum bytes of a submitted file."""
 
 _FOR_THE_MODEL = (MissingFileError, RefusedFileError, TooLargeError, OSError, ValueError)
 """Exceptions of a tool that are a result for the model. Others are errors of the environment."""
@@ -162,8 +165,19 @@ class ToolEnv(AsyncEnv):
         observation = Observation(text, role="tool" if call.status in _CALLS else "user")
         return Step(observation, 0.0, terminated, truncated, info)
 
+    async def submission(self, *paths: str) -> Submission:
+        """Return what the agent has submitted: the result of ``submit``, and those files at `paths` that exist.
+
+        Files above 16 MiB, and files that the agent cannot read, are left out.
+        """
+        found: dict[str, bytes] = {}
+        for path in paths:
+            with suppress(MissingFileError, RefusedFileError, TooLargeError):
+                found[path] = await self.sandbox.read(path, max_bytes=_MAX_FILE)
+        return Submission(self.submitted or "", found)
+
     async def close(self) -> None:
-        """Release the sandbox."""
+        """Release the sandbox. In `grade`, call this before a grader leases a sandbox, so that no episode holds two."""
         self._running = False
         self._sandbox = None
         await self._lease.aclose()

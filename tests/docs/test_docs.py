@@ -13,11 +13,16 @@ import yaml
 
 import envkit
 from envkit import config
+from envkit.environments.questions import QuestionTasks
 from tests.e2e.fleet.fleet import serving
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GUIDE = DOCS / "write-an-environment.md"
+LIFT = {"lift.py", "pyproject.toml", "slow_lift.py", "totals.py"}
+"""The package of the guide."""
+EXAMPLES = ("games.md", "tools.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap))
+"""Pages with examples that doctest runs."""
 
 
 def files_of(page: str) -> dict[str, str]:
@@ -57,13 +62,64 @@ def test_the_environment_of_the_tutorial_keeps_the_contract_and_its_training_fil
 
 @pytest.mark.slow
 def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(tmp_path: Path) -> None:
-    installed = install(GUIDE, {"lift.py", "pyproject.toml", "slow_lift.py"}, tmp_path)
+    installed = install(GUIDE, LIFT, tmp_path)
+    (tmp_path / "questions.jsonl").write_text(files_of(GUIDE.read_text(encoding="utf-8"))["questions.jsonl"])
     output = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
     assert output == ""  # doctest prints only differences
     with serving("process", tmp_path, environments=installed) as gateway:
         for env_id in ("Lift-v0", "SlowLift-v0"):
             with envkit.make(env_id, url=gateway.url) as env:
                 assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."
+
+
+ORACLE = """
+import random
+
+import anyio
+
+import envkit
+from envkit.registry import load
+from envkit.wiring.environments import Resources, find, slots
+from envkit.wiring.tool_pool import open_tool_pool
+
+
+async def main():
+    async with open_tool_pool("local") as pool, slots(1, {}, Resources(pool)) as host:
+        for seed in range(2):
+            task = envkit.Task("Totals-v0", seed)
+            async with host.lease(task) as episode:
+                start = await episode.reset()
+                player = load(find("Totals-v0").players["oracle"])().begin(task, start, random.Random(1))
+                step = await episode.step(await player.act(start.observation))
+                while not step.ended:
+                    step = await episode.step(await player.act(step.observation))
+                print(await episode.grade())
+
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.bwrap
+def test_the_environment_with_tools_plays_as_shown_and_its_oracle_solves_it(tmp_path: Path) -> None:
+    installed = install(GUIDE, LIFT, tmp_path)
+    page = GUIDE.read_text(encoding="utf-8")
+    assert len(files_of(page)["totals.py"].splitlines()) <= 60
+    (program,) = re.findall(r"^```python\n(import envkit\n.*?Totals-v0.*?)^```$", page, flags=re.M | re.S)
+    for name, text in {"play.py": program, "oracle.py": ORACLE}.items():
+        (tmp_path / name).write_text(text)
+    printed = run(sys.executable, "-Werror", "play.py", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert printed.splitlines()[1:] == ["5 prices.txt", "[exit code 0]"]
+    assert run(sys.executable, "-Werror", "oracle.py", cwd=tmp_path, PYTHONPATH=str(installed)) == "1.0\n1.0\n"
+
+
+def test_the_file_of_questions_is_valid_and_so_is_its_training_file(tmp_path: Path) -> None:
+    files = files_of(GUIDE.read_text(encoding="utf-8"))
+    (tmp_path / "questions.jsonl").write_text(files["questions.jsonl"])
+    tasks = QuestionTasks(file=str(tmp_path / "questions.jsonl"))
+    assert sum(tasks.count(split) or 0 for split in tasks.splits) == 4
+    config.parse(yaml.safe_load(files["questions.yaml"]))
 
 
 @pytest.mark.slow
@@ -87,7 +143,9 @@ def test_the_package_of_the_page_about_kinds_is_checked_and_plays(tmp_path: Path
     assert (tmp_path / "run" / "metric.csv").read_text().startswith("1,")
 
 
-@pytest.mark.parametrize("page", ["games.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)])
+@pytest.mark.parametrize(
+    "page", ["games.md", "tools.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)]
+)
 def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -> None:
     assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
 

@@ -17,10 +17,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any
 
 from envkit import clock, registry
@@ -74,7 +75,9 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
         SkippedCheckError: The new process cannot import the environment.
         FailedCheckError: The new process failed.
     """
-    spec = replace(env.spec, options=dict(env.spec.options), compact_options=dict(env.spec.compact_options))
+    values: dict[str, Any] = {one.name: getattr(env.spec, one.name) for one in fields(env.spec)}
+    plain: dict[str, Any] = {name: dict(value) for name, value in values.items() if isinstance(value, MappingProxyType)}
+    spec = replace(env.spec, **plain)  # proxies cannot be pickled
     try:
         request = pickle.dumps((spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

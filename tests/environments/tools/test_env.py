@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any, ClassVar
 
 import anyio
@@ -10,9 +11,9 @@ import pytest
 
 from envkit import clock
 from envkit.env import AsyncEpisode
-from envkit.environments.tools import ToolEnv, bash, submit, view_file
+from envkit.environments.tools import SandboxGrader, Script, ToolEnv, bash, submit, view_file, write_call
 from envkit.errors import EnvError, OptionError, SandboxLostError, StepOrderError
-from envkit.types import ExecResult, Options, Reset, SandboxSpec, Step, Task
+from envkit.types import ExecResult, Observation, Options, Reset, SandboxSpec, Step, Submission, Task
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
 
@@ -199,3 +200,36 @@ def test_every_episode_has_a_sandbox_of_its_own_with_the_spec_of_its_task_and_cl
             assert all(sandbox.is_gone for sandbox in backend.sandboxes)
 
     clock.run(main, virtual=True)
+
+
+def test_a_submission_has_the_submitted_text_and_the_files_that_exist() -> None:
+    class Collected(Work):
+        async def grade(self) -> float | None:
+            submission = await self.submission("notes.txt", "absent.txt")
+            return float(submission == Submission("42", {"notes.txt": b"one\ntwo\n"}))
+
+    assert played(call("submit", answer="42"), env=Collected)[2] == 1.0
+
+
+def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> None:
+    async def main() -> None:
+        script = Script([write_call("bash", command="ls"), write_call("submit")])
+        for seed in (1, 2):
+            player = script.begin(Task("Work-v0", seed), Reset(Observation(""), {}), Random(seed))
+            actions = [await player.act(Observation("")) for _ in range(3)]
+            assert actions == [call("bash", command="ls"), call("submit"), call("submit")]
+
+    anyio.run(main)
+
+
+def test_an_episode_that_closes_before_its_grader_leases_a_sandbox_needs_only_one_at_a_time() -> None:
+    class Regraded(Work):
+        spec = SandboxSpec(memory_mib=4096)  # all memory of the pool
+
+        async def grade(self) -> float | None:
+            submission = await self.submission("notes.txt")
+            await self.close()
+            grader = SandboxGrader(sandboxes=self.sandboxes, command=["check"], verdict=lambda _: 1.0, spec=self.spec)
+            return await grader.grade(submission)
+
+    assert played(call("submit"), env=Regraded)[2] == 1.0

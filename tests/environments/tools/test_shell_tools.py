@@ -117,6 +117,18 @@ def test_a_program_that_uses_up_the_memory_is_a_result_or_the_end_of_the_episode
     used(main)
 
 
+@pytest.mark.bwrap
+def test_a_submission_leaves_out_what_cannot_be_read_as_a_file() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        await use(
+            "bash", command="mkdir folder; mkfifo pipe; ln -s /dev/zero zeros; ln -s poem.txt link; chmod 0 poem.txt"
+        )
+        await use("bash", command="echo a > a.txt")
+        assert (await env.submission("folder", "pipe", "zeros", "link", "absent", "a.txt")).files == {"a.txt": b"a\n"}
+
+    used(main)
+
+
 def test_a_result_says_what_was_dropped_and_what_was_killed() -> None:
     result = ExecResult(-9, b"tail", truncated_bytes=12_345, is_out_of_memory=True)
     assert format_result(result, 1.0).splitlines() == [
