@@ -112,6 +112,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "entry_point": "envkit.environments.code:Code",
         "splits": ("train", "validation", "eval"),
         "needs": ("sandbox",),
+        "replayable": False,  # what commands print may differ
         "players": {
             "oracle": "envkit.environments.code:CodeOracle",
             "nop": "envkit.environments.code:CodeNop",

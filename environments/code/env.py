@@ -104,7 +104,7 @@ class Code(AsyncEnv):
             source,
             spec=options.spec,
             timeout=adaptive_timeout(options.timeout_s) if options.adaptive_timeout else options.timeout_s,
-            case=problem.text,
+            case=f"level {problem.level}" if problem.level else problem.text,
             partial=options.partial,
         )
 

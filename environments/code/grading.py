@@ -11,7 +11,7 @@ import random
 import secrets
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
 from envkit.protocols import SandboxPool
 from envkit.types import JSON, ExecResult, SandboxSpec, Submission
@@ -21,7 +21,7 @@ from .tasks import Case, Problem
 
 _PROGRAM = "/workspace/solution.py"
 _REQUEST = "/workspace/tests.json"
-_DRIVER = resources.files(__package__).joinpath("driver.py").read_text(encoding="utf-8")
+_DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
 
 async def grade(

@@ -1,6 +1,7 @@
 """Programming tasks: generated ones, whose difficulty is exact, and the set of tasks of the environment.
 
 A generated task asks for a function that composes `level` operations. A seed draws the same task in every process.
+There are about 130 compositions of level 1, 1,900 of level 2, and far more of higher levels.
 """
 
 from __future__ import annotations

@@ -78,6 +78,14 @@ def graded(problem: Problem, source: str, **fields: Any) -> float | None:
 
 
 @pytest.mark.bwrap
+def test_a_forged_report_earns_what_its_results_are_worth() -> None:
+    example = Case((0,), 7)
+    forged = cheats.fake_results.submission_for(Problem("", "solve", [example], [], "", None))
+    assert graded(Problem("", "solve", [example], [Case((n,), 7) for n in range(3)], "", None), forged) == 1.0
+    assert graded(Problem("", "solve", [example], [Case((n,), 7 + n) for n in range(3)], "", None), forged) == 0.0
+
+
+@pytest.mark.bwrap
 def test_what_a_submission_prints_does_not_disturb_its_results() -> None:
     problem = draw_problem(0, 2, 2, None)
     noisy = f"import os\nprint('import')\nos.write(1, b'x')\n{problem.solution}\nplain = solve\n"

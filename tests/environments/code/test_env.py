@@ -11,9 +11,10 @@ from envkit import clock
 from envkit.environments.code import Code
 from envkit.environments.code.env import submission_of
 from envkit.environments.code.grading import grade, is_same
+from envkit.environments.code.players import call
 from envkit.environments.code.tasks import Case, Problem
-from envkit.errors import OptionError, StepOrderError
-from envkit.types import ExecResult, SandboxSpec
+from envkit.errors import OptionError, SandboxLostError, StepOrderError
+from envkit.types import Cause, ExecResult, SandboxSpec
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
 
@@ -110,3 +111,20 @@ def test_an_answer_ends_the_episode_and_a_second_one_is_refused() -> None:
                 await env.reset(seed=0, options={"mode": json.dumps("tool")})
 
     clock.run(main, virtual=True)
+
+
+def test_an_agent_that_ends_its_sandbox_earns_0_and_another_loss_is_an_error() -> None:
+    def slow(command: Command) -> ExecResult:
+        return ExecResult(0, duration_s=20)
+
+    async def grade_after_loss(cause: Cause) -> float | None:
+        async with pool_of(Fate(dies_after_s=10, cause=cause, answer=slow)) as (pool, _):
+            env = Code(sandboxes=pool, mode="tools", level=1)
+            start = await env.reset(seed=0, options={})
+            assert [tool["function"]["name"] for tool in start.tools] == ["bash", "view_file", "edit_file", "submit"]
+            assert (await env.step(call("bash", command="make"))).terminated
+            return await env.grade()
+
+    assert clock.run(grade_after_loss, OUT_OF_MEMORY, virtual=True) == 0.0
+    with pytest.raises(SandboxLostError):
+        clock.run(grade_after_loss, NODE_LOST, virtual=True)

@@ -23,7 +23,7 @@ MEANINGS: list[tuple[str, Any, Any]] = [
     ("count the ones in the binary form of its absolute value", -7, 3),
     ("write its absolute value in binary, without a prefix", -6, "110"),
     ("list the decimal digits of its absolute value", -45, [4, 5]),
-    ("list the integers from 1 to its remainder modulo 8", 11, [1, 2, 3]),
+    ("list the integers from 1 to its remainder modulo 9", 12, [1, 2, 3]),
     ("replace each number by its remainder modulo 4 (from 0 to 4 - 1)", [-1, 6], [3, 2]),
     ("sort the numbers, largest first", [1, 3, 2], [3, 2, 1]),
     ("move the first number to the end", [1, 2, 3], [2, 3, 1]),

@@ -26,7 +26,7 @@ from typing import Any
 
 from envkit import clock
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "evidence"
 
 if str(ROOT) not in sys.path:
