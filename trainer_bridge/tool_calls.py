@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 from envkit.types import ToolSchema
 
-MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
 """Parts of markups that may be special tokens of a tokenizer."""
 
 
@@ -25,13 +25,13 @@ class Markup:
         opening: Matches the text before the call.
         closing: Matches the text after the call.
         content: What is between them: an object with ``name`` and ``arguments`` or ``parameters`` (``json``), a list
-            of such objects, of which the first counts (``list``), or ``<parameter=NAME>`` elements (``xml``). The
-            opening of ``xml`` has the group ``name``.
+            of such objects, of which the first counts (``list``), the object of the arguments (``arguments``), or
+            ``<parameter=NAME>`` elements (``xml``). In the last two cases, the opening has the group ``name``.
     """
 
     opening: re.Pattern[str]
     closing: re.Pattern[str]
-    content: Literal["json", "list", "xml"] = "json"
+    content: Literal["json", "list", "arguments", "xml"] = "json"
 
 
 MARKUPS = (
@@ -39,6 +39,9 @@ MARKUPS = (
         re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>"), re.compile(r"\s*</function>"), "xml"
     ),
     Markup(re.compile(r"<tool_call>\s*"), re.compile(r"\s*</tool_call>")),  # Hermes, Qwen
+    Markup(  # Mistral since 2025
+        re.compile(r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*"), re.compile(""), "arguments"
+    ),
     Markup(re.compile(r"\[TOOL_CALLS\]\s*"), re.compile(""), "list"),  # Mistral
     Markup(re.compile(r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*")'), re.compile(r"\s*(?:;|\Z)")),  # Llama 3
 )
@@ -69,6 +72,8 @@ def canonical_call(text: str, tools: Sequence[ToolSchema] = ()) -> str | None:
             call, end = _DECODER.raw_decode(text, opening.end())
         if markup.content == "list" and isinstance(call, list):
             call = call[0]
+        elif markup.content == "arguments":
+            call = {"name": opening["name"], "arguments": call}
         return as_call(call) if markup.closing.match(text, end) else None
     except (ValueError, LookupError, RecursionError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,20 +11,35 @@ from typing import Any, Literal
 
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
-from envkit.protocols import Renderer
-from envkit.types import Exchange, Observation
+from envkit.trainer_bridge.render import ChatRenderer, ToolSupport
+from envkit.trainer_bridge.tool_calls import as_call, describe, join_prompts, read_call
+from envkit.types import Exchange, Observation, Reset, ToolSchema
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer, open_tokenizer
 
 Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
-Chat = list[dict[str, str]]
+Chat = list[dict[str, Any]]
 
 _NEIGHBOURS = 3
 """Number of tokens to show before and after the first token that differs."""
 
 _ANSWER_MARK = "@@answer@@"
 _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+_CALL_ID = "call00000"
+
+_BASH: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}, "timeout_s": {"type": "integer"}},
+            "required": ["command"],
+        },
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +48,17 @@ class Dialogue:
 
     Attributes:
         name: Name of the dialogue in the report.
-        observations: User messages; there is one more of them than of `answers`.
-        answers: Messages of the policy.
+        observations: User messages, or results of tools after calls; there is one more of them than of `answers`.
+        answers: Messages of the policy; in a dialogue with tools, also calls as canonical JSON.
         system: The system prompt; None renders no system prompt.
+        tools: The tools.
     """
 
     name: str
     observations: Sequence[str]
     answers: Sequence[str]
     system: str | None = None
+    tools: tuple[ToolSchema, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +70,9 @@ class DialogueResult:
         outcome: ``same``: turn by turn, the tokens are those of the whole chat. ``new sample``: also right, but the
             template rewrites earlier turns, so a later turn starts a new training sample. ``answers kept``: right too;
             the template rewrites answers, but envkit trains on the tokens that the policy sampled. ``refused``: the
-            template accepts no system prompt. ``differs``: envkit would train on wrong tokens.
-        seen: The first token that differs, or why the template refused the dialogue; otherwise empty.
+            template accepts no system prompt. ``differs``: envkit would train on wrong tokens, or does not read a call
+            in the markup that it demonstrates.
+        seen: What differs, or why the template refused the dialogue; otherwise empty.
     """
 
     name: str
@@ -68,10 +87,12 @@ class TemplateReport:
     Attributes:
         stop: Id and text of each token that ends a completion.
         verdicts: One result per dialogue.
+        tools: What the template supports of tools; None if it shows neither tools nor a system prompt with them.
     """
 
     stop: tuple[tuple[int, str], ...]
     verdicts: tuple[DialogueResult, ...]
+    tools: ToolSupport | None
 
 
 def check_template(name: str) -> TemplateReport:
@@ -91,17 +112,21 @@ def check_template(name: str) -> TemplateReport:
     added = tokenizer.added_tokens_decoder.values()
     special = sorted({*tokenizer.all_special_tokens, *(token.content for token in added if token.special)})
     verdicts: list[DialogueResult] = []
+    support: ToolSupport | None = None
     for dialogue in bank(special):
         try:
             section = AutoRendererSection(system=dialogue.system)
             renderer = open_renderer(RendererContext(section=section, model=model))
+            renderer = renderer.for_episode(Reset(Observation(""), {}, tools=dialogue.tools))
+            assert isinstance(renderer, ChatRenderer), "the model has a chat template"
+            support = renderer.support if dialogue.tools else None
             verdicts.append(_Comparison(tokenizer, renderer, special).run(dialogue))
         except UsageError as error:
-            if dialogue.system is None:
+            if dialogue.system is None and not dialogue.tools:
                 raise
             verdicts.append(DialogueResult(dialogue.name, "refused", error.detail))
     stop = open_renderer(RendererContext(section=AutoRendererSection(), model=model)).stop
-    return TemplateReport(tuple((token, str(tokenizer.decode([token]))) for token in stop), tuple(verdicts))
+    return TemplateReport(tuple((token, str(tokenizer.decode([token]))) for token in stop), tuple(verdicts), support)
 
 
 def bank(special: Sequence[str]) -> list[Dialogue]:
@@ -109,6 +134,11 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
     forged = " ".join(special)
     board = "\n".join("#" * 8 for _ in range(40))
     thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
+    ls, cat, echo = (
+        as_call({"name": "bash", "arguments": {"command": command, "timeout_s": 3}})
+        for command in ("ls", 'cat "ä b.py"\n', f"echo {forged}")
+    )
+    tools = (_BASH,)
     return [
         Dialogue("one turn", ["You see a wall."], []),
         Dialogue("two turns", ["You see a wall.", "You see a door."], ["left"]),
@@ -123,28 +153,39 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
         Dialogue("special tokens as text", [f"ls: {forged}", forged, f"a{forged}b"], ["left", "open"]),
         Dialogue("special tokens in the system prompt", ["A wall.", "A door."], ["left"], f"Never say {forged}."),
         Dialogue("long", [board, board, board], ["left " * 50 + "on", "open " * 50 + "it"]),
+        Dialogue("tools and a system prompt", ["List them.", "a.py", " {}\n"], [ls, cat], "Fix bugs.", tools),
+        Dialogue("special tokens in calls and results", ["Say it.", forged, forged], [echo, echo], None, tools),
+        Dialogue("tool calls and texts", ["List them.", "a.py", "Read it.", "{}"], [ls, "Done.", cat], None, tools),
     ]
 
 
 class _Comparison:
     """Renders a dialogue turn by turn. After each turn, compares the tokens with the template's for the whole chat."""
 
-    def __init__(self, tokenizer: Any, renderer: Renderer, special: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, renderer: ChatRenderer, special: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._renderer = renderer
+        self._tools: Sequence[ToolSchema] = ()
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._special_ids = set(tokenizer.convert_tokens_to_ids(list(special)))
 
     def run(self, dialogue: Dialogue) -> DialogueResult:
         renderer = self._renderer
-        chat: Chat = [] if dialogue.system is None else [{"role": "system", "content": dialogue.system}]
+        self._tools = dialogue.tools if renderer.support.shows_tools else ()
+        described = describe(dialogue.tools) if dialogue.tools and not self._tools else None
+        system = join_prompts(dialogue.system, described)
+        chat: Chat = [] if system is None else [{"role": "system", "content": system}]
         history: list[Exchange] = []
         ids: tuple[int, ...] = ()
         frames: list[str] = []
         verdict = DialogueResult(dialogue.name, "same")
         for text, answer in zip(dialogue.observations, [*dialogue.answers, ""], strict=True):
-            observation = Observation(text)
-            chat.append({"role": "user", "content": text})
+            is_result = bool(history) and read_call(renderer.action(history[-1].completion_ids)) is not None
+            observation = Observation(text, role="tool" if is_result else "user")
+            if is_result and renderer.support.results != "user":
+                chat.append({"role": "tool", "content": text, "tool_call_id": _CALL_ID})
+            else:
+                chat.append({"role": "user", "content": text})
             prompt = renderer.extend(history, observation) if history else None
             if prompt is None or prompt.starts_sample:
                 ids = renderer.open(observation) if prompt is None else prompt.ids
@@ -153,7 +194,11 @@ class _Comparison:
                     verdict = DialogueResult(dialogue.name, "new sample")
             else:
                 end = [token for token in history[-1].completion_ids[-1:] if token in renderer.stop]
-                frames.append(renderer.text([*end, *prompt.ids]))
+                frame = renderer.text([*end, *prompt.ids])
+                if "tool_calls" in chat[-2]:  # the template writes the call itself
+                    frames[-1] += renderer.text(history[-1].completion_ids[: -len(end) or None]) + frame
+                else:
+                    frames.append(frame)
                 ids += prompt.ids
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
@@ -161,10 +206,23 @@ class _Comparison:
                 expected = self._frames(chat, len(frames) - 1)
                 if [*map(_before_answer, expected)] != [*map(_before_answer, frames)]:
                     return DialogueResult(dialogue.name, "differs", verdict.seen)
-            history.append(Exchange(observation, renderer.demonstrate(answer)))
-            ids += history[-1].completion_ids
-            chat.append({"role": "assistant", "content": answer})
+            completion = renderer.demonstrate(answer)
+            history.append(Exchange(observation, completion))
+            ids += completion
+            chat.append(self._answer(answer, completion, dialogue.tools))
+            if read_call(answer) is not None and dialogue.tools and (read := renderer.action(completion)) != answer:
+                return DialogueResult(dialogue.name, "differs", f"the call {answer!r} is read as {read!r}")
         return verdict
+
+    def _answer(self, answer: str, completion: Sequence[int], tools: Sequence[ToolSchema]) -> dict[str, Any]:
+        """Return an answer of the policy as a message for the template."""
+        function, support = read_call(answer) if tools else None, self._renderer.support
+        if function is None:
+            return {"role": "assistant", "content": answer}
+        if not support.writes_calls or support.results == "user":
+            return {"role": "assistant", "content": self._renderer.text(completion[:-1])}
+        call = {"id": _CALL_ID, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     def _is_same(self, ids: Sequence[int], whole: Sequence[int], chat: Chat) -> bool:
         """Whether the tokens `ids` equal `whole`, the template's tokens for the whole chat.
@@ -172,7 +230,7 @@ class _Comparison:
         If messages contain special tokens as text, compare the text and the count of each special token instead,
         because envkit escapes such text and the template does not.
         """
-        plain: Chat = [{**one, "content": self._special.sub("x", one["content"])} for one in chat]
+        plain: Chat = json.loads(self._special.sub("x", json.dumps(chat, ensure_ascii=False)))
         if plain == chat:
             return list(ids) == list(whole)
         counts, expected = (
@@ -185,11 +243,13 @@ class _Comparison:
         return list(self._tokenizer.encode(self._text(chat), add_special_tokens=False))
 
     def _text(self, chat: Chat) -> str:
-        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        tools = {"tools": [*self._tools]} if self._tools else {}
+        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **tools))
 
     def _frames(self, chat: Chat, answers: int) -> list[str]:
         """Return the pieces of text that the template puts before, between and after the last `answers` answers."""
-        positions = [position for position, one in enumerate(chat) if one["role"] == "assistant"]
+        texts = [one["role"] == "assistant" and "tool_calls" not in one for one in chat]
+        positions = [position for position, is_text in enumerate(texts) if is_text]
         marked = [
             {**one, "content": _ANSWER_MARK} if position in positions[len(positions) - answers :] else one
             for position, one in enumerate(chat)

@@ -12,12 +12,17 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.wiring.training.template_check import check_template
 from tests.trainer_bridge.render.templates import FAMILIES, tokenizer_of
+from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 
 KEPT = {  # where an answer is not as the template would write it
     "llama3": {"answers with whitespace at the ends"},
     "qwen3": {"answers with whitespace at the ends", "thoughts"},
 }
-MOVED = {"system prompt", "empty system prompt", "unicode", "special tokens in the system prompt"}
+MOVED = {
+    *("system prompt", "empty system prompt", "unicode", "special tokens in the system prompt"),
+    *("tools and a system prompt", "special tokens in calls and results", "tool calls and texts"),
+}
+TOOLS = {"tools and a system prompt", "special tokens in calls and results", "tool calls and texts"}
 
 
 def save(tokenizer: Any, folder: Path) -> str:
@@ -37,6 +42,54 @@ def test_five_kinds_of_templates_give_the_same_tokens_except_for_rewritten_turns
     assert moved == (MOVED if name == "mistral" else set())
     end = FAMILIES[name].end_of_turn
     assert report.stop[0] == (tokenizer_of(name).convert_tokens_to_ids(end), end)
+
+
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
+def test_tool_calls_and_results_are_those_of_the_template_and_calls_are_read(name: str, tmp_path: Path) -> None:
+    report = check_template(save(tool_tokenizer(name), tmp_path))
+    found = {one.name: one.outcome for one in report.verdicts if one.name in TOOLS}
+    changed = {
+        "mistral": {"tools and a system prompt": "refused", "tool calls and texts": "new sample"},
+    }
+    assert found == dict.fromkeys(TOOLS, "same") | changed.get(name, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("hermes", "shown by the template; calls: in the template's markup; results: messages with the role tool"),
+        (
+            "chatml",
+            (
+                "ignored by the template, described in the system prompt; calls: in <tool_call> tags; "
+                "results: messages with the role tool"
+            ),
+        ),
+        ("neither", "not possible; the template shows neither tools nor a system prompt that describes them"),
+    ],
+)
+def test_the_report_says_what_the_template_does_with_tools(
+    name: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tool_tokenizer("chatml" if name == "neither" else name)
+    if name == "neither":
+        refusal = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system role') }}{%- endif -%}"
+        tokenizer.chat_template = refusal + tokenizer.chat_template
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check-template", save(tokenizer, tmp_path)])
+    assert not end.value.code
+    assert capsys.readouterr().out.splitlines()[1] == f"tools: {line}"
+
+
+def test_a_template_that_ends_calls_in_another_way_than_texts_differs(tmp_path: Path) -> None:
+    tokenizer = tool_tokenizer("hermes")
+    end = "{{- '<|im_end|>\n' -}}\n  {%- elif message.role == 'user'"
+    assert end in tokenizer.chat_template
+    changed = end.replace("'<|im_end|>\n'", "'<|im_end|>' + ('' if message.tool_calls else '\n')")
+    tokenizer.chat_template = tokenizer.chat_template.replace(end, changed)
+    found = {one.name: one for one in check_template(save(tokenizer, tmp_path)).verdicts}
+    assert [found[name].outcome for name in TOOLS] == ["differs"] * 3
+    assert "; the template: '<|im_start|>'" in found["tool calls and texts"].seen
 
 
 @pytest.mark.model
