@@ -34,8 +34,8 @@ class Resources:
     Attributes:
         sandboxes: Leases sandboxes; None if there are none.
         judge: A language model that grades answers; None if there is none.
-        sandbox_remedy: What to do if an environment needs sandboxes, and there are none.
-        judge_remedy: What to do if an environment needs a judge, and there is none.
+        sandbox_remedy: What to do if an environment needs sandboxes that this process does not have.
+        judge_remedy: What to do if an environment needs a judge that this process does not have.
     """
 
     sandboxes: SandboxPool | None = None

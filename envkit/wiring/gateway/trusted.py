@@ -7,10 +7,12 @@ gateway's pool, through a Unix socket in a private folder. They belong to the se
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -126,7 +128,8 @@ def _worker_spec(slots: int, address: str, judge: str | None) -> SandboxSpec:
     spec = env_sandboxes.env_sandbox_spec(slots, in_image=False)
     given = {name: value for name, value in os.environ.items() if name != "ENVKIT_SOCKETS"}
     options = ("--sandboxes", address, *(() if judge is None else ("--judge", judge)))
-    return replace(spec, command=(*spec.command, *options), env={**given, **spec.env})
+    paths = {"PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)}
+    return replace(spec, command=(*spec.command, *options), env={**given, **spec.env, **paths})
 
 
 @asynccontextmanager
