@@ -1,7 +1,8 @@
 """The trusted worker: plays the environments that use sandboxes as tools, in a child process of the gateway.
 
-The worker is a plain process with the rights of the gateway. It leases the sandboxes of its environments from the
-gateway's pool, through a Unix socket in a private folder. They belong to the server itself, and end with the worker.
+The worker is a plain process with the rights and the environment variables of the gateway. It leases the sandboxes of
+its environments from the gateway's pool, through a Unix socket in a private folder. They belong to the server itself,
+and end with the worker.
 """
 
 from __future__ import annotations
