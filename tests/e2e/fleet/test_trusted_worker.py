@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import SocketStream
 
 import envkit
 from envkit import clock
@@ -20,14 +22,14 @@ from envkit.http.protocol import operations as table
 from envkit.protocols import Episode, GradedEpisode
 from envkit.types import Task
 from tests.contract.kinds import arguments, processes
-from tests.e2e.fleet.fleet import Gateway, install_environment, run, serving
+from tests.e2e.fleet.fleet import Gateway, free_port, install_environment, run, serving
 
 pytestmark = [
     pytest.mark.bwrap,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes are found by their first process"),
 ]
 
-TOOLED = "Tooled-v0"
+TOOLED, JUDGED = "Tooled-v0", "Judged-v0"
 TOOLED_ENV = """
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -58,9 +60,28 @@ class Tooled(AsyncEnv):
     async def close(self):
         await self._lease.aclose()
 
+class Judged(AsyncEnv):
+    def __init__(self, judge):
+        self._judge = judge
+
+    async def reset(self, *, seed, options):
+        return Reset(Observation("Say something kind."), {}, is_graded=True)
+
+    async def step(self, action):
+        self._said = action
+        return Step(Observation(""), 0.0, True, False, {})
+
+    async def grade(self):
+        return float(await self._judge.ask([{"role": "user", "content": self._said}]) == "kind")
+
+    async def close(self):
+        pass
+
 def register_all():
     register("Tooled-v0", "tooled_env:Tooled", needs={"sandbox"}, replayable=False)
+    register("Judged-v0", "tooled_env:Judged", needs={"judge"})
 """
+JUDGE_PORT = free_port()
 EPISODES = 50
 PLACES = 4
 REFUSED_S = 0.05
@@ -73,7 +94,8 @@ MARGIN = 10
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
     install_environment(folder / "site", "tooled_env", TOOLED_ENV)
-    settings = ("envs.sandboxes=1", "envs.warm=0", f"envs.tool_episodes={PLACES}")
+    judge = f"envs.judge=small@http://127.0.0.1:{JUDGE_PORT}"
+    settings = ("envs.sandboxes=1", "envs.warm=0", f"envs.tool_episodes={PLACES}", judge)
     with serving("local", folder, *settings, environments=folder / "site") as gateway:
         yield gateway
 
@@ -198,6 +220,31 @@ def test_sandboxes_of_untrusted_environments_and_of_clients_do_not_see_the_pool(
     run(main, 60)
 
 
+async def judge_as_kind(stream: SocketStream) -> None:
+    """Answer one request of a chat completion."""
+    async with stream:
+        request = b""
+        while not request.endswith(b"}"):
+            request += await stream.receive()
+        content = json.dumps({"choices": [{"message": {"role": "assistant", "content": "kind"}}]}).encode()
+        await stream.send(
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+        )
+
+
+def test_an_environment_that_needs_a_judge_gets_that_of_the_configuration(gateway: Gateway) -> None:
+    async def main() -> None:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=JUDGE_PORT)
+        async with listener, clock.background_tasks() as tasks, EnvClient(gateway.url) as client:
+            tasks.start_soon(listener.serve, judge_as_kind)
+            async with client.lease(Task(JUDGED, 0)) as episode:
+                await episode.reset()
+                await episode.step("You look well.")
+                assert await grade(episode) == 1.0
+
+    run(main, 60)
+
+
 def test_an_environment_outside_the_list_is_refused_with_the_name_of_the_key(tmp_path: Path) -> None:
     install_environment(tmp_path / "site", "tooled_env", TOOLED_ENV)
 
@@ -206,10 +253,14 @@ def test_an_environment_outside_the_list_is_refused_with_the_name_of_the_key(tmp
             with pytest.raises(EnvkitError, match=rf"{TOOLED} may not use .*; add it to envs\.trusted there"):
                 async with client.lease(Task(TOOLED, 0)):
                     pass
+            with pytest.raises(EnvkitError, match=rf"{JUDGED} needs a judge model, .*; set envs\.judge to MODEL@URL"):
+                async with client.lease(Task(JUDGED, 0)):
+                    pass
 
-    with serving("local", tmp_path, "envs.sandboxes=1", "envs.trusted=[]", environments=tmp_path / "site") as gateway:
+    settings = ("envs.sandboxes=1", f"envs.trusted=[{JUDGED}]")
+    with serving("local", tmp_path, *settings, environments=tmp_path / "site") as gateway:
         run(lambda: main(gateway), 60)
-        assert "trusted worker" not in gateway.log.read_text()
+        assert f"trusted worker: 8 concurrent episodes with sandboxes as tools ({JUDGED})\n" in gateway.log.read_text()
 
 
 def test_a_server_without_sandboxes_refuses_an_environment_that_needs_them(tmp_path: Path) -> None:
