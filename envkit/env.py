@@ -237,7 +237,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
             if grade is None:
                 why = "no grade: the grader could not run, so the episode is void; play it again"
                 raise EnvError(self._env_id, why)
-            info, reward = dict(with_grade(cast("dict[str, float]", info), grade)), reward + grade
+            info, reward = cast("Info", with_grade(cast("dict[str, float]", info), grade)), reward + grade
         return step.observation.text, reward, step.terminated, step.truncated, info
 
     def close(self) -> None:

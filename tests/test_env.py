@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import pickle
+from contextlib import closing
 from typing import Any
 
 import anyio
@@ -31,6 +32,7 @@ from envkit.spaces import Utf8Text
 from envkit.types import Info, Task
 from envkit.vector import SlotHost
 from tests.causes import cause
+from tests.http.envs import TOOL, slots
 from tests.keys import key
 
 TASK = Task("Counting-v0", 0)
@@ -100,6 +102,21 @@ def test_an_error_for_remote_callers_and_its_pickled_copy_keep_what_they_may_say
     assert (str(public), public.trace) == ("Counting-v0 raised KeyError in step: 'x' (counting.py:7)", "")
     older = {**to_problem(error), "fields": {"env_id": "Counting-v0", "cause": "KeyError: 'x'"}}
     assert str(from_problem(older)) == "Counting-v0 raised KeyError: 'x'"
+
+
+@pytest.mark.parametrize(("grade", "success"), [(1.0, 1.0), (0.5, 0.0)])
+def test_the_last_step_of_a_graded_episode_has_the_grade(grade: float, success: float) -> None:
+    with closing(BlockingEnv("Graded-v0", slots, {"grade": grade})) as env:
+        assert env.reset(seed=0) == ("start", {"metrics": {}, "system": "Be brief.", "tools": [TOOL]})
+        assert env.step("go on") == ("go on", 0.25, False, False, {})
+        assert env.step("end") == ("end", 0.25 + grade, True, False, {"grade": grade, "success": success})
+
+
+def test_an_episode_that_could_not_be_graded_raises() -> None:
+    with closing(BlockingEnv("Graded-v0", slots, {"grade": None})) as env:
+        env.reset(seed=0)
+        with pytest.raises(EnvError, match="Graded-v0 raised no grade: the grader could not run"):
+            env.step("end")
 
 
 def test_environments_are_shown_with_their_options_and_their_calls_are_described() -> None:

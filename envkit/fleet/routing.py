@@ -23,7 +23,7 @@ class RoutedHosts:
         is_shareable: Returns whether `shared` may play the environment with this id.
         offenders: Environments that `own` must play for certain tenants, because of the sandboxes that they killed.
         is_own_counted: Whether `capacity` includes the capacity of `own`.
-        trusted: Host whose worker has access to the pool; None if there is none.
+        trusted: Host whose worker has access to the pool; None if no environment needs it.
         is_trusted: Returns whether `trusted` must play the environment with this id; raises an error to refuse it.
     """
 

@@ -39,8 +39,8 @@ async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, j
     Args:
         path: The socket.
         capacity: Maximum number of concurrent episodes.
-        sandboxes: Address of the pool that leases sandboxes to environments; None if there is none.
-        judge: Address of the judge; None if there is none. See `envkit.wiring.judge.open_judge`.
+        sandboxes: Address of the pool that leases sandboxes to environments; None for no sandboxes.
+        judge: Address of the judge; None for no judge. See `envkit.wiring.judge.open_judge`.
 
     Raises:
         UsageError: The path cannot be used.

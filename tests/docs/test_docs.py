@@ -80,7 +80,7 @@ import anyio
 import envkit
 from envkit.registry import load
 from envkit.wiring.environments import Resources, find, slots
-from envkit.wiring.tool_pool import open_tool_pool
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 
 async def main():

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError
+from envkit.errors import DeadlineError, EnvError, EnvkitError, ForbiddenError, SandboxLostError
 from envkit.fleet import RoutedHosts
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import ResumableEpisode
@@ -249,6 +249,51 @@ def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_l
                     tasks.start_soon(play)
             assert sorted(map(str, played_in)) == [f"worker-{n}" for n in range(6)]
             assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 2)
+
+    run(main)
+
+
+def test_a_worker_that_is_lost_during_the_grade_voids_the_episode() -> None:
+    async def main() -> None:
+        async with fleet_of(Worker("a", dies_after=2), Worker("b")) as fleet:
+            async with fleet.lease(TASK) as episode:
+                await episode.reset()
+                await episode.step("one")
+                for _ in range(2):
+                    with pytest.raises(SandboxLostError, match="killed by signal 9"):
+                        await episode.grade()
+            async with fleet.lease(TASK) as episode:
+                await episode.reset()
+                assert await episode.grade() == 0.5
+            assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)
+
+    run(main)
+
+
+def test_an_environment_with_needs_is_routed_to_the_trusted_worker_which_keeps_running() -> None:
+    def is_trusted(env_id: str) -> bool:
+        if env_id == "Refused-v0":
+            raise ForbiddenError("not in the list")
+        return env_id == "Tooled-v0"
+
+    async def main() -> None:
+        workers = [Worker("shared"), Worker("own"), Worker("trusted")]
+        shared, own = fleet_of(workers[0], slots_per_sandbox=9), fleet_of(workers[1])
+        trusted = fleet_of(workers[2], slots_per_sandbox=4, kind="trusted")
+        async with shared, own, trusted:
+            offenders = Offenders(RestartBudget())
+            routed = RoutedHosts(shared, own, lambda env_id: True, offenders, False, trusted, is_trusted)
+            assert (routed.capacity, routed.part_of("Tooled-v0", ""), routed.part_of("Light-v0", "")) == (
+                *(13, ("trusted", 4)),
+                ("shared", 9),
+            )
+            for _ in range(2):
+                async with routed.lease(Task("Tooled-v0", 1)) as episode:
+                    await episode.reset()
+                    assert (await episode.step("go")).info == {"worker": "trusted"}
+                await anyio.sleep(5)
+            with pytest.raises(ForbiddenError):
+                routed.lease(Task("Refused-v0", 1))
 
     run(main)
 

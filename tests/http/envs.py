@@ -13,7 +13,7 @@ import anyio
 import gymnasium
 
 from envkit.env import AsyncEnv
-from envkit.errors import OptionError, UnknownEnvError
+from envkit.errors import CapacityError, OptionError, UnknownEnvError
 from envkit.http.api.app import create_app
 from envkit.http.server.server import serve
 from envkit.protocols import EnvHost, Episode
@@ -66,10 +66,15 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "descri
 
 
 class Graded(AsyncEnv):
-    """Ends after one step; its grader sleeps for the option `grade_s`, and returns the option `grade` or raises it."""
+    """Ends after one step; its grader sleeps for the option `grade_s`, and returns the option `grade` or raises it.
+
+    With the option `full`, it finds no room for its sandbox.
+    """
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         self.options, self.grades = options, 0
+        if options.get("full"):
+            raise CapacityError("no room for its sandbox")
         return Reset(Observation("start", role="tool"), {}, "Be brief.", (TOOL,), is_graded=True)
 
     async def step(self, action: str) -> Step:

@@ -132,9 +132,9 @@ class Calls:
     async def _finish(self, operation: Operation[Any, Any], request: Any, call: HttpCall) -> CallOutcome:
         """Run a call that may be slow."""
         reply = await self._require_handler(operation)(request, call.caller)
-        if isinstance(request, CreateSessionBody):
-            step_metrics_of(call.scope).envs[request.env_id] += 1
         if not isinstance(reply, SandboxReply):
+            if isinstance(request, CreateSessionBody):
+                step_metrics_of(call.scope).envs[request.env_id] += 1
             return CallOutcome(self.operations.encode(reply, call.caller, request.session_id))
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"

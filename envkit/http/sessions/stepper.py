@@ -12,7 +12,15 @@ from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from envkit.env import env_error
-from envkit.errors import EnvError, EnvkitError, SandboxLostError, SessionBrokenError, UnreachableError
+from envkit.errors import (
+    CapacityError,
+    EnvError,
+    EnvkitError,
+    SandboxLostError,
+    SandboxStartError,
+    SessionBrokenError,
+    UnreachableError,
+)
 from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import Move, Session
 from envkit.types import Step, Task
@@ -136,6 +144,8 @@ def attributed(error: Exception, task: Task) -> EnvkitError:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     found = error if isinstance(error, EnvkitError) else env_error(error, task.env_id, "its host")
+    if isinstance(found, CapacityError):  # no room for a sandbox of the environment; a caller must not wait for a slot
+        return SandboxStartError(f"of {task.env_id}", found.detail)
     if isinstance(found, EnvError):
         _log.error("%s\nseed %d, options %s\n%s", found, task.seed, dict(task.options), found.trace)
     return found

@@ -1,16 +1,19 @@
 """The trusted worker: plays the environments that use sandboxes as tools, in a child process of the gateway.
 
-The worker is a plain process with the rights of the gateway. It leases the sandboxes of its environments from the
-gateway's pool, through a Unix socket in a private folder. They belong to the server itself, and end with the worker.
+The worker is a plain process with the rights and the environment variables of the gateway. It leases the sandboxes of
+its environments from the gateway's pool, through a Unix socket in a private folder. They belong to the server itself,
+and end with the worker.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -34,7 +37,7 @@ from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import environments
-from envkit.wiring.evaluation.endpoint import Address
+from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.gateway.env_workers import NO_WORKER_TIMEOUT_S
 from envkit.wiring.sandboxes import env_sandboxes
 
@@ -126,7 +129,8 @@ def _worker_spec(slots: int, address: str, judge: str | None) -> SandboxSpec:
     spec = env_sandboxes.env_sandbox_spec(slots, in_image=False)
     given = {name: value for name, value in os.environ.items() if name != "ENVKIT_SOCKETS"}
     options = ("--sandboxes", address, *(() if judge is None else ("--judge", judge)))
-    return replace(spec, command=(*spec.command, *options), env={**given, **spec.env})
+    paths = {"PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)}
+    return replace(spec, command=(*spec.command, *options), env={**given, **spec.env, **paths})
 
 
 @asynccontextmanager

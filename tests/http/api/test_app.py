@@ -11,7 +11,7 @@ import pytest
 
 from envkit import clock
 from envkit.registry import EnvSpec
-from tests.http.envs import serving, slots
+from tests.http.envs import TOOL, serving, slots
 from tests.http.stage import over_http
 
 COUNT = {"env_id": "Count-v0", "seed": 7}
@@ -94,6 +94,33 @@ def test_a_slow_reset_is_answered_with_202_until_it_is_done() -> None:
         assert (done.status_code, done.json()["observation"]) == (200, "awake")
 
     over_http(main, slow_reset_s=0.05)
+
+
+def test_a_slow_grader_is_answered_with_202_until_it_is_done() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        options = {"grade_s": 0.3, "grade": 0.5}
+        start = await client.put("/v1/sessions/a", json={"env_id": "Graded-v0", "seed": 0, "options": options})
+        assert (start.json()["is_graded"], start.json()["system"], start.json()["tools"]) == (True, "Be brief.", [TOOL])
+        slow = await client.post("/v1/sessions/a/grade")
+        assert (slow.status_code, slow.headers["retry-after"], slow.json()) == (202, "1", {"state": "grading"})
+        while (done := await client.post("/v1/sessions/a/grade")).status_code == 202:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+        assert (done.status_code, done.json()) == (200, {"grade": 0.5})
+
+    over_http(main, slow_reset_s=0.05)
+
+
+def test_an_ordinary_session_has_neither_a_grade_nor_fields_for_tools() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        start = await client.put("/v1/sessions/a", json={"env_id": "Count-v0", "seed": 7})
+        assert set(start.json()) == {"turn", "observation", "legal_moves", "images", "info"}
+        step = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
+        assert "role" not in step.json()
+        refused = await client.post("/v1/sessions/a/grade")
+        assert (refused.status_code, refused.json()["type"]) == (409, "step_order")
+        assert "its episode has no grader" in refused.json()["detail"]
+
+    over_http(main)
 
 
 def test_a_batch_gets_one_outcome_per_step_in_order() -> None:

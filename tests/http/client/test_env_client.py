@@ -25,10 +25,10 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import EnvHost, Episode, GradedEpisode
 from envkit.types import Reset, Step, Task
 from tests.causes import cause
-from tests.http.envs import Lender, Line, serving, slots
+from tests.http.envs import TOOL, Lender, Line, serving, slots
 from tests.http.stage import by_client
 
 COUNT = Task("Count-v0", 7)
@@ -48,6 +48,68 @@ def test_a_remote_episode_is_played_like_a_local_one() -> None:
         assert far[1][-1].terminated
 
     by_client(main)
+
+
+def test_a_remote_graded_episode_has_the_tools_and_the_grade_of_a_local_one() -> None:
+    async def episode(host: EnvHost) -> tuple[Reset, Step, float | None]:
+        async with host.lease(Task("Graded-v0", 0, {"grade": 0.5})) as episode:
+            assert isinstance(episode, GradedEpisode)
+            return await episode.reset(), await episode.step("end"), await episode.grade()
+
+    async def main(client: EnvClient, lender: Lender) -> None:
+        far = await episode(client)
+        async with slots() as here:
+            assert far == await episode(here)
+        assert (far[0].system, far[0].tools, far[0].observation.role) == ("Be brief.", (TOOL,), "tool")
+        assert (far[1].observation.role, far[2]) == ("tool", 0.5)
+
+    by_client(main)
+
+
+def test_a_reset_and_a_grader_may_take_longer_than_other_calls() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(Task("Sleeper-v0", 0, {"reset_s": 0.6})) as episode:
+            await episode.reset()
+            with pytest.raises(DeadlineError):
+                await episode.step("sleep 5")
+        async with client.lease(Task("Graded-v0", 0, {"grade_s": 0.6})) as episode:
+            assert isinstance(episode, GradedEpisode)
+            await episode.reset()
+            assert await episode.grade() == 1.0
+
+    by_client(main, timeout_s=0.3)
+
+
+def test_a_lease_waits_while_the_slots_for_its_environment_are_in_use_and_others_are_free() -> None:
+    class Parted(Lender):
+        creates = 0
+
+        def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+            self.creates += 1
+            return env_id, 1
+
+    async def main() -> None:
+        host, got = Parted(slots(4)), anyio.Event()
+        async with (
+            serving(host) as address,
+            EnvClient(address) as client,
+            EnvClient(address) as other,
+            client.lease(COUNT),
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def wait() -> None:
+                async with other.lease(COUNT):
+                    got.set()
+
+            tasks.start_soon(wait)
+            await anyio.sleep(0.5)
+            async with other.lease(SLEEPER):
+                assert (got.is_set(), other.queued) == (False, 1)
+            assert host.creates < 12
+            tasks.cancel_scope.cancel()
+
+    clock.run(main)
 
 
 def test_a_task_cancelled_with_its_client_releases_its_slot() -> None:

@@ -21,6 +21,7 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.http.client.reconnecting_host import ReconnectingHost
+from envkit.protocols import GradedEpisode
 from envkit.types import Observation, Reset, Step, Task
 
 TASK = Task("Count-v0", 7)
@@ -67,6 +68,10 @@ class Played:
         self.server.actions.append((round(clock.now(), 1), action))
         return Step(Observation(action), 1.0, False, False, {})
 
+    async def grade(self) -> float | None:
+        self.server.answer()
+        return 0.5
+
 
 def play(server: Server, *, steps_s: Sequence[float] = (), outage_timeout_s: float = 120.0) -> list[str]:
     """Lease an episode, play a step after each pause of `steps_s`, and return the announced lines."""
@@ -83,6 +88,18 @@ def play(server: Server, *, steps_s: Sequence[float] = (), outage_timeout_s: flo
 
     clock.run(main, virtual=True)
     return lines
+
+
+def test_a_grade_waits_for_a_server_that_is_down() -> None:
+    async def main() -> None:
+        host = ReconnectingHost(Server(from_s=5, until_s=30), outage_timeout_s=60, announce=print)
+        async with host.lease(TASK) as episode:
+            assert isinstance(episode, GradedEpisode)
+            await anyio.sleep(10)
+            assert await episode.grade() == 0.5
+            assert 30 <= clock.now() < 33
+
+    clock.run(main, virtual=True)
 
 
 def test_a_lease_waits_for_a_server_that_is_down_and_announces_it_once() -> None:

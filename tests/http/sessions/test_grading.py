@@ -14,6 +14,7 @@ from envkit.errors import (
     DeadlineError,
     EnvError,
     EnvkitError,
+    SandboxStartError,
     SessionNotFoundError,
     StepOrderError,
 )
@@ -138,6 +139,15 @@ def test_deleting_a_session_cancels_its_grader() -> None:
             await settle()
             await table.delete(key("a"))
         assert (clock.now(), lender.open) == (0, 0)
+
+    on_table(main)
+
+
+def test_an_environment_without_room_for_its_sandbox_fails_and_is_not_a_full_server() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        with pytest.raises(SandboxStartError, match="sandbox of Graded-v0 did not start: no room for its sandbox"):
+            await table.create(key("a"), graded(full=True))
+        assert lender.open == 0
 
     on_table(main)
 
