@@ -33,15 +33,10 @@ class Resources:
     """What this process can give to environments that need it; see `envkit.registry.EnvSpec.needs`.
 
     Attributes:
-    <<<<<<< HEAD
-            sandboxes: Leases sandboxes; None if there are no sandboxes.
-            judge: A language model that grades answers; None if there is no judge.
-    =======
-            sandboxes: Leases sandboxes; None if there are none.
-            judge: A language model that grades answers; None if there is none.
-    >>>>>>> gateway
-            sandbox_remedy: What to do if an environment needs sandboxes that this process does not have.
-            judge_remedy: What to do if an environment needs a judge that this process does not have.
+        sandboxes: Leases sandboxes; None if there are no sandboxes.
+        judge: A language model that grades answers; None if there is no judge.
+        sandbox_remedy: What to do if an environment needs sandboxes that this process does not have.
+        judge_remedy: What to do if an environment needs a judge that this process does not have.
     """
 
     sandboxes: SandboxPool | None = None
