@@ -64,30 +64,32 @@ class ToolCall:
 
 def parse_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
     """Return the tool call in `text`, checked against the schemas `tools`. Text of any kind gives a result."""
-    start = text.find(_OPEN)
-    if start >= 0:
-        end = text.find(_CLOSE, start)
-        if end < 0:
-            return _wrong(CallStatus.UNCLOSED, f"the tool call has no {_CLOSE}", tools)
-        return _parse_object(text[start + len(_OPEN) : end].strip(), tools)
     text = text.strip()
-    if not text.startswith("{"):
-        return _wrong(CallStatus.NO_CALL, "the answer has no tool call", tools)
-    return _parse_object(text, tools)
-
-
-def _parse_object(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
+    is_marked = not text.startswith("{")
+    if is_marked:
+        _, is_open, text = text.partition(_OPEN)
+        if not is_open:
+            return _wrong(CallStatus.NO_CALL, "the answer has no tool call", tools)
+        if _CLOSE not in text:
+            return _wrong(CallStatus.UNCLOSED, f"the tool call has no {_CLOSE}", tools)
+        text = text.lstrip()
     try:
         call, end = _DECODER.raw_decode(text)
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # lone surrogates cannot be encoded
     except json.JSONDecodeError as error:
-        if error.pos >= len(text) or (text.startswith("{") and not text.endswith("}")):
+        if not is_marked and (error.pos >= len(text) or not text.endswith("}")):
             return _wrong(CallStatus.UNCLOSED, "the JSON of the tool call is not complete", tools)
         return _wrong(CallStatus.INVALID_JSON, f"the tool call is not valid JSON ({error.args[0]})", tools)
     except (ValueError, RecursionError) as error:
         return _wrong(CallStatus.INVALID_JSON, f"the tool call is not valid JSON ({type(error).__name__})", tools)
-    if end < len(text):
+    rest = text[end:].lstrip()
+    if rest and not (is_marked and rest.startswith(_CLOSE)):
         return _wrong(CallStatus.INVALID_JSON, "there is text after the JSON of the tool call", tools)
+    return _checked(call, tools)
+
+
+def _checked(call: object, tools: Sequence[ToolSchema]) -> ToolCall:
+    """Return the call that a JSON value describes."""
     name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         reason = 'the tool call is not an object with the keys "name", a string, and "arguments", an object'

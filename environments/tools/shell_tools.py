@@ -6,6 +6,9 @@ from envkit.errors import MissingFileError
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult
 
+_MAX_FILE = 4 << 20
+"""Maximum bytes of a file to view or edit."""
+
 
 async def bash(command: str, sandbox: Sandbox, timeout_s: float) -> str:
     """Run a command in a shell and return its output and exit code. The shell keeps its folder and variables.
@@ -41,7 +44,8 @@ async def view_file(path: str, sandbox: Sandbox, first_line: int = 1, last_line:
         first_line: Number of the first line to show, counted from 1.
         last_line: Number of the last line to show; null for the last line of the file.
     """
-    lines = (await sandbox.read(path)).decode(errors="replace").splitlines()
+    text = (await sandbox.read(path, max_bytes=_MAX_FILE)).decode(errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
     last = len(lines) if last_line is None else min(last_line, len(lines))
     if not lines:
         return f"{path} is empty"
@@ -61,7 +65,7 @@ async def edit_file(path: str, old: str, new: str, sandbox: Sandbox) -> str:
         new: The text to write instead.
     """
     try:
-        content = (await sandbox.read(path)).decode()
+        content = (await sandbox.read(path, max_bytes=_MAX_FILE)).decode()
     except MissingFileError:
         if old:
             raise

@@ -44,6 +44,12 @@ def test_a_call_is_read_in_canonical_form_and_in_markup(text: str) -> None:
     assert (found.status, found.name, found.arguments, found.problem) == (CallStatus.OK, "search", {"query": "a"}, "")
 
 
+@pytest.mark.parametrize("query", ["grep '<tool_call>' a.txt", "a </tool_call> b", "<tool_call>{}</tool_call>"])
+def test_an_argument_may_contain_the_markup_of_calls(query: str) -> None:
+    for text in (call({"query": query}), f"I search. <tool_call>{call({'query': query})}</tool_call>"):
+        assert parse_call(text, TOOLS).arguments == {"query": query}
+
+
 def test_a_string_may_contain_line_ends_that_json_would_escape() -> None:
     assert parse_call('{"name": "search", "arguments": {"query": "a\nb"}}', TOOLS).arguments == {"query": "a\nb"}
 
@@ -62,6 +68,7 @@ def test_a_string_may_contain_line_ends_that_json_would_escape() -> None:
         ('{"tool": "stop"}', CallStatus.INVALID_JSON, "the tool call is not an object with the keys "),
         (call('{"query": "a"}'), CallStatus.INVALID_JSON, "the tool call is not an object with the keys "),
         (call({}, "stop") + " Done.", CallStatus.INVALID_JSON, "there is text after the JSON of the tool call; "),
+        (f"<tool_call>{call({}, 'stop')} ok</tool_call>", CallStatus.INVALID_JSON, "there is text after the JSON of"),
         (call({"query": "\ud800"}), CallStatus.INVALID_JSON, "the tool call is not valid JSON (UnicodeEncodeError)"),
         (call({"query": float("nan")}), CallStatus.INVALID_JSON, "the tool call is not valid JSON (ValueError)"),
         ('{"a":' * 100_000, CallStatus.INVALID_JSON, "the tool call is not valid JSON (RecursionError)"),

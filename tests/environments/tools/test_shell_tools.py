@@ -81,6 +81,13 @@ def test_a_viewer_numbers_the_lines_of_a_range() -> None:
             "Error: there are no lines 4 to 3; poem.txt has 3 lines"
         )
         assert (await use("view_file", path="prose.txt")).startswith("Error: ")
+        await env.sandbox.write("odd.txt", "a\x0cb\u2028c\n\xff".encode("latin-1", "replace"))
+        assert (
+            await use("view_file", path="odd.txt") == "1  a\x0cb?c\n2  \N{REPLACEMENT CHARACTER}\n[lines 1 to 2 of 2]"
+        )
+        await use("bash", command="head -c 5000000 /dev/zero > big; : > empty")
+        assert (await use("view_file", path="big")).startswith("Error: ")
+        assert await use("view_file", path="empty") == "empty is empty"
 
     used(main)
 
