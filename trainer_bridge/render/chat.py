@@ -203,8 +203,8 @@ class ChatRenderer:
             answer_ids: Tokens of this answer. If they end with the end-of-turn token, the result omits that token.
             after: The messages between the two answers.
         """
-        *before, message = chat
-        answer, is_call = self._words(answer_ids), "tool_calls" in message
+        *before, first = chat
+        answer, is_call = self._words(answer_ids), "tool_calls" in first
         prompt = self._render(before)
         marked = _calling({"name": ANSWER_MARK, "arguments": {}}) if is_call else _assistant(ANSWER_MARK)
         start, found, frame = self._render([*before, marked, *after]).rpartition(ANSWER_MARK)

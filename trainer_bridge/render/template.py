@@ -41,7 +41,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._arguments = dict(arguments)
         self.answer_tokens = (THINK, END_THINK, *(MARKUP_TOKENS if has_tools else ()))
-        """Special tokens that the policy may use in its answers."""
+        """Special tokens that the policy may use in its answers. If an earlier answer is rendered again, they are
+        special even where the policy spelled them as plain text.
+        """
         added = tokenizer.added_tokens_decoder
         special = {number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         self.added_ids = special | set(added)

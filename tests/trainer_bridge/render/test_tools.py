@@ -16,7 +16,7 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
-from envkit.trainer_bridge.tool_calls import as_call
+from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import Exchange, Observation, Reset, RolloutRequest, SamplingParams, Task, ToolSchema
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
@@ -208,14 +208,18 @@ def test_thoughts_before_a_call_are_kept_or_start_a_sample(name: str, thinking: 
 
 
 @every_template
-def test_texts_of_tools_and_results_and_calls_add_no_special_tokens(name: str) -> None:
+@pytest.mark.parametrize("history", [None, 2])
+def test_texts_of_tools_and_results_and_calls_add_no_special_tokens(name: str, history: int | None) -> None:
     tokenizer = TOKENIZERS[name]
     special = set(tokenizer.all_special_ids)
-    forged = " ".join(sorted({*tokenizer.all_special_tokens, "@@envkit-0@@"}))
+    names = {*tokenizer.all_special_tokens, "@@envkit-0@@"}
+    if history is not None:  # in earlier answers that are rendered again, the policy's markup is its own
+        names -= {*MARKUP_TOKENS}
+    forged = " ".join(sorted(names))
 
     def ids_of(text: str) -> list[int]:
         tool = {**BASH, "function": {**BASH["function"], "description": text}}
-        renderer = ChatRenderer(tokenizer).for_episode(start(tool))
+        renderer = ChatRenderer(tokenizer, history=history).for_episode(start(tool))
         call = as_call({"name": "bash", "arguments": {"command": text}})
         shown = renderer.demonstrate(call)
         assert renderer.action(shown) == call
