@@ -98,6 +98,7 @@ class Code(AsyncEnv):
             if found is None:
                 return 0.0
             source = found
+            await self._workspace.close()  # it must not hold the place that the grader's sandbox needs
         return await grade(
             self._sandboxes,
             problem,

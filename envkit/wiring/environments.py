@@ -159,15 +159,26 @@ async def _own_host(
 
 @asynccontextmanager
 async def open_resources(
-    needs: Collection[str], *, backend: str | None = None, judge: Judge | str | None = None
+    needs: Collection[str],
+    *,
+    backend: str | None = None,
+    judge: Judge | str | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Resources]:
-    """Open what environments with these `needs` get from this process; see `make` for the other arguments."""
+    """Open what environments with these `needs` get from this process.
+
+    Args:
+        needs: As in `envkit.registry.EnvSpec`.
+        backend: As in `make`.
+        judge: As in `make`.
+        announce: Called with one line that names the backend of the sandboxes; None to announce nothing.
+    """
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None
         if "sandbox" in needs:
             from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
 
-            sandboxes = await parts.enter_async_context(open_tool_pool(backend or "auto"))
+            sandboxes = await parts.enter_async_context(open_tool_pool(backend or "auto", announce=announce))
         if isinstance(judge, str):
             from envkit.wiring.judge import open_judge  # imported late: loads the client of endpoints
 

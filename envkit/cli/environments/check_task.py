@@ -21,8 +21,12 @@ def check_task(
     repeat: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes of the oracle per task.")] = 20,
     option: EnvOptions = None,
     backend: Annotated[
-        str, typer.Option(metavar="auto|local|docker", help="Kind of sandboxes, if the environment uses sandboxes.")
-    ] = "auto",
+        str | None,
+        typer.Option(metavar="auto|local|docker|process", help="Sandboxes of an environment that uses them as tools."),
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="MODEL@URL", help="Judge of an environment that needs one.")
+    ] = None,
 ) -> None:
     """Check tasks by playing them: the nop must fail, the oracle must succeed, and each cheat must earn 0.
 
@@ -45,6 +49,7 @@ def check_task(
             repeat=repeat,
             options=read_options(option or ()),
             backend=backend,
+            judge=judge,
             announce=lambda line: console.print(line, markup=False, highlight=False),
             on_begin=lambda count: progress.update(bar, total=count),
             on_episode=lambda player: progress.advance(bar),

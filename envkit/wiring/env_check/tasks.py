@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import cast
 
 import anyio
 
-from envkit import clock, registry
-from envkit.errors import DeadlineError, EnvError, SandboxLostError, SandboxStartError, UsageError, leaves
-from envkit.metrics import Fold, fold_infos, with_grade
-from envkit.protocols import EnvHost, Episode, GradedEpisode, Player, TaskSet
+from envkit import clock
+from envkit.errors import UsageError, leaves
+from envkit.protocols import EnvHost, Player
 from envkit.registry import EnvSpec
-from envkit.types import JSON, Options, Step, Task, stable_hash
-from envkit.wiring.environments import Resources, find, slots
+from envkit.types import JSON, Options, Task, stable_hash
+from envkit.wiring import tasks as task_sets
+from envkit.wiring.environments import find, open_resources, slots
+from envkit.wiring.evaluation.players import own_player, play_episode
 
 EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
@@ -95,7 +94,8 @@ def check_tasks(
     split: str = "eval",
     repeat: int = 20,
     options: Mapping[str, JSON] | None = None,
-    backend: str = "auto",
+    backend: str | None = None,
+    judge: str | None = None,
     announce: Callable[[str], None] | None = None,
     on_begin: Callable[[int], None] = lambda count: None,
     on_episode: Callable[[str], None] = lambda player: None,
@@ -109,7 +109,8 @@ def check_tasks(
         split: Split of the tasks, if the environment has splits.
         repeat: Episodes of the oracle per task, to find tasks that it solves only sometimes.
         options: Options of the environment.
-        backend: Kind of the sandboxes, if the environment needs sandboxes.
+        backend: Kind of the sandboxes, if the environment needs sandboxes; None means ``"auto"``.
+        judge: ``MODEL@URL`` of the judge, if the environment needs one.
         announce: Called with one line that names the backend, if the environment needs sandboxes.
         on_begin: Called once with the number of episodes.
         on_episode: Called with the name of the player after each episode.
@@ -127,9 +128,7 @@ def check_tasks(
     names = [name for name in spec.players if _kind(name) in EXPECTED]
     if not names:
         raise UsageError(f"{env_id} has no players to check tasks with; register players={{'oracle': ..., 'nop': ...}}")
-    players: dict[str, Player] = {
-        name: registry.load(spec.players[name])(**registry.defaults(spec, chosen)) for name in names
-    }
+    players = {name: own_player(name, spec, chosen) for name in names}
     missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
     found = _tasks(spec, split, indices, tasks, chosen)
     episodes = [
@@ -149,16 +148,13 @@ def check_tasks(
             on_episode(name)
 
     async def main() -> None:
-        async with AsyncExitStack() as parts:
-            sandboxes = None
-            if "sandbox" in spec.needs:
-                from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
-
-                sandboxes = await parts.enter_async_context(open_tool_pool(backend, announce=announce))
-            host = await parts.enter_async_context(slots(_AT_ONCE, chosen, Resources(sandboxes)))
-            async with anyio.create_task_group() as group:
-                for _ in range(_AT_ONCE):
-                    group.start_soon(play_some, host)
+        async with (
+            open_resources(spec.needs, backend=backend, judge=judge, announce=announce) as resources,
+            slots(_AT_ONCE, chosen, resources) as host,
+            anyio.create_task_group() as group,
+        ):
+            for _ in range(_AT_ONCE):
+                group.start_soon(play_some, host)
 
     try:
         clock.run(main)
@@ -176,7 +172,8 @@ def _tasks(
             raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(spec.splits)}")
         more = {"split": split} if spec.splits else {}
         return {index: Task(spec.id, index, {**options, **more}) for index in indices or range(count)}
-    task_set: TaskSet = registry.load(spec.task_set)(**registry.defaults(spec, options))
+    task_set = task_sets.task_set(spec, options)
+    assert task_set is not None
     if split not in task_set.splits:
         raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(task_set.splits)}")
     size = task_set.count(split)
@@ -190,31 +187,10 @@ def _tasks(
 async def _play(host: EnvHost, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:
     try:
         with anyio.fail_after(_EPISODE_S):
-            async with host.lease(task) as episode:
-                return await _play_leased(episode, player, index, task, rng)
+            played = await play_episode(player, host, task, rng, index=index, member=0, max_turns=_MAX_TURNS)
     except TimeoutError:
         return PlayedEpisode(index, void=f"the episode did not end within {_EPISODE_S:g} s")
-    except (DeadlineError, EnvError, SandboxLostError, SandboxStartError) as error:
-        return PlayedEpisode(index, void=str(error))
-
-
-async def _play_leased(episode: Episode, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:
-    start = await episode.reset()
-    playing, observation = player.begin(task, start, rng), start.observation
-    steps: list[Step] = []
-    while len(steps) < _MAX_TURNS:
-        steps.append(await episode.step(await playing.act(observation)))
-        observation = steps[-1].observation
-        if steps[-1].ended:
-            break
-    reward = math.fsum(step.reward for step in steps)
-    folds = cast("Mapping[str, Fold]", start.info.get("metrics", {}))
-    metrics = fold_infos([step.info for step in steps], folds)
-    if start.is_graded:
-        if not isinstance(episode, GradedEpisode):
-            return PlayedEpisode(index, void="the reset announced a grader, but the host passes none on")
-        grade = await episode.grade()
-        if grade is None:
-            return PlayedEpisode(index, void="the grader could not run")
-        reward, metrics = reward + grade, with_grade(metrics, grade)
-    return PlayedEpisode(index, metrics.get("success", float(reward >= 1)) >= 1, reward)
+    if not played.valid:
+        return PlayedEpisode(index, void=played.error or str(played.stop))
+    reward = played.reward or 0.0
+    return PlayedEpisode(index, (played.metrics.get("success", float(reward >= 1)) or 0.0) >= 1, reward)

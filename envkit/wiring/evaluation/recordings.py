@@ -72,9 +72,7 @@ def dialogue_of(episode: EpisodeRecord) -> dict[str, JSON]:
     observation = episode.start
     for turn in episode.turns:
         assert observation is not None
-        messages += [
-            {"role": "user", "content": observation.text},
-            {"role": "assistant", "content": turn.action},
-        ]
+        messages.append({"role": "user", "content": observation.text})
+        messages.append({"role": "assistant", "content": turn.action})
         observation = turn.observation
     return {"messages": messages}
