@@ -32,7 +32,8 @@ sandboxes on a server (`envkit serve`). Clients in other languages can do the sa
   returns the same answer.
 - **Tokens.** If tokens were created for the server, every request needs the header `Authorization: Bearer ek_...`.
   Otherwise the server answers only clients on its own machine.
-- **Status 202** means that the session's reset or the sandbox's start is still running: repeat the call.
+- **Status 202** means that the session's reset, the episode's grader or the sandbox's start is still running: repeat
+  the call.
 - **Errors** have the content type `application/problem+json`: `type` is the code, `detail` says what is wrong and
   what to do, and `fields` contains the values that `detail` names. `retry` is true if the same call may succeed later;
   the header `Retry-After` then says after how many seconds.
