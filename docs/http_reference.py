@@ -32,7 +32,8 @@ sandboxes on a server (`envkit serve`). Clients in other languages can do the sa
   returns the same answer.
 - **Tokens.** If tokens were created for the server, every request needs the header `Authorization: Bearer ek_...`.
   Otherwise the server answers only clients on its own machine.
-- **Status 202** means that the session's reset or the sandbox's start is still running: repeat the call.
+- **Status 202** means that the session's reset, the episode's grader or the sandbox's start is still running: repeat
+  the call.
 - **Errors** have the content type `application/problem+json`: `type` is the code, `detail` says what is wrong and
   what to do, and `fields` contains the values that `detail` names. `retry` is true if the same call may succeed later;
   the header `Retry-After` then says after how many seconds.
@@ -85,8 +86,10 @@ EXAMPLES: Mapping[str, Any] = {
 }
 """Example values of required fields, by name."""
 QUERIES = {"path": "notes.txt", "name": "main", "snapshot": "NAME"}
-SKIPPED = {"/v1/events"}
-"""Paths whose reply never ends. The page has no example for them, because a test runs every example to its end."""
+SKIPPED = {"/v1/events", "/v1/sessions/{session_id}/grade"}
+"""Paths without an example on the page, because a test runs every example to its end: the reply of the first never
+ends, and the session of the examples has no grader.
+"""
 UPLOAD = ("put", "/v1/sandboxes/{sandbox_id}/tree")
 """The upload of a folder. It follows the download, because its example uploads the file that the download writes."""
 URL = "http://127.0.0.1:8000"

@@ -37,8 +37,8 @@ from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import environments
-from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.gateway.env_workers import NO_WORKER_TIMEOUT_S
+from envkit.wiring.judge import open_judge
 from envkit.wiring.sandboxes import env_sandboxes
 
 _PREFIX = ":tools-"
@@ -64,14 +64,8 @@ class TrustedEnvs:
         """Divide the registered environments as `config` says.
 
         Raises:
-            UsageError: `envs.trusted` names an environment that is not registered or needs no sandbox, or `envs.judge`
-                is invalid.
+            UsageError: `envs.trusted` names an environment that is not registered or needs no sandbox.
         """
-        if config.envs.judge is not None:
-            try:
-                Address.of(config.envs.judge)
-            except UsageError as error:
-                raise UsageError(f"envs.judge: {error}") from None
         found = frozenset(spec.id for spec in environments.registered() if spec.needs)
         wanted = found if config.envs.trusted is None else frozenset(config.envs.trusted)
         if unknown := sorted(wanted - found):
@@ -96,7 +90,16 @@ async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHo
     Args:
         config: The configuration.
         pool: Leases the sandboxes of the environments.
+
+    Raises:
+        UsageError: `envs.judge` is invalid.
     """
+    if config.envs.judge is not None:
+        try:
+            async with open_judge(config.envs.judge):
+                pass
+        except UsageError as error:
+            raise UsageError(f"envs.judge: {error}") from None
     limits, liveness, capacity = config.limits, config.liveness, config.envs.tool_episodes
     async with AsyncExitStack() as parts:
         backend = await parts.enter_async_context(ProcessBackend())

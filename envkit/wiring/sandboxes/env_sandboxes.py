@@ -52,7 +52,7 @@ async def sandbox_host(
     *,
     slots_per_sandbox: int,
     call_timeout_s: float = 60.0,
-    reset_timeout_s: float | None = None,
+    slow_timeout_s: float | None = None,
     announce: Callable[[str], None] | None = None,
     tools: ToolSettings | None = None,
 ) -> AsyncIterator[EnvHost]:
@@ -62,7 +62,7 @@ async def sandbox_host(
         section: Kind and number of the sandboxes; see `BuiltInSandboxSection`.
         slots_per_sandbox: Number of concurrent episodes in each sandbox.
         call_timeout_s: Seconds after which a step without a reply raises a `DeadlineError`.
-        reset_timeout_s: Seconds after which a reset does; None means `call_timeout_s`.
+        slow_timeout_s: The same for resets and graders; None means `call_timeout_s`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
         tools: The environments that need something from this process; None if no environment does.
 
@@ -102,7 +102,7 @@ async def sandbox_host(
                     in_image=getattr(backend, "in_image", False),
                     sees_data=backend.capabilities()["isolation"],
                 ),
-                partial(connect, call_timeout_s, slow_timeout_s=reset_timeout_s),
+                partial(connect, call_timeout_s, slow_timeout_s=slow_timeout_s),
                 kind=kind,
                 workers=workers,
                 slots_per_sandbox=slots,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -134,7 +135,15 @@ def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
             trusted_context(ca)
     with _problem(f"{key}.url"):
         reset_timeout_s = limits.reset_timeout_s or limits.timeout_s
-        return EnvClient(section.url, token=token, ca=ca, timeout_s=limits.timeout_s, reset_timeout_s=reset_timeout_s)
+        grade_timeout_s = limits.grade_timeout_s or math.inf
+        return EnvClient(
+            section.url,
+            token=token,
+            ca=ca,
+            timeout_s=limits.timeout_s,
+            reset_timeout_s=reset_timeout_s,
+            grade_timeout_s=grade_timeout_s,
+        )
 
 
 @contextmanager

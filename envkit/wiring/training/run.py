@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
@@ -236,18 +237,18 @@ class _Run:
             async with served_host(self._run, self._display.announce) as served:
                 yield served
             return
-        section = self._run.sandbox
+        section, limits = self._run.sandbox, self._run.rollout
         async with sandbox_host(
             section,
             slots_per_sandbox=-(-self._run.num_envs // section.count),
-            call_timeout_s=self._run.rollout.timeout_s,
-            reset_timeout_s=self._run.rollout.reset_timeout_s,
+            call_timeout_s=limits.timeout_s,
+            slow_timeout_s=max(limits.reset_timeout_s or limits.timeout_s, limits.grade_timeout_s or math.inf),
             announce=self._display.announce,
             tools=ToolSettings(
                 frozenset(spec.id for spec in self._specs if spec.needs),
                 needs=frozenset().union(*(spec.needs for spec in self._specs)),
                 only=all(spec.needs for spec in self._specs),
-                episodes=self._run.num_envs + self._run.rollout.num_graders,
+                episodes=self._run.num_envs + limits.num_graders,
                 judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
             ),
         ) as host:

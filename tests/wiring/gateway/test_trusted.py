@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from envkit import registry
+from envkit import clock, registry
 from envkit.config.serving import ServeConfig
 from envkit.errors import ForbiddenError, UsageError
 from envkit.registry import register
-from envkit.wiring.gateway.trusted import TrustedEnvs
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Node
+from envkit.sandbox.process.backend import ProcessBackend
+from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +33,17 @@ def test_all_environments_with_needs_may_use_sandboxes_unless_a_list_names_some(
         some.plays("Two-v0")
 
 
-@pytest.mark.parametrize(
-    ("envs", "problem"),
-    [
-        ({"trusted": ["Three-v0"]}, r"envs\.trusted: no registered environment Three-v0 needs sandboxes"),
-        ({"trusted": ["FrozenLake-v0"]}, r"envs\.trusted: no registered environment FrozenLake-v0 needs sandboxes"),
-        ({"judge": "no-address"}, r"envs\.judge: .*no-address"),
-    ],
-)
-def test_a_wrong_list_or_judge_is_refused_when_the_server_starts(envs: dict[str, object], problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        TrustedEnvs.of(config(**envs))
+@pytest.mark.parametrize("env_id", ["Three-v0", "FrozenLake-v0"])
+def test_a_list_with_another_environment_is_refused_when_the_server_starts(env_id: str) -> None:
+    with pytest.raises(UsageError, match=rf"envs\.trusted: no registered environment {env_id} needs sandboxes"):
+        TrustedEnvs.of(config(trusted=[env_id]))
+
+
+def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
+    async def main() -> None:
+        async with ProcessBackend() as backend, Pool([Node("here", backend)]) as pool:
+            with pytest.raises(UsageError, match=r"envs\.judge: .*no-address"):
+                async with trusted_host(config(judge="no-address"), pool):
+                    pass
+
+    clock.run(main)
