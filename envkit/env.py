@@ -47,11 +47,13 @@ OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 _MAX_TRACE = 8192
 """Maximum characters of a traceback in an error; only the end of a longer one is kept."""
 
-_INTENDED_ERRORS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
+_INTENDED_ERRORS = (
+    *(CapacityError, ConfigError, EnvError, OptionError),
+    *(SandboxError, StepOrderError, UnknownEnvError, UsageError),
+)
 """Errors that environments raise on purpose: about the caller's request, or about a sandbox that they use."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
-_POOL_CODE = ("envkit.sandbox.pool.", "envkit.http.client.sandbox_client")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
 """Top-level packages that call environments. Traceback frames in them are not the environment's own code."""
 
@@ -279,9 +281,8 @@ def _with_moves(info: Info, observation: Observation) -> Info:
 def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
-    An error that environments raise on purpose (`_INTENDED_ERRORS`) is returned unchanged, and so is the
-    `CapacityError` of a full sandbox pool. Any other error becomes an `EnvError`. So does a `ConfigError` or
-    `UsageError` that the code which opens sandboxes for environments raised.
+    An error that environments raise on purpose (`_INTENDED_ERRORS`) is returned unchanged. Any other error becomes an
+    `EnvError`. So does a `ConfigError` or `UsageError` that the code which opens sandboxes for environments raised.
 
     Args:
         error: The exception, with its traceback.
@@ -292,8 +293,6 @@ def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
     raised_in = _module(frames[-1][0]) if frames else ""
     is_about_request = not (isinstance(error, (ConfigError, UsageError)) and raised_in.startswith(_SANDBOX_CODE))
     if isinstance(error, _INTENDED_ERRORS) and is_about_request:
-        return error
-    if isinstance(error, CapacityError) and any(_module(frame).startswith(_POOL_CODE) for frame, _ in frames):
         return error
     trace = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
     return EnvError(env_id, f"{type(error).__name__} in {call}: {error}", _place(frames), trace)

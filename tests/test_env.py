@@ -18,7 +18,6 @@ import envkit
 from envkit import clock
 from envkit.env import BlockingEnv, GymEpisode
 from envkit.errors import (
-    CapacityError,
     EnvError,
     EnvkitError,
     OptionError,
@@ -64,7 +63,7 @@ async def step_of(error: Exception) -> None:
     await episode.step("go")
 
 
-@pytest.mark.parametrize("error", [UnreachableError("the judge"), CapacityError("the judge"), KeyError("x")])
+@pytest.mark.parametrize("error", [UnreachableError("the judge"), KeyError("x")])
 def test_an_error_inside_an_environment_is_an_env_error_and_not_a_connection_error(error: Exception) -> None:
     with pytest.raises(EnvError, match="Counting-v0 raised"):
         clock.run(step_of, error)

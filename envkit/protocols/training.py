@@ -112,7 +112,7 @@ class Renderer(Protocol):
     def for_episode(self, start: Reset) -> Renderer:
         """Return the renderer of an episode, which knows the system prompt and tools of the reset `start`.
 
-        A reset with neither returns this renderer.
+        A reset with neither returns this renderer; `play` does not call this method for it.
 
         Raises:
             UsageError: The renderer cannot show a system prompt, or tools.

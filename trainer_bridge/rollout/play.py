@@ -154,7 +154,8 @@ async def _turns(
     folds = start.info.get("metrics")
     playing.folds = cast("dict[str, Fold]", folds) if isinstance(folds, dict) else {}
     request, session = playing.request, playing.request.session
-    renderer = renderer.for_episode(start)
+    if start.system is not None or start.tools:
+        renderer = renderer.for_episode(start)
     history: list[Exchange] = []
     ids: list[int] = []
     observation = start.observation
