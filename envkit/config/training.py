@@ -69,7 +69,8 @@ class RolloutSection(Section):
     timeout_s: Seconds = 60.0
     """Maximum seconds that a step may take. If one takes longer, the episode is void; see `retries`."""
     reset_timeout_s: Seconds | None = None
-    """Maximum seconds that a reset may take. null: timeout_s."""
+    """Maximum seconds that a reset may take. null: timeout_s; 600 if environments use sandboxes as tools, since a
+    reset may wait for one."""
     completion_timeout_s: Seconds | None = 600.0
     """Maximum seconds from a prompt to its completion. If one takes longer, the episode is void. null: no limit."""
     episode_timeout_s: Seconds | None = None
@@ -77,8 +78,8 @@ class RolloutSection(Section):
     grade_timeout_s: Seconds | None = 600.0
     """Maximum seconds of a grader, which runs after the last turn. If one takes longer, the episode is void. null: no
     limit."""
-    num_graders: Count = 8
-    """Maximum number of graders in parallel. The next episodes begin while graders run."""
+    num_graders: Count | None = None
+    """Maximum number of episodes that are still being graded when the next ones begin. null: no limit."""
     temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import anyio
@@ -67,14 +68,14 @@ class Lockstep:
         try:
             if self._expected > 0:
                 with anyio.move_on_after(self._timeout_s):
-                    while self._queued is not None and not gate.is_set():
-                        with anyio.move_on_after(_LOOK_S):
+                    while not gate.is_set():
+                        with anyio.move_on_after(math.inf if self._queued is None else _LOOK_S):
                             await gate.wait()
                         self._open_if_all()
-                    await gate.wait()
-                if not gate.is_set():
-                    self._timeout_s = 0.0
-                    self._open_if_all()
+                if gate.is_set():
+                    return  # without another wait, so that episodes go on in the order in which they came
+                self._timeout_s = 0.0
+                self._open_if_all()
             await gate.wait()
         except BaseException:
             if not gate.is_set():

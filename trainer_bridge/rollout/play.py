@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -82,7 +82,6 @@ async def play(
     request: RolloutRequest,
     gate: Gate | None = None,
     *,
-    graders: AbstractAsyncContextManager[object] | None = None,
     on_played: Callable[[], None] | None = None,
 ) -> Trajectory:
     """Play one episode. An episode with a grader leaves the gate after its last turn, before it is graded.
@@ -94,7 +93,6 @@ async def play(
         limits: Limits of the episode.
         request: The episode to play.
         gate: Decides when each turn may reach the engine; None lets every turn through.
-        graders: Limits how many graders run at once, such as a semaphore; None means no limit.
         on_played: Called once, when the episode needs the engine no longer.
 
     Returns:
@@ -117,14 +115,15 @@ async def play(
     try:
         async with host.lease(request.task) as episode:
             playing.queue_s = clock.now() - playing.began_s
-            gate.arrive()
-            arrived = True
             try:
                 with _deadline(limits.episode_timeout_s, StopReason.TIMEOUT, "the episode was not over"):
-                    playing.stop = await _turns(playing, episode, engine, renderer, limits, gate)
-                if playing.start is not None and playing.start.is_graded and not playing.stop.is_void:
+                    start = await _reset(playing, episode, limits)
+                    gate.arrive()  # only now: a reset may wait for a sandbox that another episode of the wave holds
+                    arrived = True
+                    playing.stop = await _turns(playing, start, episode, engine, renderer, limits, gate)
+                if start.is_graded and not playing.stop.is_void:
                     leave()
-                    await _grade(playing, episode, limits, graders or nullcontext())
+                    await _grade(playing, episode, limits)
             except (SandboxStartError, CapacityError) as error:  # a sandbox that the environment uses as a tool
                 raise _EpisodeEndedError(StopReason.SANDBOX_LOST, str(error)) from error
     except _EpisodeEndedError as ended:
@@ -142,10 +141,8 @@ async def play(
     return playing.trajectory()
 
 
-async def _turns(
-    playing: _Playing, episode: Episode, engine: Engine, renderer: Renderer, limits: RolloutLimits, gate: Gate
-) -> StopReason:
-    """Play the turns of a leased episode and return why it ended."""
+async def _reset(playing: _Playing, episode: Episode, limits: RolloutLimits) -> Reset:
+    """Start a leased episode."""
     began = clock.now()
     reset_timeout_s = limits.timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
     with _deadline(reset_timeout_s, StopReason.TIMEOUT, "the environment did not answer a reset"):
@@ -153,6 +150,19 @@ async def _turns(
     playing.reset_s = clock.now() - began
     folds = start.info.get("metrics")
     playing.folds = cast("dict[str, Fold]", folds) if isinstance(folds, dict) else {}
+    return start
+
+
+async def _turns(
+    playing: _Playing,
+    start: Reset,
+    episode: Episode,
+    engine: Engine,
+    renderer: Renderer,
+    limits: RolloutLimits,
+    gate: Gate,
+) -> StopReason:
+    """Play the turns of an episode that was reset, and return why it ended."""
     request, session = playing.request, playing.request.session
     if start.system is not None or start.tools:
         renderer = renderer.for_episode(start)
@@ -205,17 +215,14 @@ async def _turns(
         prompt = renderer.extend(history, observation)
 
 
-async def _grade(
-    playing: _Playing, episode: Episode, limits: RolloutLimits, graders: AbstractAsyncContextManager[object]
-) -> None:
+async def _grade(playing: _Playing, episode: Episode, limits: RolloutLimits) -> None:
     """Grade an episode whose last turn was played."""
     if not isinstance(episode, GradedEpisode):
         raise _EpisodeEndedError(StopReason.NO_GRADE, "the reset announced a grader, but the host passes none on")
-    async with graders:
-        began = clock.now()
-        with _deadline(limits.grade_timeout_s, StopReason.NO_GRADE, "the grader did not answer"):
-            grade = await episode.grade()
-        playing.grade_s = clock.now() - began
+    began = clock.now()
+    with _deadline(limits.grade_timeout_s, StopReason.NO_GRADE, "the grader did not answer"):
+        grade = await episode.grade()
+    playing.grade_s = clock.now() - began
     if grade is None:
         raise _EpisodeEndedError(StopReason.NO_GRADE, "the grader could not run")
     if not math.isfinite(grade):

@@ -34,7 +34,8 @@ class Rollout:
         limits: Limits of each episode.
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
-        num_graders: Maximum number of concurrent graders.
+        num_graders: Maximum number of episodes that are being graded when a wave begins; None means no limit. A grader
+            itself never waits, since its episode may hold a sandbox that another one needs.
     """
 
     host: EnvHost
@@ -42,7 +43,7 @@ class Rollout:
     renderer: Renderer
     limits: RolloutLimits
     num_envs: int
-    num_graders: int = 8
+    num_graders: int | None = None
 
     async def groups(
         self,
@@ -81,16 +82,20 @@ class Rollout:
         numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
         requests = {number: request_of(*number) for number in numbers if number not in skip}
         played: dict[str, Trajectory] = {}
-        graders = anyio.Semaphore(self.num_graders)
+        graded = anyio.Condition()
+        unfinished = 0
 
         async def one(request: RolloutRequest, gate: Lockstep, on_played: Callable[[], None]) -> None:
+            nonlocal unfinished
+            unfinished += 1
             if on_begin is not None:
                 on_begin(request)
             trajectory = await play(
-                *(self.host, self.engine, self.renderer, self.limits, request, gate),
-                graders=graders,
-                on_played=on_played,
+                self.host, self.engine, self.renderer, self.limits, request, gate, on_played=on_played
             )
+            unfinished -= 1
+            async with graded:
+                graded.notify_all()
             played[request.key] = trajectory
             if on_episode is not None:
                 on_episode(trajectory)
@@ -105,6 +110,9 @@ class Rollout:
                     size = max(1, min(self.num_envs, self.host.capacity))
                     await self._wave(running, waiting[started : started + size], one)
                     started += size
+                    async with graded:
+                        while self.num_graders is not None and unfinished > self.num_graders:
+                            await graded.wait()
             lost = [request for request in waiting if played[request.key].stop.is_void]
             void += [played[request.key] for request in lost]
             waiting = [replace(request, attempt=attempt + 1) for request in lost]

@@ -138,16 +138,44 @@ class ToolSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolHost:
+    """Plays environments that use sandboxes as tools in this process; see `envkit.protocols.QueueingHost`.
+
+    Attributes:
+        slots: Plays the episodes.
+        pool: Leases their sandboxes; None if there is no pool.
+    """
+
+    slots: EnvHost
+    pool: Pool | None
+
+    @property
+    def capacity(self) -> int:
+        return self.slots.capacity
+
+    @property
+    def queued(self) -> int:
+        return 0 if self.pool is None else sum(self.pool.counts().waiting.values())
+
+    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
+        return self.slots.lease(task)
+
+
+@dataclass(frozen=True, slots=True)
 class _ByEnv:
     """Plays some environments on one host, and all others on another."""
 
     env_ids: frozenset[str]
-    with_tools: EnvHost
+    with_tools: ToolHost
     others: EnvHost
 
     @property
     def capacity(self) -> int:
         return self.others.capacity
+
+    @property
+    def queued(self) -> int:
+        return self.with_tools.queued
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
         return (self.with_tools if task.env_id in self.env_ids else self.others).lease(task)
@@ -156,7 +184,7 @@ class _ByEnv:
 @asynccontextmanager
 async def _tool_host(
     section: SandboxSection, tools: ToolSettings, announce: Callable[[str], None]
-) -> AsyncIterator[EnvHost]:
+) -> AsyncIterator[ToolHost]:
     """Open a host in this process for environments that get a pool of sandboxes or a judge."""
     async with AsyncExitStack() as parts:
         pool: Pool | None = None
@@ -172,7 +200,8 @@ async def _tool_host(
         judge = None
         if tools.judge is not None:
             judge = await parts.enter_async_context(open_judge(tools.judge))
-        yield await parts.enter_async_context(environments.slots(tools.episodes, None, Resources(pool, judge)))
+        slots = await parts.enter_async_context(environments.slots(tools.episodes, None, Resources(pool, judge)))
+        yield ToolHost(slots, pool)
 
 
 def _times(section: SandboxSection) -> LivenessTimes:

@@ -52,6 +52,9 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
     "check_episodes": 64,
 }
 
+_TOOL_RESET_S = 600.0
+"""Default timeout of a reset that may wait for a sandbox."""
+
 
 def resolve(run: RunConfig) -> RunConfig:
     """Return `run` with the defaults that depend on other keys, such as one token per answer of a tiny policy.
@@ -71,6 +74,9 @@ def resolve(run: RunConfig) -> RunConfig:
         defaults = {**(spec.compact_options if tiny else {}), **(saved.options_for(section.id) or {})}
         envs.append(section.model_copy(update={"options": {**defaults, **section.options}}))
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
+    reset_timeout_s = run.rollout.reset_timeout_s
+    if reset_timeout_s is None and any(spec.needs for spec in specs_of(run)):
+        reset_timeout_s = _TOOL_RESET_S
     trainer, engine = run.trainer, run.engine
     device = getattr(engine, "device", "cpu")
     if isinstance(trainer, TorchTrainerSection):
@@ -83,7 +89,7 @@ def resolve(run: RunConfig) -> RunConfig:
         "trainer": trainer,
         "renderer": _renderer(run.renderer, saved.renderer),
         "engine": engine,
-        "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
+        "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens, "reset_timeout_s": reset_timeout_s}),
     }
     changed["warmup"] = _warmup(run.model_copy(update=changed), is_tiny=tiny)
     return run.model_copy(update=changed)

@@ -248,11 +248,16 @@ class _Run:
                 frozenset(spec.id for spec in self._specs if spec.needs),
                 needs=frozenset().union(*(spec.needs for spec in self._specs)),
                 only=all(spec.needs for spec in self._specs),
-                episodes=self._run.num_envs + limits.num_graders,
+                episodes=self._run.num_envs + self._episodes_at_once(),
                 judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
             ),
         ) as host:
             yield host
+
+    def _episodes_at_once(self) -> int:
+        """Return how many episodes can be in progress, graders included, in a train step or an evaluation."""
+        run = self._run
+        return max(run.trainer.groups_per_step * run.rollout.group_size, run.evaluation.episodes * len(run.envs))
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run

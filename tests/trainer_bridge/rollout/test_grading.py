@@ -122,7 +122,7 @@ class SlowEngine(ScriptedEngine):
 def rollout(host: GradingHost, engine: ScriptedEngine, tasks: int) -> tuple[RolloutResult, float]:
     async def main() -> tuple[RolloutResult, float]:
         began = clock.now()
-        parts = Rollout(host, engine, LetterRenderer(), LIMITS, num_envs=8, num_graders=64)
+        parts = Rollout(host, engine, LetterRenderer(), LIMITS, num_envs=8, num_graders=None)
         result = await parts.groups(
             [Task("Scripted-v0", number) for number in range(tasks)], 1, phase="train-1", temperature=1.0, seed=0
         )
