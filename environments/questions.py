@@ -66,11 +66,15 @@ def read_questions(file: str) -> Sequence[Question]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"file: cannot read {file}: {error}") from None
     questions: list[Question] = []
+    answers: dict[str, tuple[str, Match]] = {}
     problems: list[str] = []
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
                 questions.append(_question_of(line))
+                _, answer, match, _ = questions[-1]
+                if answers.setdefault(questions[-1].prompt, (answer, match)) != (answer, match):
+                    raise ValueError("prompt: an earlier line has the same prompt with another answer")
                 if (questions[-1].split is None) != (questions[0].split is None):
                     raise ValueError("split: give every question of the file a split, or none")
         except ValueError as error:

@@ -304,6 +304,8 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
     The environment's own code is its package, and all files outside of ``site-packages``. Libraries do not count.
     """
     own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
+    # A base class such as `ToolEnv` calls the environment's own code.
+    own = [one for one in own if not _module(one[0]).startswith("envkit.")] or own
     for frame, line in reversed(own):
         file = frame.f_code.co_filename
         if _package(_module(frame)) == _package(_module(own[0][0])) or "site-packages" not in file:

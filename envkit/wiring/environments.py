@@ -42,7 +42,7 @@ class Resources:
     sandboxes: SandboxPool | None = None
     judge: Judge | None = None
     sandbox_remedy: str = "set sandbox.kind to auto, local or docker in the training file"
-    judge_remedy: str = "set env.judge to MODEL@URL in the training file, or pass judge= to envkit.make"
+    judge_remedy: str = "set --judge MODEL@URL, env.judge in the training file, or judge= of envkit.make"
 
     @classmethod
     def unused(cls) -> Resources:
@@ -70,6 +70,9 @@ class Resources:
 
 
 NO_RESOURCES = Resources()
+
+_SLOT_WAIT_S = 60.0
+"""Seconds that a blocking environment waits for a slot of a full server."""
 
 
 def registered() -> Sequence[EnvSpec]:
@@ -121,6 +124,7 @@ def make(
         OptionError: The environment rejects an option.
         UnreachableError: No server answers at `url`.
         UnauthorizedError, ForbiddenError: The server rejects the token.
+        CapacityError: From a reset: no slot of the server at `url` became free within 60 s.
         UsageError: The environment needs a judge or a sandbox that this process does not have; the message names the
             remedy.
     """
@@ -129,7 +133,7 @@ def make(
             raise ConfigError(["backend, judge: the server at url has its own; leave them out"])
         from envkit.http.client.env_client import EnvClient
 
-        return BlockingEnv(env_id, partial(EnvClient, url, token=token, ca=ca), options)
+        return BlockingEnv(env_id, partial(EnvClient, url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S), options)
     _check_only_served(token, ca)
     return make_here(env_id, options, backend=backend, judge=judge)
 

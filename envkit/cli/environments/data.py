@@ -23,6 +23,9 @@ def data(
             (one, env_id, "yes" if of_envs.folder_of(one).is_dir() else "no", str(of_envs.folder_of(one)))
             for one, (env_id, _) in sorted(of_envs.builders().items())
         ]
+        if not rows:
+            typer.echo("no registered environment needs data")
+            return
         print_table(("NAME", "ENVIRONMENT", "BUILT", "FOLDER"), rows)
         return
     with closing(display_on(sys.stderr)) as display:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import uuid
@@ -15,6 +16,7 @@ from typing import Self
 import anyio
 import msgspec
 
+from envkit import clock
 from envkit.errors import (
     CapacityError,
     EnvError,
@@ -60,6 +62,7 @@ class EnvClient:
         timeout_s: Timeout of all other calls, in seconds.
         reset_timeout_s: Timeout of a reset, in seconds.
         grade_timeout_s: Timeout of a grader, in seconds.
+        wait_timeout_s: Seconds to wait for a free slot before a lease raises `CapacityError`.
         token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
     """
@@ -75,17 +78,19 @@ class EnvClient:
         timeout_s: float = TIMEOUT_S,
         reset_timeout_s: float = SLOW_TIMEOUT_S,
         grade_timeout_s: float = SLOW_TIMEOUT_S,
+        wait_timeout_s: float = math.inf,
     ) -> None:
         if (url is None) == (connect is None):
             raise UsageError("pass either url or connect (exactly one of them)")
         times = {"timeout_s": timeout_s, "reset_timeout_s": reset_timeout_s, "grade_timeout_s": grade_timeout_s}
-        for name, seconds in times.items():
+        for key, seconds in times.items():
             if seconds <= 0:
-                raise UsageError(f"{name} must be above 0, got {seconds}")
+                raise UsageError(f"{key} must be above 0, got {seconds}")
         self._address = name if url is None else url.rstrip("/")
         self._timeout_s = timeout_s
         self._reset_timeout_s = reset_timeout_s
         self._grade_timeout_s = grade_timeout_s
+        self._wait_timeout_s = wait_timeout_s
         if connect is None:
             token = token or os.environ.get(TOKEN_VARIABLE) or None
             connector = url_connector(self._address, timeout_s, token=token, ca=ca)
@@ -180,18 +185,20 @@ class EnvClient:
         body = messages.CreateSessionBody(task.env_id, task.seed, dict(task.options), session_id=id)
         times = self._timeout_s, self._grade_timeout_s
 
-        has_slots, delay_s = True, 0.0
+        has_slots, delay_s, until = True, 0.0, clock.now() + self._wait_timeout_s
         # If other tasks already wait for a slot of this environment, wait behind them.
         lock = self._poll_locks.setdefault(task.env_id, anyio.Lock())
         if lock.locked():
-            has_slots = await self._wait_for_slot(lock, delay_s)
+            with anyio.move_on_after(until - clock.now()):
+                has_slots = await self._wait_for_slot(lock, delay_s)
         while True:
             try:
                 reply = await self._connection.call(table.CREATE, body, self._reset_timeout_s)
             except CapacityError:
-                if not has_slots:
+                if not has_slots or clock.now() >= until:
                     raise
-                has_slots = await self._wait_for_slot(lock, delay_s)
+                with anyio.move_on_after(until - clock.now()):
+                    has_slots = await self._wait_for_slot(lock, delay_s)
                 # If the slots for this environment are in use while others are free, `ready` does not show it.
                 delay_s = min(max(2 * delay_s, _POLL_DELAYS_S[0]), _POLL_DELAYS_S[1])
             except (OptionError, EnvError, SandboxError) as error:

@@ -122,7 +122,7 @@ def main() -> None:
         spec, options, recorded = pickle.load(sys.stdin.buffer)
         # Registering fails if importing the environment's package has registered it already.
         with suppress(ConfigError):
-            registry.register(spec.id, spec.entry_point, options=spec.options, expert=spec.expert)
+            registry.register(**{one.name: getattr(spec, one.name) for one in fields(spec)})
         registry.load(spec.entry_point)
         env = EnvUnderTest(spec.id, options, [seed for seed, _ in recorded])
         episodes: list[JSON] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from envkit.env import env_error
-from envkit.errors import ConfigError, EnvkitError
+from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.types import JSON
 from envkit.wiring.env_check import apart, many, single
 from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, SkippedCheckError
@@ -78,10 +78,13 @@ def check_env(
         UnknownEnvError: No environment has this id.
         OptionError: The environment rejects an option.
         ConfigError: `episodes` is below 2.
+        UsageError: The environment needs a judge.
     """
     if episodes < 2:
         raise ConfigError([f"episodes: must be at least 2, got {episodes}"])
     env = EnvUnderTest(env_id, options or {}, range(episodes))
+    if "judge" in env.spec.needs:
+        raise UsageError(f"{env_id} needs a judge, whose answers vary; check it with envkit check-task --judge instead")
     # Create an instance before the checks, so that an invalid option raises an error instead of failing a check.
     with env.opened():
         pass

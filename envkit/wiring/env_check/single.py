@@ -19,6 +19,7 @@ from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.protocol.messages import write
 from envkit.metrics import Fold
 from envkit.types import JSON, Options, Task
+from envkit.vector import AnyEnv
 from envkit.wiring.env_check.episodes import (
     EnvUnderTest,
     FailedCheckError,
@@ -29,7 +30,7 @@ from envkit.wiring.env_check.episodes import (
     shown,
     step_name,
 )
-from envkit.wiring.environments import attributed, open_env
+from envkit.wiring.environments import attributed, open_env, open_resources
 
 BAD_ACTIONS = (
     "",
@@ -280,7 +281,11 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
 
     The episode is played several times, and the shortest time of each step counts.
     """
-    instance = open_env(env.env_id, **env.options)
+    async with open_resources(env.spec.needs) as resources:
+        return await _longest_of(env, played, open_env(env.env_id, resources, **env.options))
+
+
+async def _longest_of(env: EnvUnderTest, played: PlayedEpisode, instance: AnyEnv) -> float:
     task = Task(env.env_id, played.seed, env.options)
     episode = AsyncEpisode(instance, task) if isinstance(instance, AsyncEnv) else GymEpisode(instance, task)
     actions = played.actions[:_STEPS_TIMED]

@@ -202,6 +202,8 @@ async def evaluate(
         UnreachableError: The server does not answer, or stopped answering.
         EnvkitError: No episode finished, or an endpoint was lost.
     """
+    if url is not None and (backend is not None or judge is not None):
+        raise UsageError("--backend and --judge: the server at --url has its own; leave them out")
     spec = spec_of(env_id, url)
     kind, name = kind_of(policy, spec)
     playing.check(kind)

@@ -13,6 +13,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import (
+    CapacityError,
     DeadlineError,
     EnvError,
     OptionError,
@@ -454,3 +455,21 @@ def test_a_server_of_another_kind_is_recognised() -> None:
                 pass
 
     by_client(main)
+
+
+def test_a_full_server_is_waited_for_only_as_long_as_asked() -> None:
+    async def main() -> float:
+        async with (
+            slots(1) as host,
+            serving(host) as address,
+            EnvClient(address) as first,
+            EnvClient(address, wait_timeout_s=0.2) as second,
+            first.lease(Task("Count-v0", 0)),
+        ):
+            began = clock.now()
+            with pytest.raises(CapacityError, match="all 1 slots are in use"):
+                async with second.lease(Task("Count-v0", 1)):
+                    pass
+            return clock.now() - began
+
+    assert 0.1 < clock.run(main) < 5
