@@ -103,6 +103,31 @@ def test_a_method_sees_typing_and_a_tuple_is_not_a_list() -> None:
 
 
 @pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("expected", "source"),
+    [
+        ({"a": 2, "b": 1}, "from collections import Counter\ndef f():\n    return Counter('aab')\n"),
+        ({"a": [1]}, "from collections import defaultdict\ndef f():\n    return defaultdict(list, a=[1])\n"),
+        (
+            [3, "x"],
+            "import enum\nclass N(enum.IntEnum):\n    A = 3\nclass S(str): ...\ndef f(): return [N.A, S('x')]\n",
+        ),
+    ],
+    ids=["Counter", "defaultdict", "IntEnum and str"],
+)
+def test_a_value_of_a_subclass_is_the_value(expected: Any, source: str) -> None:
+    assert graded(Problem("", "f", (), [Case((), expected)], "", None), source) == 1.0
+    assert graded(Problem("", "f", (), [Case((), expected)], "", None, level=1), source) == 1.0
+
+
+@pytest.mark.bwrap
+def test_outputs_above_1_mib_together_are_graded() -> None:
+    problem = Problem("", "", (), [Case((f"{n}\n",), "x" * 600_000) for n in range(2)], "", None)
+    assert graded(problem, "print('x' * 600_000)") == 1.0
+    assert graded(problem, "print('x' * 9_000_000)") == 0.0
+
+
+@pytest.mark.bwrap
 def test_a_program_is_graded_by_its_output() -> None:
     problem = Problem("", "", (), [Case((f"{n}\n",), f"{n + 1} \n\n") for n in range(3)], "", None)
     assert graded(problem, "print(int(input()) + 1)") == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from envkit.types import Cause, ExecResult, SandboxSpec
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
 
-PROBLEM = Problem("Add one.", "solve", (), [Case((n,), n + 1) for n in range(4)], "", None)
+PROBLEM = Problem("Add one.", "solve", (), [Case((n,), n + 1) for n in range(4)], "", None, level=1)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,10 @@ def test_values_are_the_same_if_their_types_are_too(found: Any, expected: Any, s
     assert is_same(found, expected) is same
 
 
-def graded(fate: Fate, **fields: Any) -> float | None:
+def graded(fate: Fate, problem: Problem = PROBLEM, **fields: Any) -> float | None:
     async def main() -> float | None:
         async with pool_of(fate) as (pool, _):
-            return await grade(pool, PROBLEM, b"", spec=SandboxSpec(), timeout=5.0, case="", **fields)
+            return await grade(pool, problem, b"", spec=SandboxSpec(), timeout=5.0, case="", **fields)
 
     return clock.run(main, virtual=True)
 
@@ -86,6 +87,18 @@ def test_only_a_complete_report_of_right_results_earns_the_reward(
     report = f"nonce {results} nonce".encode()
     assert graded(Fate(answer=lambda command: ExecResult(exit_code, report)), partial=partial) == expected
     assert graded(Fate(answer=lambda command: ExecResult(exit_code, report[:-1])), partial=partial) == 0.0
+
+
+def test_results_for_a_row_of_a_file_are_compared_by_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envkit.environments.code.grading.secrets.token_hex", lambda size: "nonce")
+    row = Problem("", "f", (), [Case((), [2, {"a": True}])], "", None)
+
+    def answer(report: bytes, command: Command) -> ExecResult:
+        return ExecResult(0, report)
+
+    for found, reward in (([2.0, {"a": 1}], 1.0), ([2.1, {"a": 1}], 0.0), ("[2, {'a': True}]", 0.0)):
+        report = f"nonce {json.dumps([[found]])} nonce".encode()
+        assert graded(Fate(answer=partial(answer, report)), row) == reward
 
 
 def test_a_lost_sandbox_voids_unless_the_submission_ended_it() -> None:
