@@ -42,7 +42,7 @@ from envkit.wiring.judge import open_judge
 from envkit.wiring.sandboxes import env_sandboxes
 
 _PREFIX = ":tools-"
-"""Prefix of the ids of the environments' sandboxes. Clients cannot use it, because their ids contain no colon."""
+"""Prefix of the ids of the environments' sandboxes. Clients cannot use these; see `SandboxAccess.usable_key`."""
 _STOP_S = 60.0
 _DRAIN_S = 1.0
 
