@@ -3,6 +3,10 @@
 The worker is a plain process with the rights and the environment variables of the gateway. It leases the sandboxes of
 its environments from the gateway's pool, through a Unix socket in a private folder. They belong to the server itself,
 and end with the worker.
+
+The code of the environments is the operator's, so the policies for clients, such as `limits.images`, do not apply to
+its sandboxes. Clients cannot choose files or images: the worker rejects their options ``file`` and ``image``, except
+for the values with which the operator has registered an environment.
 """
 
 from __future__ import annotations
