@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from envkit.protocols import EpisodePlayer
 from envkit.types import JSON, Reset, Task
 
-from .players import Script, answer_of, call, problem_of, write_solution
+from ..tools import Script, write_call
+from .players import answer_of, problem_of, write_solution
 from .tasks import Problem
 
 
@@ -51,9 +52,10 @@ class CheatPlayer:
         problem = problem_of(task, self.options)
         submission = self.cheat.submission_for(problem)
         if not start.tools:
-            return Script([answer_of(submission)])
+            return Script([answer_of(submission)]).begin(task, start, rng)
         commands = [write_solution(submission), *self.cheat.commands]
-        return Script([*(call("bash", command=one) for one in commands), call("submit")])
+        calls = [write_call("bash", command=one) for one in commands]
+        return Script([*calls, write_call("submit")]).begin(task, start, rng)
 
 
 _FRAMES = """

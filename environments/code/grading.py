@@ -20,7 +20,9 @@ from envkit.types import JSON, ExecResult, SandboxSpec, Submission
 from ..tools import AdaptiveTimeout, SandboxGrader
 from .tasks import Case, Problem
 
-_PROGRAM = "/workspace/solution.py"
+SOLUTION = "/workspace/solution.py"
+"""Path of the submission, in the sandbox of a player and in that of the grader."""
+
 _REQUEST = "/workspace/tests.json"
 _DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
@@ -52,7 +54,7 @@ async def grade(
     random.Random(secrets.randbits(64)).shuffle(tests)
     nonce = secrets.token_hex(16)
     arguments: list[JSON] = [list(test.arguments) for test in tests]
-    request: JSON = {"nonce": nonce, "path": _PROGRAM, "entry": problem.entry, "tests": arguments}
+    request: JSON = {"nonce": nonce, "path": SOLUTION, "entry": problem.entry, "tests": arguments}
 
     def verdict(result: ExecResult) -> float:
         passed = _passed(result, nonce, tests, _comparison(problem))
@@ -68,7 +70,7 @@ async def grade(
         user="agent",
         max_output_bytes=(1 << 20) + 2 * sum(size(test.expected) for test in tests),
     )
-    files = {_PROGRAM: source, _REQUEST: json.dumps(request).encode()}
+    files = {SOLUTION: source, _REQUEST: json.dumps(request).encode()}
     return await grader.grade(Submission(files=files))
 
 

@@ -12,8 +12,8 @@ from envkit import clock
 from envkit.environments.code import Code
 from envkit.environments.code.env import submission_of
 from envkit.environments.code.grading import grade, is_same
-from envkit.environments.code.players import call
 from envkit.environments.code.tasks import Case, Problem
+from envkit.environments.tools import write_call
 from envkit.errors import OptionError, SandboxLostError, StepOrderError
 from envkit.types import Cause, ExecResult, SandboxSpec
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
@@ -135,7 +135,7 @@ def test_an_agent_that_ends_its_sandbox_earns_0_and_another_loss_is_an_error() -
             env = Code(sandboxes=pool, mode="tools", level=1)
             start = await env.reset(seed=0, options={})
             assert [tool["function"]["name"] for tool in start.tools] == ["bash", "view_file", "edit_file", "submit"]
-            assert (await env.step(call("bash", command="make"))).terminated
+            assert (await env.step(write_call("bash", command="make"))).terminated
             return await env.grade()
 
     assert clock.run(grade_after_loss, OUT_OF_MEMORY, virtual=True) == 0.0
