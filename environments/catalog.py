@@ -20,11 +20,18 @@ _LAKE: Mapping[str, object] = {
 _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
 _CHEATS = (
-    *("always_equal", "equal_subclass", "exit_at_import", "exit_in_call", "raise_exit", "print_verdicts"),
-    *("fake_results", "deep_results", "flood", "search_frames", "search_processes", "patch_json", "patch_builtins"),
-    *("patch_streams", "replace_process", "kill_all", "sleep", "pytest_skip", "conftest", "sitecustomize"),
-    *("path_shim", "environment_variables", "git_history", "write_results", "delete_tests", "edit_tests", "symlink"),
-    *("symlink_device", "named_pipe", "daemon", "server", "examples_only"),
+    *(
+        "always_equal",
+        "equal_subclass",
+        "exit_in_call",
+        "print_verdicts",
+        "fake_results",
+        "deep_results",
+        "flood",
+        "search_frames",
+    ),
+    *("search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest", "sitecustomize"),
+    *("write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
 )
 """Names of the cheats in `envkit.environments.code.cheats`."""
 

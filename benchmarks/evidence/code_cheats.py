@@ -1,6 +1,7 @@
 """Play 30 programming tasks of levels 1 to 6 with the oracle, the nop and every cheat, in both modes, on each backend.
 
-The oracle must succeed in all of its 20 episodes per task, and the others must earn nothing.
+The oracle must succeed in all of its 20 episodes per task, and the others must earn nothing. Cheats whose result may
+depend on timing play each task 5 times.
 
     python benchmarks/evidence/code_cheats.py
 
@@ -17,7 +18,12 @@ from typing import Any
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.environments.code import Code, CodeTasks
+from envkit.environments.code.cheats import CHEATS
+from envkit.registry import register
+from envkit.types import JSON
 from envkit.wiring.env_check.tasks import check_tasks
+from envkit.wiring.environments import find
 from tests.sandbox.containers import image
 
 NAME = "code-cheats"
@@ -28,17 +34,33 @@ MODES = ("answer", "tools")
 TASKS = 30
 PER_PART = 5
 REPEAT = 20
+RACES = 5
+"""Episodes per task of a cheat whose result may depend on timing."""
+ENV_ID = "CodeCheats-v0"
+"""Code-v0, where such a cheat is several players, named ``cheat:NAME:NUMBER``."""
+
+
+def register_races() -> None:
+    races = {
+        f"cheat:{name}:{number}": cheat
+        for name, cheat in CHEATS.items()
+        for number in range(2, RACES + 1)
+        if cheat.is_racy
+    }
+    players = {**find("Code-v0").players, **races}
+    register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
 
 
 def play(backend: str, mode: str, indices: Sequence[int]) -> dict[str, Any]:
     """Play tasks, and return the episodes and successes of each kind of player."""
     began = clock.stopwatch()
-    options = {"mode": mode, "level": [1, 6], "image": image() if backend == "docker" else None}
-    results, _ = check_tasks("Code-v0", indices, repeat=REPEAT, options=options, backend=backend)
+    options: dict[str, JSON] = {"mode": mode, "level": [1, 6], "image": image() if backend == "docker" else None}
+    results, _ = check_tasks(ENV_ID, indices, repeat=REPEAT, options=options, backend=backend)
     figures: dict[str, Any] = {}
     for one in results:
-        kind = figures.setdefault(one.player.partition(":")[0], {"players": 0, "episodes": 0, "successes": 0})
-        kind["players"] += 1
+        kind_name, *name = one.player.split(":")
+        kind = figures.setdefault(kind_name, {"players": 0, "episodes": 0, "successes": 0})
+        kind["players"] += len(name) < 2
         kind["episodes"] += len(one.episodes)
         kind["successes"] += one.successes
     problems = [line for one in results for line in one.problems()]
@@ -50,6 +72,7 @@ def main() -> int:
     arguments.add_argument("--backend", choices=BACKENDS, action="append", help="play only on this backend; repeatable")
     arguments.add_argument("--tasks", type=int, default=TASKS, help=f"number of tasks, a multiple of {PER_PART}")
     asked = arguments.parse_args()
+    register_races()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     for backend in asked.backend or BACKENDS:
         for first in range(0, asked.tasks, PER_PART):

@@ -5,8 +5,8 @@ submission does to it, the submission cannot learn one.
 
 Its argument is the path of a JSON file with ``nonce``, ``path``, ``entry`` and ``tests``. It writes
 ``NONCE [[RESULT], null, ...] NONCE`` to standard output, in the order of the tests, with null for a call that raised or
-returned a value that JSON cannot represent. A whole program (``entry`` is empty) gets its one argument as standard
-input, and its result is its standard output, or null if its exit code is not 0.
+returned a value that JSON cannot represent, such as a tuple. A whole program (``entry`` is empty) gets its one argument
+as standard input, and its result is its standard output, or null if its exit code is not 0.
 """
 
 from __future__ import annotations
@@ -71,13 +71,12 @@ def program(path: str) -> Any:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value has one of JSON's types, and no subclass of them."""
-    kind = type(value)
-    if kind is list:
-        return all(map(is_plain, value))  # type: ignore[call-overload]
-    if kind is dict:
-        return all(type(key) is str and is_plain(one) for key, one in value.items())  # type: ignore[attr-defined]
-    return value is None or kind in (bool, int, float, str)
+    """Return whether a value has one of JSON's types, or of their subclasses, such as Counter."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(one) for key, one in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 if __name__ == "__main__":

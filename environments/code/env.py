@@ -19,20 +19,17 @@ import re
 import msgspec
 
 from envkit.env import AsyncEnv
-from envkit.errors import MissingFileError, RefusedFileError, SandboxLostError, StepOrderError, TooLargeError
+from envkit.errors import StepOrderError
 from envkit.protocols import SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
 from ..options import override
 from ..tools import ToolEnv
-from .grading import adaptive_timeout, grade
-from .players import SOLUTION
+from .grading import SOLUTION, adaptive_timeout, grade
 from .task_set import CodeOptions
 from .tasks import Problem
 
 _BLOCK = re.compile(r"^ *```([^\n`]*)\n(.*?)(?:^ *```|\Z)", re.MULTILINE | re.DOTALL)
-_MAX_BYTES = 1 << 20
-"""Maximum size of a submission that is read from a file."""
 
 
 def submission_of(answer: str) -> tuple[str, bool]:
@@ -77,7 +74,7 @@ class Code(AsyncEnv):
             return Reset(Observation(_question(problem)), info, is_graded=True)
         self._workspace = _Workspace(problem, self._options, self._sandboxes)
         start = await self._workspace.reset(seed=seed, options={})
-        return msgspec.structs.replace(start, info={**start.info, **info}, is_graded=True)
+        return msgspec.structs.replace(start, info={**start.info, **info})
 
     async def step(self, action: str) -> Step:
         if self._workspace is not None:
@@ -89,25 +86,12 @@ class Code(AsyncEnv):
 
     async def grade(self) -> float | None:
         """Run the hidden tests; see `envkit.environments.code.grading.grade`."""
-        problem, options = self._problem, self._options
-        if problem is None:
+        if self._workspace is not None:
+            return await self._workspace.grade()
+        if self._problem is None:
             raise StepOrderError("grade before reset")
         source = (self._answer or "").encode(errors="replace")
-        if self._workspace is not None:
-            found = await self._workspace.solution()
-            if found is None:
-                return 0.0
-            source = found
-            await self._workspace.close()  # it must not hold the place that the grader's sandbox needs
-        return await grade(
-            self._sandboxes,
-            problem,
-            source,
-            spec=options.spec,
-            timeout=adaptive_timeout(options.timeout_s) if options.adaptive_timeout else options.timeout_s,
-            case=f"level {problem.level}" if problem.level else problem.text,
-            partial=options.partial,
-        )
+        return await _grade(self._sandboxes, self._problem, self._options, source)
 
     async def close(self) -> None:
         self._problem = self._answer = None
@@ -123,6 +107,7 @@ class _Workspace(ToolEnv):
         super().__init__(sandboxes=sandboxes, max_turns=options.max_turns)
         self.spec = options.spec
         self._problem = problem
+        self._options = options
 
     async def start(self, seed: int, options: Options) -> str:
         await self.sandbox.write(SOLUTION, self._problem.stub.encode())
@@ -132,16 +117,23 @@ class _Workspace(ToolEnv):
             "the same folder tests the examples. Call submit when you are done; hidden tests then decide."
         )
 
-    async def solution(self) -> bytes | None:
-        """Return the content of the solution's file; None if it cannot be read, or if the agent ended the sandbox."""
-        try:
-            return None if self.sandbox_ended is not None else await self.sandbox.read(SOLUTION, max_bytes=_MAX_BYTES)
-        except (MissingFileError, RefusedFileError, TooLargeError):
-            return None
-        except SandboxLostError as error:
-            if error.cause.by_agent:
-                return None
-            raise
+    async def grade(self) -> float | None:
+        found = await self.submission(SOLUTION)
+        await self.close()  # it must not hold the place that the grader's sandbox needs
+        source = found.files.get(SOLUTION)
+        return 0.0 if source is None else await _grade(self.sandboxes, self._problem, self._options, source)
+
+
+async def _grade(sandboxes: SandboxPool, problem: Problem, options: CodeOptions, source: bytes) -> float | None:
+    return await grade(
+        sandboxes,
+        problem,
+        source,
+        spec=options.spec,
+        timeout=adaptive_timeout(options.timeout_s) if options.adaptive_timeout else options.timeout_s,
+        case=f"level {problem.level}" if problem.level else problem.text,
+        partial=options.partial,
+    )
 
 
 def _question(problem: Problem) -> str:

@@ -7,9 +7,10 @@ that takes over the program which calls it can therefore only earn the reward by
 from __future__ import annotations
 
 import json
+import operator
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from envkit.types import JSON, ExecResult, SandboxSpec, Submission
 from ..tools import AdaptiveTimeout, SandboxGrader
 from .tasks import Case, Problem
 
-_PROGRAM = "/workspace/solution.py"
+SOLUTION = "/workspace/solution.py"
+"""Path of the submission, in the sandbox of a player and in that of the grader."""
+
 _REQUEST = "/workspace/tests.json"
 _DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
@@ -51,10 +54,10 @@ async def grade(
     random.Random(secrets.randbits(64)).shuffle(tests)
     nonce = secrets.token_hex(16)
     arguments: list[JSON] = [list(test.arguments) for test in tests]
-    request: JSON = {"nonce": nonce, "path": _PROGRAM, "entry": problem.entry, "tests": arguments}
+    request: JSON = {"nonce": nonce, "path": SOLUTION, "entry": problem.entry, "tests": arguments}
 
     def verdict(result: ExecResult) -> float:
-        passed = _passed(result, nonce, tests, is_text=not problem.entry)
+        passed = _passed(result, nonce, tests, _comparison(problem))
         return passed / len(tests) if partial else float(passed == len(tests))
 
     grader = SandboxGrader(
@@ -65,8 +68,9 @@ async def grade(
         timeout=timeout,
         case=case,
         user="agent",
+        max_output_bytes=(1 << 20) + 2 * sum(size(test.expected) for test in tests),
     )
-    files = {_PROGRAM: source, _REQUEST: json.dumps(request).encode()}
+    files = {SOLUTION: source, _REQUEST: json.dumps(request).encode()}
     return await grader.grade(Submission(files=files))
 
 
@@ -76,7 +80,23 @@ def adaptive_timeout(most_s: float) -> AdaptiveTimeout:
     return AdaptiveTimeout(least_s=min(2.0, most_s), most_s=most_s)
 
 
-def _passed(result: ExecResult, nonce: str, tests: Sequence[Case], *, is_text: bool) -> int:
+def size(value: JSON) -> int:
+    """Return the number of bytes of a value as JSON."""
+    return len(json.dumps(value))
+
+
+def _comparison(problem: Problem) -> Callable[[JSON, JSON], bool]:
+    """Return whether a result is right, as a function of the result and the expected one.
+
+    Outputs of programs are compared as text, and results of generated problems with their types. Results of other
+    functions are compared by ``==``, as the asserts of their rows do, so that 2.0 is 2.
+    """
+    if not problem.entry:
+        return _is_same_text
+    return is_same if problem.level else operator.eq
+
+
+def _passed(result: ExecResult, nonce: str, tests: Sequence[Case], is_right: Callable[[JSON, JSON], bool]) -> int:
     """Return how many tests a submission passed, given what the driver wrote."""
     first, _, rest = result.stdout.partition(" ")
     content, _, last = rest.rpartition(" ")
@@ -88,9 +108,8 @@ def _passed(result: ExecResult, nonce: str, tests: Sequence[Case], *, is_text: b
         return 0
     if not isinstance(found, list) or len(found) != len(tests):
         return 0
-    same = _is_same_text if is_text else is_same
     pairs = zip(found, tests, strict=True)
-    return sum(isinstance(one, list) and len(one) == 1 and same(one[0], test.expected) for one, test in pairs)
+    return sum(isinstance(one, list) and len(one) == 1 and is_right(one[0], test.expected) for one, test in pairs)
 
 
 def is_same(found: JSON, expected: JSON) -> bool:

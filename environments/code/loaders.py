@@ -5,7 +5,8 @@
     livecodebench  ``question_content``, ``starter_code``, ``metadata``, and the tests ``public_test_cases`` and
                    ``private_test_cases``, which give standard input and output, or arguments and result of a method.
 
-Rows that cannot be used are skipped, and counted by reason. The file is held in memory.
+Rows that cannot be used are skipped, and counted by reason. The file, of at most 1 GiB, is held in memory. Results of
+functions are compared by ``==``. A tuple is no list, and rows with tuples are skipped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import io
 import json
 import logging
 import pickle
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +30,16 @@ from typing import Any, NoReturn
 from envkit.errors import OptionError
 from envkit.types import JSON
 
+from .grading import size
 from .tasks import Case, Problem
 
 _MAX_TESTS_BYTES = 256 << 20
 """Maximum size of a row's private tests, after decompression."""
+
+_MAX_EXPECTED_BYTES = 16 << 20
+"""Maximum size of a row's expected results, as JSON."""
+
+_MAX_FILE_BYTES = 1 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -63,13 +71,15 @@ def load_problems(path: str, format: str) -> LoadedFile:
     problems: list[Problem] = []
     skipped: Counter[str] = Counter()
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-        rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(line) for line in _text(path).split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise OptionError("file", f"{path}: {error}; must have one JSON object per line") from None
     for row in rows:
         try:
-            problems.append(FORMATS[format](row))
+            problem = FORMATS[format](row)
+            if sum(size(test.expected) for test in problem.tests) > _MAX_EXPECTED_BYTES:
+                raise SkippedRowError(f"the expected results exceed {_MAX_EXPECTED_BYTES >> 20} MiB")
+            problems.append(problem)
         except SkippedRowError as reason:
             skipped[str(reason)] += 1
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -80,6 +90,14 @@ def load_problems(path: str, format: str) -> LoadedFile:
     if skipped:
         _log.warning("%s: skipped %d of %d rows (%s)", path, skipped.total(), len(rows), reasons)
     return LoadedFile(problems, skipped)
+
+
+def _text(path: str) -> str:
+    """Return the content of a regular file. Opening a device or named pipe could wait, or never end."""
+    found = Path(path).stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_BYTES:
+        raise ValueError(f"it is not a regular file of at most {_MAX_FILE_BYTES >> 30} GiB")
+    return Path(path).read_text(encoding="utf-8")
 
 
 def kodcode(row: Mapping[str, Any]) -> Problem:

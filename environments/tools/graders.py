@@ -89,6 +89,7 @@ class SandboxGrader:
         user: User that runs the command. The grader works in `Sandbox.grader_home`, the agent in its workspace, which
             is ``/workspace`` in sandboxes with isolation.
         attempts: Number of sandboxes to try.
+        max_output_bytes: Only this number of bytes of each output of the command is kept, from the end.
     """
 
     sandboxes: SandboxPool
@@ -100,6 +101,7 @@ class SandboxGrader:
     case: str = ""
     user: FileUser = "grader"
     attempts: int = 2
+    max_output_bytes: int = 1 << 20
 
     async def grade(self, submission: Submission) -> float | None:
         """Grade a submission; see `envkit.protocols.Grader.grade`.
@@ -133,7 +135,9 @@ class SandboxGrader:
         timeout = self.timeout
         timeout_s = timeout.seconds(self.case) if isinstance(timeout, AdaptiveTimeout) else timeout
         command = [word.replace("{home}", home) for word in self.command]
-        result = await sandbox.exec(command, timeout_s=timeout_s, user=self.user)
+        result = await sandbox.exec(
+            command, timeout_s=timeout_s, user=self.user, max_output_bytes=self.max_output_bytes
+        )
         if result.timed_out:
             return 0.0
         grade = float(self.verdict(result))

@@ -54,8 +54,9 @@ class RoutedHosts:
 
     def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
         host = self._host_of(env_id, tenant)
-        name = "trusted" if host is self.trusted else "own" if host is self.own else "shared"
-        return name, host.capacity
+        if host is self.trusted:
+            return "environments with tools", host.capacity
+        return "environments in their own sandboxes" if host is self.own else "environments", host.capacity
 
     def resumable_task(self, key: TenantKey) -> Task | None:
         return self.shared.resumable_task(key) or self.own.resumable_task(key)

@@ -164,6 +164,8 @@ class PartitionedHost(EnvHost, Protocol):
     def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
         """Return the name and the number of slots of the part that plays an environment for a tenant.
 
+        Errors use the name after "slots for", so it says whose slots these are, such as ``environments with tools``.
+
         Raises:
             EnvkitError: The host refuses new episodes of this environment.
         """

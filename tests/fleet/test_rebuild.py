@@ -284,8 +284,8 @@ def test_an_environment_with_needs_is_routed_to_the_trusted_worker_which_keeps_r
             offenders = Offenders(RestartBudget())
             routed = RoutedHosts(shared, own, lambda env_id: True, offenders, False, trusted, is_trusted)
             assert (routed.capacity, routed.part_of("Tooled-v0", ""), routed.part_of("Light-v0", "")) == (
-                *(13, ("trusted", 4)),
-                ("shared", 9),
+                *(13, ("environments with tools", 4)),
+                ("environments", 9),
             )
             for _ in range(2):
                 async with routed.lease(Task("Tooled-v0", 1)) as episode:

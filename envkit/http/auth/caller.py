@@ -93,7 +93,8 @@ class Caller:
             tenant, _, id = name.partition(":")
             if tenant or self.tenant:
                 return TenantKey(tenant, id)
-        # Without tokens, every name is an id, such as ":envs-1", the id of one of the server's own sandboxes.
+        # Without tokens, every name is an id, such as ":envs-1", the id of one of the server's own sandboxes, whose
+        # state it may see. `SandboxAccess.usable_key` rejects other uses of them.
         return TenantKey(self.tenant, name)
 
     def name(self, key: TenantKey) -> str:

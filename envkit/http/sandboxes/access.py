@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import anyio
 
-from envkit.errors import DeadlineError, EnvkitError, OptionError, RequestError, UnreachableError
+from envkit.errors import DeadlineError, EnvkitError, OptionError, RequestError, SandboxNotFoundError, UnreachableError
 from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
@@ -22,7 +22,7 @@ from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.handlers import handles
 from envkit.http.protocol.messages import DoneReply
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import SandboxView
+from envkit.types import SandboxView, TenantKey
 
 MAX_TIMEOUT_S = 3600.0
 """Default limit on the timeout of a command, in seconds."""
@@ -121,11 +121,24 @@ class SandboxAccess:
     def find(self, id: str, caller: Caller) -> Sandbox:
         """Return the sandbox that the caller names `id`, and renew its lease.
 
-        Raises the same errors as `SandboxPool.get`, and `UnreachableError` while the server shuts down.
+        Raises the same errors as `SandboxPool.get` and `usable_key`, and `UnreachableError` while the server shuts
+        down.
         """
         self.refuse_when_closing()
-        key = caller.key(id)
+        key = self.usable_key(id, caller)
         return self.pool.get(key.id, tenant=key.tenant)
+
+    def usable_key(self, id: str, caller: Caller) -> TenantKey:
+        """Return the key of the sandbox that the caller names `id`.
+
+        Raises:
+            SandboxNotFoundError: It is one of the server's own sandboxes. Administrators see their states, but only
+                the server itself uses and stops them.
+        """
+        key = caller.key(id)
+        if key.is_own and not caller.own_prefix:
+            raise SandboxNotFoundError(f"there is no sandbox {id!r} for clients: the server itself uses it")
+        return key
 
     def view(self, id: str, caller: Caller) -> SandboxView:
         """Return the state of the sandbox that the caller names `id`, without renewing its lease."""

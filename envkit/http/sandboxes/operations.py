@@ -170,7 +170,7 @@ class SandboxOperations:
 
         Afterwards, `PUT` can start a new sandbox with the same id.
         """
-        key = caller.key(body.sandbox_id)
+        key = self.access.usable_key(body.sandbox_id, caller)
         with anyio.CancelScope(shield=True):
             await self._starts.cancel(key)
             self._keyed.drop(key)

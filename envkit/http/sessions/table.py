@@ -7,8 +7,8 @@ The caller chooses the id of a session and numbers its steps, so all calls can b
 * `step` with the same turn and action returns the same answer or error, and the environment steps once. A repeat waits
   while the first call is in progress. The same turn with another action is rejected, and so is any other turn.
 * A step that is cancelled, times out or fails breaks its session, since the state of the environment is unknown.
-* `create` does not wait for a free slot: if all slots are in use, or all those for its environment, the call fails
-  immediately.
+* `create` does not wait for a free slot: if all slots are in use, or all those of the part of the host that plays the
+  environment, the call fails immediately.
 * A session uses a slot of the host from reset to the end of the episode, and until its grader has run if it has one.
   Its last answer and its grade stay available until the session is deleted or expires.
 
@@ -354,10 +354,10 @@ class SessionTable:
             return ""
         part, slots = self._partitioned.part_of(env_id, tenant)
         if sum(count for (name, _), count in self._leased_of.items() if name == part) >= slots > 0:
-            raise CapacityError(f"all {slots} slots for {env_id} are in use; retry later")
+            raise CapacityError(f"all {slots} slots for {part} are in use; retry later")
         limit = max(int(slots * self._tenant_share), 1) if tenant else slots
         if self._leased_of[part, tenant] >= limit > 0:
-            raise CapacityError(f"this tenant uses {limit} of {slots} slots for {env_id} (its limit); retry later")
+            raise CapacityError(f"this tenant uses {limit} of {slots} slots for {part} (its limit); retry later")
         return part
 
     def _find(self, key: TenantKey) -> Session:

@@ -3,6 +3,10 @@
 The worker is a plain process with the rights and the environment variables of the gateway. It leases the sandboxes of
 its environments from the gateway's pool, through a Unix socket in a private folder. They belong to the server itself,
 and end with the worker.
+
+The code of the environments is the operator's, so the policies for clients, such as `limits.images`, do not apply to
+its sandboxes. Clients cannot choose files or images: the worker rejects their options ``file`` and ``image``, except
+for the values with which the operator has registered an environment.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from envkit.wiring.judge import open_judge
 from envkit.wiring.sandboxes import env_sandboxes
 
 _PREFIX = ":tools-"
-"""Prefix of the ids of the environments' sandboxes. Clients cannot use it, because their ids contain no colon."""
+"""Prefix of the ids of the environments' sandboxes. Clients cannot use these; see `SandboxAccess.usable_key`."""
 _STOP_S = 60.0
 _DRAIN_S = 1.0
 

@@ -14,7 +14,7 @@ from anyio.abc import SocketStream
 
 import envkit
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, SandboxLostError
+from envkit.errors import CapacityError, EnvkitError, OptionError, SandboxLostError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol import messages
@@ -136,6 +136,15 @@ def test_an_episode_runs_commands_in_its_sandbox_and_is_graded(gateway: Gateway)
     run(lambda: without_tools(gateway), 30)
 
 
+def test_the_file_and_the_image_of_a_client_are_refused(gateway: Gateway) -> None:
+    for name in ("file", "image"):
+        with (
+            envkit.make(TOOLED, url=gateway.url) as env,
+            pytest.raises(OptionError, match=rf"^{name}: only the operator"),
+        ):
+            env.reset(seed=7, options={name: "/dev/zero"})
+
+
 def test_a_lost_tool_sandbox_ends_exactly_its_episode_and_fifty_episodes_leave_no_sandbox(gateway: Gateway) -> None:
     async def main() -> None:
         lost: list[tuple[int, str]] = []
@@ -174,7 +183,7 @@ def test_a_fifth_episode_of_four_is_refused_at_once(gateway: Gateway) -> None:
             for number in range(PLACES):
                 await create(f"place-{number}")
             began = clock.now()
-            with pytest.raises(CapacityError, match=f"all {PLACES} slots for {TOOLED} are in use"):
+            with pytest.raises(CapacityError, match=f"all {PLACES} slots for environments with tools are in use"):
                 await create("one-too-many")
             assert clock.now() - began < MARGIN * REFUSED_S
             for number in range(PLACES):

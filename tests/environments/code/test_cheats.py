@@ -30,6 +30,13 @@ def test_every_cheat_is_a_player() -> None:
     assert len(names) >= 15
 
 
+def test_every_cheat_attacks_in_both_modes() -> None:
+    problem = draw_problem(0, 1, 1, None)
+    for cheat in cheats.CHEATS.values():
+        assert cheat.submission_for(problem, has_tools=False) != problem.stub
+        assert cheat.commands or cheat.submission_for(problem, has_tools=True) != problem.stub
+
+
 @pytest.mark.slow
 @EVERY_BACKEND
 @pytest.mark.parametrize("mode", ["answer", "tools"])
@@ -52,15 +59,13 @@ sys.exit(0 if all(solve(*arguments) == expected for arguments, expected in tests
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize(
-    "name", ["always_equal", "equal_subclass", "exit_at_import", "exit_in_call", "raise_exit", "patch_builtins"]
-)
+@pytest.mark.parametrize("name", ["always_equal", "equal_subclass", "exit_in_call", "patch_builtins"])
 def test_cheats_do_fool_a_grader_that_trusts_the_process_of_the_submission(name: str) -> None:
     problem = draw_problem(0, 2, 2, None)
 
     async def main() -> ExecResult:
         async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
-            submission = cheats.CHEATS[name].submission_for(problem)
+            submission = cheats.CHEATS[name].submission_for(problem, has_tools=False)
             await sandbox.write("/workspace/solution.py", submission.encode())
             tests = json.dumps([[list(case.arguments), case.expected] for case in problem.tests])
             return await sandbox.exec(["python3", "-c", NAIVE, tests])
@@ -78,9 +83,18 @@ def graded(problem: Problem, source: str, **fields: Any) -> float | None:
 
 
 @pytest.mark.bwrap
+def test_a_program_runs_the_commands_of_a_cheat_in_the_mode_answer() -> None:
+    stub = "import os\ndef f(): return os.path.exists('done')\n"
+    problem = Problem("", "f", (), [Case((), True)], stub, None)
+    cheat = cheats.Cheat("", commands=("touch done",))
+    assert graded(problem, cheat.submission_for(problem, has_tools=False)) == 1.0
+    assert graded(problem, cheat.submission_for(problem, has_tools=True)) == 0.0  # here calls of bash run the commands
+
+
+@pytest.mark.bwrap
 def test_a_forged_report_earns_what_its_results_are_worth() -> None:
     example = Case((0,), 7)
-    forged = cheats.fake_results.submission_for(Problem("", "solve", [example], [], "", None))
+    forged = cheats.fake_results.submission_for(Problem("", "solve", [example], [], "", None), has_tools=False)
     assert graded(Problem("", "solve", [example], [Case((n,), 7) for n in range(3)], "", None), forged) == 1.0
     assert graded(Problem("", "solve", [example], [Case((n,), 7 + n) for n in range(3)], "", None), forged) == 0.0
 
@@ -100,6 +114,31 @@ def test_a_method_sees_typing_and_a_tuple_is_not_a_list() -> None:
     assert graded(problem, method.format("[n, n]")) == 1.0
     assert graded(problem, method.format("(n, n)")) == 0.0
     assert graded(problem, method.format("[n, n] if n else [0]"), partial=True) == pytest.approx(2 / 3)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("expected", "source"),
+    [
+        ({"a": 2, "b": 1}, "from collections import Counter\ndef f():\n    return Counter('aab')\n"),
+        ({"a": [1]}, "from collections import defaultdict\ndef f():\n    return defaultdict(list, a=[1])\n"),
+        (
+            [3, "x"],
+            "import enum\nclass N(enum.IntEnum):\n    A = 3\nclass S(str): ...\ndef f(): return [N.A, S('x')]\n",
+        ),
+    ],
+    ids=["Counter", "defaultdict", "IntEnum and str"],
+)
+def test_a_value_of_a_subclass_is_the_value(expected: Any, source: str) -> None:
+    assert graded(Problem("", "f", (), [Case((), expected)], "", None), source) == 1.0
+    assert graded(Problem("", "f", (), [Case((), expected)], "", None, level=1), source) == 1.0
+
+
+@pytest.mark.bwrap
+def test_outputs_above_1_mib_together_are_graded() -> None:
+    problem = Problem("", "", (), [Case((f"{n}\n",), "x" * 600_000) for n in range(2)], "", None)
+    assert graded(problem, "print('x' * 600_000)") == 1.0
+    assert graded(problem, "print('x' * 9_000_000)") == 0.0
 
 
 @pytest.mark.bwrap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +12,14 @@ from envkit import clock
 from envkit.environments.code import Code
 from envkit.environments.code.env import submission_of
 from envkit.environments.code.grading import grade, is_same
-from envkit.environments.code.players import call
 from envkit.environments.code.tasks import Case, Problem
+from envkit.environments.tools import write_call
 from envkit.errors import OptionError, SandboxLostError, StepOrderError
 from envkit.types import Cause, ExecResult, SandboxSpec
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
 
-PROBLEM = Problem("Add one.", "solve", (), [Case((n,), n + 1) for n in range(4)], "", None)
+PROBLEM = Problem("Add one.", "solve", (), [Case((n,), n + 1) for n in range(4)], "", None, level=1)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,10 @@ def test_values_are_the_same_if_their_types_are_too(found: Any, expected: Any, s
     assert is_same(found, expected) is same
 
 
-def graded(fate: Fate, **fields: Any) -> float | None:
+def graded(fate: Fate, problem: Problem = PROBLEM, **fields: Any) -> float | None:
     async def main() -> float | None:
         async with pool_of(fate) as (pool, _):
-            return await grade(pool, PROBLEM, b"", spec=SandboxSpec(), timeout=5.0, case="", **fields)
+            return await grade(pool, problem, b"", spec=SandboxSpec(), timeout=5.0, case="", **fields)
 
     return clock.run(main, virtual=True)
 
@@ -86,6 +87,18 @@ def test_only_a_complete_report_of_right_results_earns_the_reward(
     report = f"nonce {results} nonce".encode()
     assert graded(Fate(answer=lambda command: ExecResult(exit_code, report)), partial=partial) == expected
     assert graded(Fate(answer=lambda command: ExecResult(exit_code, report[:-1])), partial=partial) == 0.0
+
+
+def test_results_for_a_row_of_a_file_are_compared_by_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envkit.environments.code.grading.secrets.token_hex", lambda size: "nonce")
+    row = Problem("", "f", (), [Case((), [2, {"a": True}])], "", None)
+
+    def answer(report: bytes, command: Command) -> ExecResult:
+        return ExecResult(0, report)
+
+    for found, reward in (([2.0, {"a": 1}], 1.0), ([2.1, {"a": 1}], 0.0), ("[2, {'a': True}]", 0.0)):
+        report = f"nonce {json.dumps([[found]])} nonce".encode()
+        assert graded(Fate(answer=partial(answer, report)), row) == reward
 
 
 def test_a_lost_sandbox_voids_unless_the_submission_ended_it() -> None:
@@ -122,7 +135,7 @@ def test_an_agent_that_ends_its_sandbox_earns_0_and_another_loss_is_an_error() -
             env = Code(sandboxes=pool, mode="tools", level=1)
             start = await env.reset(seed=0, options={})
             assert [tool["function"]["name"] for tool in start.tools] == ["bash", "view_file", "edit_file", "submit"]
-            assert (await env.step(call("bash", command="make"))).terminated
+            assert (await env.step(write_call("bash", command="make"))).terminated
             return await env.grade()
 
     assert clock.run(grade_after_loss, OUT_OF_MEMORY, virtual=True) == 0.0

@@ -111,6 +111,26 @@ def test_a_file_without_usable_rows_is_an_error(tmp_path: Path) -> None:
         load_problems(str(tmp_path / "none.jsonl"), "kodcode")
 
 
+def test_rows_with_too_long_results_are_skipped(tmp_path: Path) -> None:
+    long = {**STDIN, "output": "x" * (16 << 20)}
+    found = loaded(tmp_path, "livecodebench", livecodebench([STDIN], "[]"), livecodebench([long], "[]"))
+    assert (len(found.problems), found.skipped) == (1, {"the expected results exceed 16 MiB": 1})
+
+
+@pytest.mark.parametrize("kind", ["device", "named pipe", "large file"])
+def test_only_a_regular_file_of_at_most_1_gib_is_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "named pipe":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        os.truncate(path, (1 << 30) + 1)
+    with pytest.raises(OptionError, match=r"^file: .*is not a regular file of at most 1 GiB"):
+        load_problems(str(path), "kodcode")
+
+
 def test_the_tasks_of_a_file_are_counted_and_divided_into_splits(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps({**KODCODE, "question": f"Add, number {n}."}) for n in range(100)))

@@ -12,7 +12,7 @@ import pytest
 from envkit import clock
 from envkit.errors import UnsupportedError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.types import ExecResult
+from envkit.types import ExecResult, SandboxSpec
 from tests.http.pools import SmallPool
 from tests.http.remote_sandboxes import A, over_http, run, scripted
 from tests.http.stage import over_http as without_pool
@@ -43,6 +43,24 @@ def test_a_sandbox_is_created_used_inspected_and_stopped() -> None:
             stopped,
         )
         assert (await client.get("/v1/sandboxes/b")).status_code == 404
+
+    over_http(main)
+
+
+@pytest.mark.parametrize("id", [":tools-trusted-1", ":envs-shared-1"])
+def test_clients_see_the_servers_own_sandboxes_but_cannot_use_or_stop_them(id: str) -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await pool.create(id, SandboxSpec())
+        path = f"/v1/sandboxes/{id}"
+        for call in (
+            client.post(f"{path}/exec", json=run("echo")),
+            client.post(f"{path}/exec", json=run("echo"), headers={"Idempotency-Key": "k"}),
+            client.get(f"{path}/files?path=a"),
+            client.delete(path),
+        ):
+            answer = await call
+            assert (answer.status_code, answer.json()["type"]) == (404, "sandbox_not_found")
+        assert (await client.get(path)).json()["state"] == "leased"
 
     over_http(main)
 

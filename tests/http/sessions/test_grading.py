@@ -159,15 +159,16 @@ class Parted(Lender):
         super().__init__(slots(12))
 
     def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
-        return ("trusted", 4) if env_id == "Graded-v0" else ("shared", 8)
+        return ("environments", 8) if env_id == "Count-v0" else ("environments with tools", 4)
 
 
-def test_a_fifth_episode_of_an_environment_with_four_slots_is_refused_at_once() -> None:
+def test_a_fifth_episode_of_a_part_with_four_slots_is_refused_at_once() -> None:
     async def main() -> None:
         async with SessionTable(Parted()) as table:
-            for name in "abcd":
+            for name in "abc":
                 await table.create(key(name), graded())
-            with pytest.raises(CapacityError, match="all 4 slots for Graded-v0 are in use; retry later"):
+            await table.create(key("d"), Task("Sleeper-v0", 0))
+            with pytest.raises(CapacityError, match="all 4 slots for environments with tools are in use; retry later"):
                 await table.create(key("e"), graded())
             await table.create(key("other"), Task("Count-v0", 0))
             await table.delete(key("a"))
@@ -177,12 +178,12 @@ def test_a_fifth_episode_of_an_environment_with_four_slots_is_refused_at_once() 
     clock.run(main, virtual=True)
 
 
-def test_a_tenant_gets_only_its_share_of_the_slots_of_an_environment() -> None:
+def test_a_tenant_gets_only_its_share_of_the_slots_of_a_part() -> None:
     async def main() -> None:
         async with SessionTable(Parted(), tenant_share=0.5) as table:
             for name in "ab":
                 await table.create(key(name, "one"), graded())
-            with pytest.raises(CapacityError, match="this tenant uses 2 of 4 slots for Graded-v0"):
+            with pytest.raises(CapacityError, match="this tenant uses 2 of 4 slots for environments with tools"):
                 await table.create(key("c", "one"), graded())
             await table.create(key("c", "two"), graded())
 
