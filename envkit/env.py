@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from types import FrameType
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import gymnasium
 import msgspec
@@ -68,7 +68,7 @@ class AsyncEnv(ABC):
         metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
     """
 
-    metrics: ClassVar[Mapping[str, Fold]] = {}
+    metrics: Mapping[str, Fold] = {}
 
     @abstractmethod
     async def reset(self, *, seed: int, options: Options) -> Reset:

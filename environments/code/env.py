@@ -55,8 +55,6 @@ class Code(AsyncEnv):
         OptionError: An option is unknown or its value is invalid.
     """
 
-    metrics = ToolEnv.metrics
-
     def __init__(self, *, sandboxes: SandboxPool, **options: JSON) -> None:
         self._sandboxes = sandboxes
         self._defaults = override(CodeOptions(), options)
@@ -71,7 +69,9 @@ class Code(AsyncEnv):
         self._problem = problem = self._options.problem(seed)
         info: Info = {"level": {"operations": problem.level}} if problem.level else {}
         if self._options.mode == "answer":
+            self.metrics = {"action_is_valid": "mean"}
             return Reset(Observation(_question(problem)), info, is_graded=True)
+        self.metrics = ToolEnv.metrics
         self._workspace = _Workspace(problem, self._options, self._sandboxes)
         start = await self._workspace.reset(seed=seed, options={})
         return msgspec.structs.replace(start, info={**start.info, **info})
