@@ -68,7 +68,7 @@ class AsyncEnv(ABC):
         metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
     """
 
-    metrics: Mapping[str, Fold] = {}
+    metrics: ClassVar[Mapping[str, Fold]] = {}
 
     @abstractmethod
     async def reset(self, *, seed: int, options: Options) -> Reset:

@@ -82,7 +82,7 @@ class ToolEnv(AsyncEnv):
     episode_timeout_s: float = 1800.0
     max_output: int = 10_000
 
-    metrics: Mapping[str, Fold] = {
+    metrics: ClassVar[Mapping[str, Fold]] = {
         "action_is_valid": "mean",
         **{f"tool_call_{status}": "mean" if status is CallStatus.OK else "sum" for status in CallStatus},
     }
