@@ -69,7 +69,7 @@ class Code(AsyncEnv):
         self._problem = problem = self._options.problem(seed)
         info: Info = {"level": {"operations": problem.level}} if problem.level else {}
         if self._options.mode == "answer":
-            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc] - those of the mode
+            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
             return Reset(Observation(_question(problem)), info, is_graded=True)
         self.metrics = ToolEnv.metrics  # type: ignore[misc]
         self._workspace = _Workspace(problem, self._options, self._sandboxes)
