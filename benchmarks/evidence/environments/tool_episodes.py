@@ -5,7 +5,7 @@ episode uses one sandbox for the tools and then another for the grader. Afterwar
 The second part starts ``envkit serve`` with four places for the environment, and measures how long it takes to refuse
 the fifth episode.
 
-    python benchmarks/evidence/tool_episodes.py
+    python benchmarks/evidence/environments/tool_episodes.py
 
 Requires bubblewrap. On two idle cores, 1,000 episodes take a few minutes.
 """
@@ -23,6 +23,8 @@ from typing import Any
 
 import anyio
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
