@@ -46,7 +46,7 @@ def test_fifty_questions_of_a_file_train_and_evaluate_on_different_questions(tmp
     assert [(one["step"], one["eval_episodes"]) for one in evaluations] == [(0, 4), (1, 4)]
     tasks = QuestionTasks(file=str(tmp_path / "questions.jsonl"))
     splits = {
-        split: {tasks.task(split, index).options["prompt"] for index in range(tasks.count(split) or 0)}
+        split: {str(tasks.task(split, index).options["prompt"]) for index in range(tasks.count(split) or 0)}
         for split in tasks.splits
     }
     assert sum(len(found) for found in splits.values()) == len(set().union(*splits.values())) == len(QUESTIONS)
