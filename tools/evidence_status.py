@@ -37,7 +37,7 @@ class Program:
 def programs(folder: Path = ROOT / "benchmarks" / "evidence") -> list[Program]:
     """Return the programs in `folder`, sorted by name. A program is a module with a constant ``NAME``."""
     found = []
-    for source in folder.glob("*.py"):
+    for source in folder.rglob("*.py"):
         constants = {}
         for node in ast.parse(source.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,40 +12,12 @@ import yaml
 import envkit
 from envkit import config
 from envkit.environments.questions import QuestionTasks
+from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
 from tests.e2e.fleet.fleet import serving
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-GUIDE = DOCS / "write-an-environment.md"
-LIFT = {"lift.py", "pyproject.toml", "slow_lift.py", "totals.py"}
-"""The package of the guide."""
 EXAMPLES = ("games.md", "tools.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap))
 """Pages with examples that doctest runs."""
-
-
-def files_of(page: str) -> dict[str, str]:
-    """Return the blocks after a line that contains only a file name and a colon."""
-    blocks = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    return dict(blocks)
-
-
-def run(*command: str | Path, cwd: Path, **env: str) -> str:
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def install(page: Path, names: set[str], folder: Path) -> Path:
-    """Install the package that a page shows; return the folder that contains its modules."""
-    source, installed = folder / "source", folder / "site-packages"
-    source.mkdir()
-    files = files_of(page.read_text(encoding="utf-8"))
-    assert names <= set(files)
-    for name in names:
-        (source / name).write_text(files[name], encoding="utf-8")
-    offline = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
-    run(sys.executable, "-m", "pip", "install", *offline, "--target", installed, source, cwd=folder)
-    return installed
 
 
 @pytest.mark.slow
@@ -143,9 +113,7 @@ def test_the_package_of_the_page_about_kinds_is_checked_and_plays(tmp_path: Path
     assert (tmp_path / "run" / "metric.csv").read_text().startswith("1,")
 
 
-@pytest.mark.parametrize(
-    "page", ["games.md", "tools.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)]
-)
+@pytest.mark.parametrize("page", EXAMPLES)
 def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -> None:
     assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
 

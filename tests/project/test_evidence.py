@@ -29,7 +29,7 @@ def constants(source: Path) -> dict[str, object]:
     return found
 
 
-DECLARED = {str(found["NAME"]): found for source in sorted(PROGRAMS.glob("*.py")) if (found := constants(source))}
+DECLARED = {str(found["NAME"]): found for source in sorted(PROGRAMS.rglob("*.py")) if (found := constants(source))}
 each_program = pytest.mark.parametrize("name", DECLARED)
 
 

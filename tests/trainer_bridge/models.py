@@ -73,8 +73,8 @@ def chat_tokenizer() -> Any:
     return made
 
 
-def write_chat(folder: Path, *, seed: int) -> Path:
-    """Write a Qwen2 with grouped key-value heads and its tokenizer."""
+def write_chat(folder: Path, *, seed: int, max_tokens: int = 512) -> Path:
+    """Write a Qwen2 with grouped key-value heads, a context of `max_tokens`, and its tokenizer."""
     tokenizer = chat_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -83,7 +83,7 @@ def write_chat(folder: Path, *, seed: int) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=max_tokens,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -202,7 +202,7 @@ class Gateway:
     def left(self) -> dict[str, set[str]]:
         """Return all resources of the server and its sandboxes on the machine."""
         return {
-            "processes": {str(pid) for pid in processes() if self.name in _group_names(pid)},
+            "processes": {str(pid) for pid in processes_of(self.name)},
             "groups": {str(folder) for folder in self._groups()},
             "folders": {str(folder) for folder in self._folders()},
             "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if self.name in line},
@@ -215,7 +215,7 @@ class Gateway:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for pid in [pid for pid in processes() if self.name in _group_names(pid)]:
+        for pid in processes_of(self.name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for folder in self._folders():
@@ -388,6 +388,11 @@ def _above(pid: int) -> set[int]:
             pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
             found.add(pid)
     return found
+
+
+def processes_of(owner: str) -> list[int]:
+    """Return the processes in sandboxes of a process with the name `owner`; see `run_dirs.owner_name`."""
+    return [pid for pid in processes() if owner in _group_names(pid)]
 
 
 def _group_names(pid: int) -> str:

@@ -13,7 +13,20 @@ import pytest
 from tests.trainer_bridge.models import write_chat
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("llm-*.yaml"))
+SANDBOXED = "llm-code"
+"""The example whose environment needs sandboxes."""
+EXAMPLES = [
+    pytest.param(path.stem, marks=[pytest.mark.bwrap] if path.stem == SANDBOXED else [])
+    for path in sorted((ROOT / "examples").glob("llm-*.yaml"))
+]
+FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "llm-code": (
+        "warmup.file",
+        [{"messages": [{"role": role, "content": "up"} for role in ("user", "assistant")]}] * 40,
+    ),
+    "llm-questions": ("env.options.file", [{"prompt": f"What is {n} * 3?", "answer": 3 * n} for n in range(40)]),
+}
+"""Examples that read a file of JSON lines: the key that names it, and its lines."""
 PATIENCE_S = 400
 """After which a run hangs; on a machine where much else runs, training takes many times as long."""
 NO_SANDBOX = ("sandbox.kind=none", "tracking.to=[]", "trainer.threads=1")
@@ -62,12 +75,17 @@ def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, s
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: str, tmp_path: Path) -> None:
-    model = write_chat(tmp_path / "model", seed=5)
-    lessons = (
-        ("single_turn_states=16", "single_turn_updates=1", "single_turn_batch=4") if "arithmetic" not in example else ()
-    )
+    model = write_chat(tmp_path / "model", seed=5, max_tokens=1024)
     changes = [f"engine.model={model}", "trainer.steps=1", "trainer.groups_per_step=2", "evaluation.episodes=2"]
-    changes += ["rollout.max_tokens=512", "rollout.turn_tokens=16", *(f"warmup.{change}" for change in lessons)]
+    changes += ["rollout.max_tokens=1024", "rollout.turn_tokens=16"]
+    if example in FILES:
+        key, lines = FILES[example]
+        (tmp_path / "lines.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        changes.append(f"{key}={tmp_path / 'lines.jsonl'}")
+    elif "arithmetic" not in example:
+        changes += ["warmup.single_turn_states=16", "warmup.single_turn_updates=1", "warmup.single_turn_batch=4"]
+    if example == SANDBOXED:
+        changes.append("sandbox.kind=local")
     summary = train(example, tmp_path / "run", *changes)
 
     assert summary["train_steps"] == 1
