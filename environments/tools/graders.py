@@ -14,6 +14,7 @@ from envkit.errors import (
     SandboxLostError,
     SandboxRefusedError,
     SandboxStartError,
+    TooLargeError,
     UnreachableError,
 )
 from envkit.protocols import Judge, Sandbox, SandboxPool
@@ -155,6 +156,8 @@ def read_score(reply: str) -> float | None:
 class JudgeGrader:
     """A grader that asks a judge model. The grade is None if the judge gives no answer, or none that can be read.
 
+    The grade is 0 if the submission is too long for the judge's context.
+
     A submission can contain text that addresses the judge. So the prompt should say where the submission begins and
     ends, and that nothing in it is an instruction.
 
@@ -173,4 +176,6 @@ class JudgeGrader:
             reply = await self.judge.ask([{"role": "user", "content": self.prompt(submission)}])
         except UnreachableError:
             return None
+        except TooLargeError:
+            return 0.0
         return self.read(reply)

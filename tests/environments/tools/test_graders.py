@@ -16,7 +16,7 @@ from envkit.environments.tools import (
     SandboxGrader,
     Submission,
 )
-from envkit.errors import SandboxRefusedError, UnreachableError
+from envkit.errors import SandboxRefusedError, TooLargeError, UnreachableError
 from envkit.protocols import Grader
 from envkit.sandbox import LocalBackend, Pool
 from envkit.sandbox.pool.node import Capacity, Node
@@ -130,14 +130,14 @@ def test_bounds_that_exclude_each_other_are_refused(bounds: tuple[float, float, 
 
 
 class ScriptedJudge:
-    def __init__(self, reply: str | None) -> None:
+    def __init__(self, reply: str | Exception) -> None:
         self.reply = reply
         self.asked: list[Mapping[str, str]] = []
 
     async def ask(self, messages: Sequence[Mapping[str, str]], *, max_tokens: int = 512) -> str:
         self.asked += messages
-        if self.reply is None:
-            raise UnreachableError("no answer")
+        if isinstance(self.reply, Exception):
+            raise self.reply
         return self.reply
 
 
@@ -148,10 +148,11 @@ class ScriptedJudge:
         ("The score is 1.", 1.0),
         ("<answer>7</answer>", None),
         ("It is excellent.", None),
-        (None, None),
+        (UnreachableError("no answer"), None),
+        (TooLargeError("the chat is too long for the judge"), 0.0),
     ],
 )
-def test_a_judge_grades_and_an_answer_that_cannot_be_read_voids(reply: str | None, grade: float | None) -> None:
+def test_a_judge_grades_and_an_answer_that_cannot_be_read_voids(reply: str | Exception, grade: float | None) -> None:
     async def main() -> None:
         judge = ScriptedJudge(reply)
         grader: Grader = JudgeGrader(judge, lambda submission: f"Grade this: {submission.text}")
