@@ -21,6 +21,7 @@ from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import ExecResult, FileUser, SandboxSpec, Submission
 
 from ..answer import parse_number
+from .limits import LEASE_S
 
 Rule: TypeAlias = Callable[[Submission], "float | Awaitable[float]"]
 Verdict: TypeAlias = Callable[[ExecResult], float]
@@ -111,7 +112,7 @@ class SandboxGrader:
         """
         for _ in range(self.attempts):
             try:
-                async with self.sandboxes.lease(self.spec) as sandbox:
+                async with self.sandboxes.lease(self.spec, wait_s=LEASE_S) as sandbox:
                     return await self._grade_in(sandbox, submission)
             except SandboxLostError as error:
                 if error.cause.by_agent:

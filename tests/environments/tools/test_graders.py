@@ -89,11 +89,13 @@ def test_a_lost_sandbox_is_replaced_once_and_a_second_loss_voids(failure: Fate) 
     assert graded(failure, failure, PASSES, attempts=3)[0] == 1.0
 
 
-def test_a_full_pool_voids() -> None:
+def test_a_full_pool_voids_after_ten_minutes_for_each_attempt() -> None:
     async def main() -> None:
         async with pool_of(PASSES) as (pool, _), pool.lease(SandboxSpec(memory_mib=4096)):
-            grader = SandboxGrader(sandboxes=pool, command=["check"], verdict=is_42)
+            grader = SandboxGrader(sandboxes=pool, command=["check"], verdict=is_42, attempts=1)
+            began_s = clock.now()
             assert await grader.grade(SUBMISSION) is None
+            assert 590 < clock.now() - began_s < 610
 
     clock.run(main, virtual=True)
 
