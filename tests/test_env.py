@@ -203,6 +203,34 @@ def test_a_reset_may_reject_its_task() -> None:
         clock.run(graded, OptionError("size", "too large"), "reset")
 
 
+class Unclosable(Broken):
+    async def close(self) -> None:
+        raise self._error
+
+
+class UnclosableGym(Counting):
+    def close(self) -> None:
+        raise KeyError("lake")
+
+
+def test_an_environment_that_fails_to_close_is_logged_and_does_not_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = SandboxLostError("sandbox-1", cause("killed"))
+
+    async def main() -> None:
+        async with SlotHost(
+            lambda env_id: UnclosableGym() if env_id == "Lake-v0" else Unclosable(error, ""), 2
+        ) as host:
+            for task in (TASK, Task("Lake-v0", 0)):
+                async with host.lease(task) as episode:
+                    await episode.reset()
+
+    clock.run(main)
+    assert caplog.messages == ["Counting-v0: close failed", "Lake-v0: close failed"]
+    assert "sandbox sandbox-1 lost" in caplog.text
+
+
 def test_others_get_their_turn_between_the_resets_of_many_sessions() -> None:
     resets: list[int] = []
     seen: list[int] = []
