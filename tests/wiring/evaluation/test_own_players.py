@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from envkit import clock, registry
 from envkit.env import AsyncEnv
@@ -169,3 +170,38 @@ def test_successful_episodes_become_dialogues_for_imitation(tmp_path: Path) -> N
     assert all(messages[0]["content"].startswith("What is ") for messages in dialogues)
     evaluate("Parity-v0", "nop", episodes=2, dialogues=tmp_path / "none.jsonl")
     assert (tmp_path / "none.jsonl").read_text() == ""
+
+
+class Toolful(Parity):
+    """Has a tool, and counts its episodes."""
+
+    played = 0
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        type(self).played += 1
+        tool = {"type": "function", "function": {"name": "submit", "parameters": {}}}
+        return replace(await super().reset(seed=seed, options=options), tools=(tool,))
+
+    async def step(self, action: str) -> Step:
+        await anyio.sleep(0.001)  # so that other episodes begin only as this one ends
+        return await super().step(action)
+
+
+def test_dialogues_of_an_environment_with_tools_are_refused_at_the_first_success(tmp_path: Path) -> None:
+    registry.register("Toolful-v0", Toolful, options={"broken": 0}, players={"oracle": Oracle})
+    with pytest.raises(UsageError, match="Toolful-v0 has tools, whose calls a dialogue cannot contain"):
+        evaluate("Toolful-v0", "oracle", episodes=2000, dialogues=tmp_path / "calls.jsonl")
+    assert Toolful.played < 1000
+    assert not (tmp_path / "calls.jsonl").exists()
+
+
+def test_a_file_of_dialogues_that_cannot_be_written_is_refused_before_the_first_episode(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sums.jsonl: No such file or directory; choose a file that can be written"):
+        evaluate(
+            "Parity-v0",
+            "oracle",
+            episodes=2,
+            dialogues=tmp_path / "no folder" / "sums.jsonl",
+            output=tmp_path / "evaluation",
+        )
+    assert not (tmp_path / "evaluation").exists()
