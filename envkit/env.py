@@ -30,6 +30,8 @@ from envkit.errors import (
     EnvkitError,
     OptionError,
     SandboxError,
+    SandboxLostError,
+    SandboxStartError,
     StepOrderError,
     UnknownEnvError,
     UsageError,
@@ -52,6 +54,9 @@ _INTENDED_ERRORS = (
     *(SandboxError, StepOrderError, UnknownEnvError, UsageError),
 )
 """Errors that environments raise on purpose: about the caller's request, or about a sandbox that they use."""
+
+_ERRORS_OF_PLAY = (CapacityError, EnvError, SandboxLostError, SandboxStartError)
+"""Errors that the step and the grader of an `AsyncEnv` may raise on purpose. They void the episode, not the run."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
@@ -133,7 +138,11 @@ class GymEpisode:
 
 
 class AsyncEpisode:
-    """Plays a task in an `AsyncEnv`."""
+    """Plays a task in an `AsyncEnv`.
+
+    The reset may reject the task, for example with an `OptionError`. An error in a step or grader is raised as an
+    `EnvError`, unless a sandbox was lost or did not start: a file that the agent deleted voids only its episode.
+    """
 
     def __init__(self, env: AsyncEnv, task: Task) -> None:
         self._env = env
@@ -156,7 +165,7 @@ class AsyncEpisode:
         try:
             step = await self._env.step(action)
         except Exception as error:
-            raise env_error(error, self._task.env_id, "step") from error
+            raise env_error(error, self._task.env_id, "step", _ERRORS_OF_PLAY) from error
         self._running = not step.ended
         return step
 
@@ -165,7 +174,7 @@ class AsyncEpisode:
         try:
             return await self._env.grade()
         except Exception as error:
-            raise env_error(error, self._task.env_id, "grade") from error
+            raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY) from error
 
 
 class BlockingEnv(gymnasium.Env[str, str]):
@@ -278,21 +287,24 @@ def _with_moves(info: Info, observation: Observation) -> Info:
     return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
 
 
-def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
+def env_error(
+    error: Exception, env_id: str, call: str, intended: tuple[type[EnvkitError], ...] = _INTENDED_ERRORS
+) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
-    An error that environments raise on purpose (`_INTENDED_ERRORS`) is returned unchanged. Any other error becomes an
+    An error that environments raise on purpose (`intended`) is returned unchanged. Any other error becomes an
     `EnvError`. So does a `ConfigError` or `UsageError` that the code which opens sandboxes for environments raised.
 
     Args:
         error: The exception, with its traceback.
         env_id: Id of the environment.
         call: The method that raised: ``"reset"``, ``"step"``, ``"grade"``, ``"render"`` or ``"__init__"``.
+        intended: Classes of errors that environments raise on purpose in this call.
     """
     frames = list(_frames(error))
     raised_in = _module(frames[-1][0]) if frames else ""
     is_about_request = not (isinstance(error, (ConfigError, UsageError)) and raised_in.startswith(_SANDBOX_CODE))
-    if isinstance(error, _INTENDED_ERRORS) and is_about_request:
+    if isinstance(error, intended) and is_about_request:
         return error
     trace = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
     return EnvError(env_id, f"{type(error).__name__} in {call}: {error}", _place(frames), trace)

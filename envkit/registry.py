@@ -104,7 +104,8 @@ def register(
     """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
 
     Raises:
-        ConfigError: The id has no version, or belongs to a different environment; or `needs` contains another name.
+        ConfigError: The id has no version, or belongs to a different environment; `needs` contains another name; or
+            another environment declares data of the same name with a different builder.
     """
     name, dash, version = id.rpartition("-v")
     if not (dash and name and version.isdecimal()):
@@ -122,6 +123,11 @@ def register(
     of_players, of_data = (MappingProxyType(dict(one or {})) for one in (players, data))
     spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
     spec = replace(spec, needs=frozenset(needs), players=of_players, task_set=task_set, data=of_data)
+    for other in list(_SPECS.values()):
+        for name in spec.data.keys() & other.data.keys() if other.id != id else ():
+            if spec.data[name] != other.data[name]:
+                problem = f"{id} and {other.id} declare data {name!r} with different builders; rename one of them"
+                raise ConfigError([f"data: {problem}"])
     old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}; choose another id"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import anyio
 import gymnasium
@@ -60,22 +60,26 @@ class SlotHost:
                 if healthy and not isinstance(env, AsyncEnv):
                     self._idle.setdefault(task.env_id, []).append(env)
                 else:
-                    await _close(env)
+                    await close_env(env, task.env_id)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for idle in self._idle.values():
+        for env_id, idle in self._idle.items():
             while idle:
-                await _close(idle.pop())
+                await close_env(idle.pop(), env_id)
 
 
-async def _close(env: Any) -> None:
-    if isinstance(env, AsyncEnv):
-        with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
-            await env.close()
-        if scope.cancelled_caught:
-            _log.warning("%s.close was cancelled after %g s", type(env).__name__, _CLOSE_S)
-    else:
-        env.close()
+async def close_env(env: AnyEnv, env_id: str) -> None:
+    """Close an environment. An error of its `close` is only logged, because the episode is over by then."""
+    try:
+        if isinstance(env, AsyncEnv):
+            with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
+                await env.close()
+            if scope.cancelled_caught:
+                _log.warning("%s: close was cancelled after %g s", env_id, _CLOSE_S)
+        else:
+            env.close()
+    except Exception:  # a bug of one environment must not end the run
+        _log.warning("%s: close failed", env_id, exc_info=True)

@@ -16,19 +16,26 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.env import BlockingEnv, GymEpisode
+from envkit.env import AsyncEnv, AsyncEpisode, BlockingEnv, GymEpisode
 from envkit.errors import (
+    CapacityError,
+    ConfigError,
     EnvError,
     EnvkitError,
+    MissingFileError,
     OptionError,
+    RefusedFileError,
     SandboxLostError,
+    SandboxStartError,
+    StepOrderError,
     UnreachableError,
+    UsageError,
     from_problem,
     to_problem,
 )
 from envkit.http.sessions.table import SessionTable
 from envkit.spaces import Utf8Text
-from envkit.types import Info, Task
+from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.vector import SlotHost
 from tests.causes import cause
 from tests.http.envs import TOOL, slots
@@ -131,6 +138,97 @@ def test_environments_are_shown_with_their_options_and_their_calls_are_described
 def test_an_environment_may_refuse_an_option_and_lose_a_sandbox(error: EnvkitError) -> None:
     with pytest.raises(type(error)):
         clock.run(step_of, error)
+
+
+class Broken(AsyncEnv):
+    """Raises `error` in every method but `close`."""
+
+    def __init__(self, error: EnvkitError, call: str) -> None:
+        self._error, self._call = error, call
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        self._raise("reset")
+        return Reset(Observation(""), {}, is_graded=True)
+
+    async def step(self, action: str) -> Step:
+        self._raise("step")
+        return Step(Observation(""), 0.0, True, False, {})
+
+    async def grade(self) -> float | None:
+        self._raise("grade")
+        return 0.0
+
+    async def close(self) -> None: ...
+
+    def _raise(self, call: str) -> None:
+        if call == self._call:
+            raise self._error
+
+
+async def graded(error: EnvkitError, call: str) -> None:
+    episode = AsyncEpisode(Broken(error, call), TASK)
+    await episode.reset()
+    await episode.step("")
+    await episode.grade()
+
+
+OF_CALLERS = (
+    *(UsageError("too long"), ConfigError(["size: too large"]), OptionError("size", "too large")),
+    *(MissingFileError("total.py"), RefusedFileError("total.py"), StepOrderError("there is no sandbox")),
+)
+
+
+@pytest.mark.parametrize("call", ["step", "grade"])
+@pytest.mark.parametrize("error", OF_CALLERS, ids=lambda error: type(error).__name__)
+def test_an_error_in_a_step_or_grader_is_one_of_the_environment_and_not_of_the_caller(
+    error: EnvkitError, call: str
+) -> None:
+    with pytest.raises(EnvError, match=f"^Counting-v0 raised {type(error).__name__} in {call}: "):
+        clock.run(graded, error, call)
+
+
+@pytest.mark.parametrize("call", ["step", "grade"])
+def test_a_step_or_grader_may_lack_a_sandbox(call: str) -> None:
+    for error in (
+        SandboxLostError("sandbox-1", cause("killed")),
+        SandboxStartError("sandbox-1", "no image"),
+        CapacityError("no room"),
+    ):
+        with pytest.raises(type(error)):
+            clock.run(graded, error, call)
+
+
+def test_a_reset_may_reject_its_task() -> None:
+    with pytest.raises(OptionError):
+        clock.run(graded, OptionError("size", "too large"), "reset")
+
+
+class Unclosable(Broken):
+    async def close(self) -> None:
+        raise self._error
+
+
+class UnclosableGym(Counting):
+    def close(self) -> None:
+        raise KeyError("lake")
+
+
+def test_an_environment_that_fails_to_close_is_logged_and_does_not_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = SandboxLostError("sandbox-1", cause("killed"))
+
+    async def main() -> None:
+        async with SlotHost(
+            lambda env_id: UnclosableGym() if env_id == "Lake-v0" else Unclosable(error, ""), 2
+        ) as host:
+            for task in (TASK, Task("Lake-v0", 0)):
+                async with host.lease(task) as episode:
+                    await episode.reset()
+
+    clock.run(main)
+    assert caplog.messages == ["Counting-v0: close failed", "Lake-v0: close failed"]
+    assert "sandbox sandbox-1 lost" in caplog.text
 
 
 def test_others_get_their_turn_between_the_resets_of_many_sessions() -> None:

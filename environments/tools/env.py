@@ -6,6 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import anyio
@@ -22,11 +23,11 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.metrics import Fold
-from envkit.protocols import Sandbox, SandboxPool
+from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Cause, Info, Observation, Options, Reset, SandboxSpec, Step, Submission
 
 from .calls import CallStatus, ToolCall, parse_call
-from .limits import ToolLimits, cut_middle
+from .limits import LEASE_S, ToolLimits, cut_middle
 from .shell_tools import bash, edit_file, submit, view_file
 from .tool import Tool, ToolFunction, tool_of
 
@@ -49,9 +50,10 @@ class ToolEnv(AsyncEnv):
     """An environment in which a model works on a task in a sandbox, by calling tools.
 
     A subclass sets the class attributes, and defines `start` and, if it grades by itself, `grade`. It is registered
-    with ``needs={"sandbox"}``. Each episode has its own sandbox, from `reset` to `close`. An action is a tool call (see
-    `parse_call`) or text without one, to which the environment answers how to call a tool. The episode ends with the
-    call of a tool named ``submit``, or is truncated by a limit. All rewards of steps are 0.
+    with ``needs={"sandbox"}`` or ``needs={"sandbox", "judge"}``. Each episode has its own sandbox, from `reset` to
+    `submission` or `close`. An action is a tool call (see `parse_call`) or text without one, to which the environment
+    answers how to call a tool. The episode ends with the call of a tool named ``submit``, or is truncated by a limit.
+    All rewards of steps are 0.
 
     If the agent ends its own sandbox, for example by using up its memory, the episode ends with reward 0 and without a
     grader; ``info["sandbox_ended"]`` is the cause. Any other loss of the sandbox raises `SandboxLostError`.
@@ -65,6 +67,9 @@ class ToolEnv(AsyncEnv):
         command_timeout_s: Maximum seconds of one tool call.
         episode_timeout_s: Maximum seconds of all tool calls together.
         max_output: Maximum characters of a tool's result.
+        sandboxes: Leases the sandboxes.
+        judge: The judge model; None if the environment does not need one.
+        data: Folders of the environment's data by name; see `EnvSpec.data`.
         submitted: Result of the tool ``submit``; None before it was called.
         sandbox_ended: Why the agent ended its sandbox; None if it did not.
 
@@ -90,8 +95,15 @@ class ToolEnv(AsyncEnv):
     submitted: str | None = None
     sandbox_ended: Cause | None = None
 
-    def __init__(self, *, sandboxes: SandboxPool, **options: JSON) -> None:
-        self.sandboxes = sandboxes
+    def __init__(
+        self,
+        *,
+        sandboxes: SandboxPool,
+        judge: Judge | None = None,
+        data: Mapping[str, Path] | None = None,
+        **options: JSON,
+    ) -> None:
+        self.sandboxes, self.judge, self.data = sandboxes, judge, dict(data or {})
         self._limit_names = [field.name for field in fields(ToolLimits)]
         self._defaults: Options = {**{name: getattr(self, name) for name in self._limit_names}, **self.options}
         self._defaults = self._with(options)
@@ -131,7 +143,8 @@ class ToolEnv(AsyncEnv):
         self._limits = self._limits_of(chosen)
         self._turns, self._used_s = 0, 0.0
         self.submitted = self.sandbox_ended = None
-        self._sandbox = await self._lease.enter_async_context(self.sandboxes.lease(self.spec_of(seed, chosen)))
+        lease = self.sandboxes.lease(self.spec_of(seed, chosen), wait_s=LEASE_S)
+        self._sandbox = await self._lease.enter_async_context(lease)
         text = await self.start(seed, {name: chosen[name] for name in self.options})
         self._running = True
         is_graded = type(self).grade is not ToolEnv.grade
@@ -168,16 +181,18 @@ class ToolEnv(AsyncEnv):
     async def submission(self, *paths: str) -> Submission:
         """Return what the agent has submitted: the result of ``submit``, and those files at `paths` that exist.
 
-        Files above 16 MiB, and files that the agent cannot read, are left out.
+        Files above 16 MiB, and files that the agent cannot read, are left out. Call this once, in `grade`: it releases
+        the agent's sandbox after the files are read, so that the sandbox of a grader has room.
         """
         found: dict[str, bytes] = {}
         for path in paths:
             with suppress(MissingFileError, RefusedFileError, TooLargeError):
                 found[path] = await self.sandbox.read(path, max_bytes=_MAX_FILE)
+        await self.close()
         return Submission(self.submitted or "", found)
 
     async def close(self) -> None:
-        """Release the sandbox. In `grade`, call this before a grader leases a sandbox, so that no episode holds two."""
+        """Release the sandbox."""
         self._running = False
         self._sandbox = None
         await self._lease.aclose()

@@ -14,12 +14,14 @@ from envkit.errors import (
     SandboxLostError,
     SandboxRefusedError,
     SandboxStartError,
+    TooLargeError,
     UnreachableError,
 )
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import ExecResult, FileUser, SandboxSpec, Submission
 
 from ..answer import parse_number
+from .limits import LEASE_S
 
 Rule: TypeAlias = Callable[[Submission], "float | Awaitable[float]"]
 Verdict: TypeAlias = Callable[[ExecResult], float]
@@ -112,7 +114,7 @@ class SandboxGrader:
         """
         for _ in range(self.attempts):
             try:
-                async with self.sandboxes.lease(self.spec) as sandbox:
+                async with self.sandboxes.lease(self.spec, wait_s=LEASE_S) as sandbox:
                     return await self._grade_in(sandbox, submission)
             except SandboxLostError as error:
                 if error.cause.by_agent:
@@ -159,6 +161,8 @@ def read_score(reply: str) -> float | None:
 class JudgeGrader:
     """A grader that asks a judge model. The grade is None if the judge gives no answer, or none that can be read.
 
+    The grade is 0 if the submission is too long for the judge's context.
+
     A submission can contain text that addresses the judge. So the prompt should say where the submission begins and
     ends, and that nothing in it is an instruction.
 
@@ -177,4 +181,6 @@ class JudgeGrader:
             reply = await self.judge.ask([{"role": "user", "content": self.prompt(submission)}])
         except UnreachableError:
             return None
+        except TooLargeError:
+            return 0.0
         return self.read(reply)

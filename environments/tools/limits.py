@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ..options import check_integer, check_number
 
+LEASE_S = 600.0
+"""Maximum seconds that an episode or a grader waits for room for its sandbox."""
+
 _MAX_S = 86_400.0
 
 

@@ -207,6 +207,7 @@ class Judge(Protocol):
 
         Raises:
             UnreachableError: The model's server gave no answer.
+            TooLargeError: The chat does not fit into the model's context.
         """
         ...
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -189,12 +189,14 @@ def evaluate(
     Raises:
         UnknownEnvError: No such environment.
         OptionError: The environment rejects an option.
-        UsageError: No such policy, it cannot play this environment with these arguments, or the folder cannot be used.
+        UsageError: No such policy, it cannot play this environment with these arguments, or the folder or the file of
+            dialogues cannot be used.
         UnreachableError: The server does not answer, or stopped answering.
         EnvkitError: No episode finished, or an endpoint was lost.
     """
     from envkit.wiring.evaluation import evaluate as evaluation
     from envkit.wiring.evaluation.players import Playing
+    from envkit.wiring.evaluation.recordings import dialogue_of, open_recording
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
@@ -210,6 +212,8 @@ def evaluate(
         batch=batch,
         concurrency=concurrency,
     )
+    if dialogues is not None:
+        _check_writable(Path(dialogues))
     folder = None if output is None else _folder(output, force=force)
     succeeded: list[EpisodeRecord] = []
 
@@ -217,6 +221,7 @@ def evaluate(
         if folder is not None:
             folder.add(episode)
         if dialogues is not None and episode.succeeded:
+            dialogue_of(episode)  # an environment with tools is refused here, and not after the last episode
             succeeded.append(episode)
 
     with closing(display_on(sys.stderr)) as display:
@@ -245,8 +250,6 @@ def evaluate(
     if folder is not None:
         folder.finish(found)
     if dialogues is not None:
-        from envkit.wiring.evaluation.recordings import dialogue_of, open_recording
-
         if folder is not None:  # it also has the episodes from before an interruption
             succeeded = [one for one in open_recording(folder.path)[1] if one.succeeded]
         succeeded.sort(key=lambda one: (one.index, one.member))
@@ -296,8 +299,23 @@ def rescore(
 def _write(path: Path, rows: Iterable[object]) -> None:
     from envkit.trainer_bridge.run_folder.rows import encoded
 
-    try:
+    with _writing(path):
         path.write_bytes(b"".join(encoded(row) + b"\n" for row in rows))
+
+
+def _check_writable(path: Path) -> None:
+    """Check that a file can be written, without changing it or leaving one behind."""
+    with _writing(path):
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; choose a file that can be written") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -15,13 +15,13 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envkit import registry
-from envkit.env import AsyncEnv, BlockingEnv, env_error
+from envkit.env import AsyncEnv, BlockingEnv, env_error, loop_thread
 from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError, did_you_mean
 from envkit.installation import explain
 from envkit.protocols import Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
-from envkit.vector import AnyEnv, SlotHost
+from envkit.vector import AnyEnv, SlotHost, close_env
 from envkit.wiring import data
 from envkit.wiring.catalogue import load_catalogue
 
@@ -142,10 +142,12 @@ def make_here(
     env_id: str, options: Mapping[str, Any], *, backend: str | None = None, judge: Judge | str | None = None
 ) -> gymnasium.Env[Any, Any]:
     """Create an environment in this process, as `make` does, but with options of any name, even ``url``."""
-    if not find(env_id).needs:
-        env = open_env(env_id, **options)
-        if not isinstance(env, AsyncEnv):
-            return env
+    unused = Resources.unused()
+    env = open_env(env_id, unused if judge is not None else replace(unused, judge=None), **options)
+    if not isinstance(env, AsyncEnv):
+        return env
+    with loop_thread() as portal:  # it was only created to check the options
+        portal.call(close_env, env, env_id)
     return BlockingEnv(env_id, partial(_own_host, env_id, options, backend, judge), options)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from envkit.errors import UnreachableError, UsageError
+from envkit.errors import TooLargeError, UnreachableError
 from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.wiring.chat_endpoint import API_KEY, Address, ChatClient, ChatTooLongError, NoReplyError, open_client
 
@@ -24,7 +24,7 @@ class EndpointJudge:
         except NoReplyError as error:
             raise UnreachableError(str(error)) from error
         except ChatTooLongError as error:
-            raise UsageError(f"the chat is too long for the judge {self.client.address.model}: {error}") from error
+            raise TooLargeError(f"the chat is too long for the judge {self.client.address.model}: {error}") from error
         return without_thoughts(reply.choices[0].message.content or "")
 
 

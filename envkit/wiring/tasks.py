@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from random import Random
 
 from envkit import registry
@@ -12,12 +13,14 @@ from envkit.protocols import TaskSet
 from envkit.registry import EnvSpec
 from envkit.types import Options, Task, stable_hash
 
-_OPEN: dict[str, TaskSet] = {}
-"""Open task sets by environment and options. A task set may have read a large file."""
+_OPEN: dict[str, tuple[tuple[int, int], TaskSet]] = {}
+"""Open task sets by environment and options, with the version of their file. A task set may have read a large file."""
 
 
 def task_set(spec: EnvSpec, options: Options) -> TaskSet | None:
     """Return the task set of an environment with these options; None if every seed is a task.
+
+    A task set is opened once, and again if the file in its option ``file`` has changed.
 
     Raises:
         OptionError: The task set rejects an option.
@@ -25,10 +28,19 @@ def task_set(spec: EnvSpec, options: Options) -> TaskSet | None:
     """
     if spec.task_set is None:
         return None
-    key = Task(spec.id, 0, options).key
-    if key not in _OPEN:
-        _OPEN[key] = registry.load(spec.task_set)(**registry.defaults(spec, options))
-    return _OPEN[key]
+    key, chosen = Task(spec.id, 0, options).key, registry.defaults(spec, options)
+    version = _version(chosen.get("file"))
+    if key not in _OPEN or _OPEN[key][0] != version:
+        _OPEN[key] = version, registry.load(spec.task_set)(**chosen)
+    return _OPEN[key][1]
+
+
+def _version(file: object) -> tuple[int, int]:
+    """Return the modification time in nanoseconds and the size of a file; zeros if `file` is no path of a file."""
+    if not isinstance(file, str) or not Path(file).is_file():
+        return 0, 0
+    status = Path(file).stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def splits(spec: EnvSpec, options: Options) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from envkit import clock, registry
 from envkit.config.parts import BuiltInSandboxSection
-from envkit.errors import UsageError
+from envkit.errors import ConfigError, UsageError
 from envkit.types import Task
 from envkit.wiring import data, environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
@@ -87,3 +87,13 @@ def test_a_sandbox_sees_the_data_and_cannot_change_it(tmp_path: Path) -> None:
 
     assert clock.run(play) == ("/data/wordy/words.txt: apple pear", "OSError")
     assert (tmp_path / "cache/data/wordy/words.txt").read_text() == "apple pear"
+
+
+def test_two_environments_may_share_data_but_not_with_different_builders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_SPECS", {})
+    registry.register("Wordier-v0", print, data={"shared": print})
+    registry.register("Wordiest-v0", print, data={"shared": print})
+    with pytest.raises(ConfigError, match="data: Wordless-v0 and Wordier-v0 declare data 'shared' with different"):
+        registry.register("Wordless-v0", print, data={"shared": repr})

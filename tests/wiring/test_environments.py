@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import gymnasium
@@ -13,9 +15,13 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import envkit
+from envkit.env import AsyncEnv
+from envkit.environments.code.players import call, problem_of, write_solution
+from envkit.environments.code.tasks import Problem
 from envkit.errors import ConfigError, EnvError, OptionError, StepOrderError, UnreachableError, UsageError
+from envkit.protocols import Judge, SandboxPool
 from envkit.spaces import Utf8Text
-from envkit.types import Info, Task
+from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.wiring import environments
 from envkit.wiring.environments import VectorMode
 
@@ -63,6 +69,79 @@ def test_an_error_of_the_environment_is_unchanged_and_attributed_in_slots(room: 
 def test_an_invalid_number_of_copies_is_rejected(count: Any) -> None:
     with pytest.raises(ConfigError, match=f"num_envs: must be an integer from 1, got {count!r}"):
         envkit.make_vec("FrozenLake-v0", count)
+
+
+class Waiting(AsyncEnv):
+    """Counts its environments that are open."""
+
+    is_open: ClassVar[list[int]] = []
+
+    def __init__(self, sandboxes: SandboxPool | None = None, judge: Judge | None = None, size: int = 3) -> None:
+        if size < 1:
+            raise OptionError("size", "must be at least 1")
+        self.is_open.append(size)
+        self._size = size
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        return Reset(Observation("a room"), {})
+
+    async def step(self, action: str) -> Step:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        if self._size in self.is_open:
+            self.is_open.remove(self._size)
+
+
+@pytest.mark.parametrize("needs", [(), ("sandbox",)])
+def test_the_options_of_an_asynchronous_environment_are_checked_when_it_is_made(needs: Sequence[str]) -> None:
+    env_id = envkit.register(f"Waiting{len(needs)}-v0", Waiting, needs=needs).id
+    with pytest.raises(OptionError, match=r"^size: must be at least 1"):
+        envkit.make(env_id, backend="process", size=0)
+    with pytest.raises(OptionError, match=r"^sise: no such option; did you mean 'size'"):
+        envkit.make(env_id, backend="process", sise=1)
+    with closing(envkit.make(env_id, backend="process", size=5)) as env:
+        assert Waiting.is_open == []
+        env.reset(seed=0)
+        assert Waiting.is_open == [5]
+    assert Waiting.is_open == []
+
+
+def test_a_missing_judge_is_named_when_the_environment_is_made() -> None:
+    env_id = envkit.register("Judged-v0", Waiting, needs=("judge",)).id
+    with pytest.raises(UsageError, match=r"^Judged-v0 needs a judge model, .*pass judge= to envkit.make"):
+        envkit.make(env_id)
+    envkit.make(env_id, judge="some/judge@http://127.0.0.1:1").close()
+
+
+def problem(seed: int) -> Problem:
+    return problem_of(Task("Code-v0", seed, {"level": 1}), {})
+
+
+def sandboxes() -> int:
+    """Return the number of running processes of bubblewrap that descend from this process."""
+    lines = subprocess.run(["ps", "-eo", "pid=,ppid=,stat=,comm="], check=True, capture_output=True, text=True).stdout
+    found = {
+        int(pid): (int(parent), stat, name)
+        for pid, parent, stat, name in (line.split(None, 3) for line in lines.splitlines())
+    }
+
+    def is_ours(pid: int) -> bool:
+        return pid == os.getpid() or (pid in found and is_ours(found[pid][0]))
+
+    return sum(name == "bwrap" and "Z" not in stat and is_ours(pid) for pid, (_, stat, name) in found.items())
+
+
+@pytest.mark.bwrap
+def test_copies_with_sandboxes_play_one_after_another_and_leave_no_sandbox() -> None:
+    with closing(envkit.make_vec("Code-v0", 2, mode="sync", backend="local")) as vector:
+        vector.reset(seed=1, options={"mode": "tools", "level": 1})
+        assert sandboxes() >= 2
+        solve = [call("bash", command=write_solution(str(problem(seed).solution))) for seed in (1, 2)]
+        assert list(vector.step(solve)[1]) == [0.0, 0.0]
+        _, rewards, terminated, _, _ = vector.step([call("submit")] * 2)
+        assert (list(rewards), list(terminated)) == ([1.0, 1.0], [True, True])
+    assert sandboxes() == 0
 
 
 def test_url_none_is_the_default() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envkit import clock
-from envkit.errors import UnreachableError, UsageError
+from envkit.errors import TooLargeError, UnreachableError, UsageError
 from envkit.wiring.judge import EndpointJudge, open_judge
 from tests.wiring.evaluation.chat_servers import Served, completion, failure
 
@@ -50,16 +50,12 @@ def test_a_temporary_failure_is_retried_and_a_lasting_one_means_that_the_judge_i
         asked(Served(lambda body: failure(503, "busy")), tries=2)
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        ("maximum context length is 64 tokens", "the chat is too long for the judge some/judge: 400 Bad Request: "),
-        ("no such parameter: seed", "400 Bad Request: no such parameter: seed; the server rejects this request"),
-    ],
-)
-def test_a_question_that_the_server_rejects_is_an_error_with_its_message(message: str, error: str) -> None:
+def test_a_chat_that_is_too_long_for_the_judge_and_a_request_that_the_server_rejects_are_different_errors() -> None:
+    with pytest.raises(TooLargeError, match=r"^the chat is too long for the judge some/judge: 400 Bad Request: "):
+        asked(Served(lambda body: failure(400, "maximum context length is 64 tokens")))
+    error = "400 Bad Request: no such parameter: seed; the server rejects this request"
     with pytest.raises(UsageError, match=error):
-        asked(Served(lambda body: failure(400, message)))
+        asked(Served(lambda body: failure(400, "no such parameter: seed")))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,25 @@ def test_a_missing_validation_split_is_taken_from_training() -> None:
 def test_a_split_that_cannot_be_used_is_named(options: dict[str, JSON], split: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tasks.count(spec(), options, split, 1)
+
+
+class Lines(Words):
+    """One task for each line of a file."""
+
+    opened = 0
+
+    def __init__(self, file: str) -> None:
+        type(self).opened += 1
+        super().__init__(len(Path(file).read_text().splitlines()))
+
+
+def test_a_task_set_is_opened_again_only_if_its_file_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    lines = EnvSpec("Lines-v0", "", {"file": str(file)}, task_set=Lines)
+    for text, size in (("a\nb\n", 2), ("a\nb\nc\n", 3)):
+        file.write_text(text)
+        assert [tasks.count(lines, {}, "train", 9) for _ in range(2)] == [size] * 2
+    assert Lines.opened == 2
 
 
 def test_without_a_task_set_every_seed_is_a_task() -> None:

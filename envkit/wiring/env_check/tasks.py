@@ -19,7 +19,7 @@ from envkit.registry import EnvSpec
 from envkit.types import JSON, Options, Task, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import find, open_resources, slots
-from envkit.wiring.evaluation.players import own_player, play_episode
+from envkit.wiring.evaluation.players import NOP, own_player, play_episode
 
 EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
@@ -102,6 +102,8 @@ def check_tasks(
 ) -> tuple[list[PlayerResult], list[str]]:
     """Play tasks with the nop, the oracle and the cheats of their environment.
 
+    If the environment has no player ``nop``, the nop plays an empty action in each turn.
+
     Args:
         env_id: Registered environment.
         indices: Indices of the tasks in the split; None means the first `tasks`.
@@ -128,6 +130,8 @@ def check_tasks(
     names = [name for name in spec.players if _kind(name) in EXPECTED]
     if not names:
         raise UsageError(f"{env_id} has no players to check tasks with; register players={{'oracle': ..., 'nop': ...}}")
+    if NOP not in names:  # own_player then returns the general one, as in an evaluation
+        names.append(NOP)
     players = {name: own_player(name, spec, chosen) for name in names}
     missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
     found = _tasks(spec, split, indices, tasks, chosen)

@@ -49,6 +49,9 @@ MAX_TURNS = 10_000
 ANY_SPLIT = "any"
 """Selects the levels of all splits."""
 
+_GRADE_S = 600.0
+"""Maximum seconds of a grader; after that, the episode is void."""
+
 NOP = "nop"
 """The player that plays an empty action in each turn, unless the environment has a player of this name."""
 
@@ -118,7 +121,7 @@ class NoCompletionError(Exception):
 
 
 class PromptTooLongError(Exception):
-    """The next prompt does not fit into the model's context, so the episode is cut off."""
+    """The next prompt does not fit into the model's context, so the episode is cut off, and graded as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +228,11 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
         return kind, name
     if form is None or (name and ":" not in form):
         known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
-        of_env = [] if spec is None else list(spec.players)
-        remedy = did_you_mean(kind, [*known, *of_env], lists=False) if form is None else ""
-        all_forms = f"; there are: {', '.join([*POLICIES, NOP, *of_env, *others])}"
+        of_env = [NOP, *(one for one in (() if spec is None else spec.players) if one != NOP)]
+        remedy = ""
+        if form is None:
+            remedy = did_you_mean(policy, of_env, lists=False) or did_you_mean(kind, known, lists=False)
+        all_forms = f"; there are: {', '.join([*POLICIES, *of_env, *others])}"
         raise UsageError(f"--policy: there is no {policy!r}{remedy or all_forms}")
     if ":" in form and not name:
         raise UsageError(f"--policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
@@ -327,7 +332,11 @@ async def play_episode(
             while len(turns) < max_turns:
                 # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
                 await anyio.lowlevel.checkpoint()
-                action = await playing.act(observation)
+                try:
+                    action = await playing.act(observation)
+                except PromptTooLongError:
+                    stop = StopReason.CONTEXT_OVERFLOW
+                    break
                 step = await episode.step(action)
                 turns.append(TurnRecord.of(action, step, playing.generation))
                 infos.append(step.info)
@@ -337,8 +346,6 @@ async def play_episode(
                     break
                 observation = step.observation
             grade = await grade_of(episode, start)
-    except PromptTooLongError:
-        stop = StopReason.CONTEXT_OVERFLOW
     except NoGradeError as failure:
         stop, error = StopReason.NO_GRADE, str(failure)
     except NoCompletionError as failure:
@@ -375,13 +382,16 @@ async def grade_of(episode: Episode, start: Reset) -> float | None:
     """Grade an episode after its last turn. Return None if the reset `start` announced no grader.
 
     Raises:
-        NoGradeError: The grader could not run.
+        NoGradeError: The grader could not run, or did not answer within 600 s.
     """
     if not start.is_graded:
         return None
     if not isinstance(episode, GradedEpisode):
         raise NoGradeError("the reset announced a grader, but the host passes none on")
-    grade = await episode.grade()
+    with anyio.move_on_after(_GRADE_S) as scope:
+        grade = await episode.grade()
+    if scope.cancelled_caught:
+        raise NoGradeError(f"the grader did not answer within {_GRADE_S:g} s")
     if grade is None or not math.isfinite(grade):
         raise NoGradeError("the grader could not run" if grade is None else f"the grader returned {grade}")
     return grade

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
 import anyio
 import pytest
 
-from envkit import clock
+from envkit import clock, registry
 from envkit.env import AsyncEpisode
 from envkit.environments.tools import SandboxGrader, Script, ToolEnv, bash, submit, view_file, write_call
-from envkit.errors import EnvError, OptionError, SandboxLostError, StepOrderError
+from envkit.errors import CapacityError, EnvError, OptionError, SandboxLostError, StepOrderError
 from envkit.types import ExecResult, Observation, Options, Reset, SandboxSpec, Step, Submission, Task
+from envkit.wiring.environments import Resources, open_env
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
 
@@ -222,14 +224,45 @@ def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> N
     anyio.run(main)
 
 
-def test_an_episode_that_closes_before_its_grader_leases_a_sandbox_needs_only_one_at_a_time() -> None:
+def test_a_submission_releases_the_sandbox_so_that_a_grader_with_a_sandbox_has_room() -> None:
     class Regraded(Work):
         spec = SandboxSpec(memory_mib=4096)  # all memory of the pool
 
         async def grade(self) -> float | None:
             submission = await self.submission("notes.txt")
-            await self.close()
             grader = SandboxGrader(sandboxes=self.sandboxes, command=["check"], verdict=lambda _: 1.0, spec=self.spec)
             return await grader.grade(submission)
 
     assert played(call("submit"), env=Regraded)[2] == 1.0
+
+
+def test_an_episode_waits_ten_minutes_for_room() -> None:
+    async def main() -> None:
+        async with pool_of(ANSWERS) as (pool, _), anyio.create_task_group() as group:
+            full, work = Work(sandboxes=pool), Work(sandboxes=pool)
+            full.spec = work.spec = SandboxSpec(memory_mib=4096)  # all memory of the pool
+
+            async def release(after_s: float) -> None:
+                await anyio.sleep(after_s)
+                await full.close()
+
+            await full.reset(seed=0, options={})
+            group.start_soon(release, 590)
+            await work.reset(seed=1, options={})
+            with pytest.raises(CapacityError):
+                await full.reset(seed=2, options={})
+            await work.close()
+
+    clock.run(main, virtual=True)
+
+
+def test_an_environment_with_tools_gets_a_judge_and_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    registry.register("Work-v0", Work, needs={"sandbox", "judge"}, data={"words": print})
+    resources = Resources.unused()
+    work = open_env("Work-v0", resources, files=2)
+    assert isinstance(work, Work)
+    assert (work.sandboxes, work.judge) == (resources.sandboxes, resources.judge)
+    assert work.data == {"words": tmp_path / "words"}

@@ -16,7 +16,7 @@ from envkit.environments.tools import (
     SandboxGrader,
     Submission,
 )
-from envkit.errors import SandboxRefusedError, UnreachableError
+from envkit.errors import SandboxRefusedError, TooLargeError, UnreachableError
 from envkit.protocols import Grader
 from envkit.sandbox import LocalBackend, Pool
 from envkit.sandbox.pool.node import Capacity, Node
@@ -89,11 +89,13 @@ def test_a_lost_sandbox_is_replaced_once_and_a_second_loss_voids(failure: Fate) 
     assert graded(failure, failure, PASSES, attempts=3)[0] == 1.0
 
 
-def test_a_full_pool_voids() -> None:
+def test_a_full_pool_voids_after_ten_minutes_for_each_attempt() -> None:
     async def main() -> None:
         async with pool_of(PASSES) as (pool, _), pool.lease(SandboxSpec(memory_mib=4096)):
-            grader = SandboxGrader(sandboxes=pool, command=["check"], verdict=is_42)
+            grader = SandboxGrader(sandboxes=pool, command=["check"], verdict=is_42, attempts=1)
+            began_s = clock.now()
             assert await grader.grade(SUBMISSION) is None
+            assert 590 < clock.now() - began_s < 610
 
     clock.run(main, virtual=True)
 
@@ -130,14 +132,14 @@ def test_bounds_that_exclude_each_other_are_refused(bounds: tuple[float, float, 
 
 
 class ScriptedJudge:
-    def __init__(self, reply: str | None) -> None:
+    def __init__(self, reply: str | Exception) -> None:
         self.reply = reply
         self.asked: list[Mapping[str, str]] = []
 
     async def ask(self, messages: Sequence[Mapping[str, str]], *, max_tokens: int = 512) -> str:
         self.asked += messages
-        if self.reply is None:
-            raise UnreachableError("no answer")
+        if isinstance(self.reply, Exception):
+            raise self.reply
         return self.reply
 
 
@@ -148,10 +150,11 @@ class ScriptedJudge:
         ("The score is 1.", 1.0),
         ("<answer>7</answer>", None),
         ("It is excellent.", None),
-        (None, None),
+        (UnreachableError("no answer"), None),
+        (TooLargeError("the chat is too long for the judge"), 0.0),
     ],
 )
-def test_a_judge_grades_and_an_answer_that_cannot_be_read_voids(reply: str | None, grade: float | None) -> None:
+def test_a_judge_grades_and_an_answer_that_cannot_be_read_voids(reply: str | Exception, grade: float | None) -> None:
     async def main() -> None:
         judge = ScriptedJudge(reply)
         grader: Grader = JudgeGrader(judge, lambda submission: f"Grade this: {submission.text}")

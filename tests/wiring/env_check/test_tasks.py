@@ -77,3 +77,18 @@ def test_an_environment_without_players_or_splits_is_refused_with_the_remedy() -
         check_tasks("FrozenLake-v0")
     with pytest.raises(UsageError, match="Code-v0 has no split 'test'; it has train, validation, eval"):
         check_tasks("Code-v0", split="test")
+
+
+class EasyGuess(Guess):
+    """A task that an empty answer solves."""
+
+    async def grade(self) -> float | None:
+        return 1.0
+
+
+def test_an_environment_without_a_nop_is_checked_with_empty_actions() -> None:
+    envkit.register("GuessEasy-v0", EasyGuess, players={"oracle": Says("seed")})
+    results, missing = check_tasks("GuessEasy-v0", tasks=1, repeat=1)
+    problems = [line for one in results for line in one.problems()]
+    assert problems == ["nop must fail: task 0: 1 of 1: reward 1, success True"]
+    assert missing == ["cheat"]

@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
+from msgspec.structs import replace
 
 from envkit import clock, registry
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.run_folder.episodes import read_episodes
-from envkit.types import EpisodeRecord, Observation, Options, Reset, Step, Task
+from envkit.types import EpisodeRecord, Observation, Options, Reset, Step, StopReason, Task
+from envkit.vector import SlotHost
 from envkit.wiring.api import evaluate
+from envkit.wiring.evaluation.players import PromptTooLongError, play_episode
 from envkit.wiring.evaluation.rescore import Rescored, rescore, totals
 
 
@@ -75,9 +79,62 @@ def test_the_oracle_of_the_environment_succeeds_and_doing_nothing_does_not() -> 
     assert (nop.metrics["success"].mean, nop.metrics["return"].mean) == (0.0, 0.0)
 
 
-def test_a_player_that_the_environment_does_not_have_is_refused_with_those_that_it_has() -> None:
-    with pytest.raises(UsageError, match="oracle"):
-        evaluate("Parity-v0", "oracel", episodes=1)
+@pytest.mark.parametrize(("policy", "nearest"), [("oracel", "oracle"), ("cheat:skpi", "cheat:skip"), ("npo", "nop")])
+def test_a_player_that_the_environment_does_not_have_is_refused_with_the_nearest(policy: str, nearest: str) -> None:
+    registry.register("Cheated-v0", Parity, players={"oracle": Oracle, "cheat:late": Oracle, "cheat:skip": Oracle})
+    with pytest.raises(UsageError, match=f"there is no '{policy}'; did you mean '{nearest}'"):
+        evaluate("Cheated-v0", policy, episodes=1)
+
+
+class Overflows(Oracle):
+    """Has no room for a second prompt."""
+
+    acted = 0
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> Overflows:
+        return self
+
+    async def act(self, observation: Observation) -> str:
+        self.acted += 1
+        if self.acted > 1:
+            raise PromptTooLongError("too long")
+        return "no"
+
+
+class Graded(Parity):
+    """Goes on after each step, and grades with 0.5 after `after_s` seconds."""
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        return Reset(Observation("a"), {}, is_graded=True)
+
+    async def step(self, action: str) -> Step:
+        return Step(Observation("b"), 0.0, False, False, {})
+
+    async def grade(self) -> float | None:
+        await anyio.sleep(self.after_s)
+        return 0.5
+
+
+def overflowed(after_s: float) -> EpisodeRecord:
+    async def main() -> EpisodeRecord:
+        async with SlotHost(lambda _: Graded(after_s), 1) as host:
+            task = Task("Parity-v0", 0)
+            return await play_episode(Overflows(), host, task, random.Random(0), index=0, member=0, max_turns=9)
+
+    return clock.run(main, virtual=True)
+
+
+def test_an_episode_without_room_for_the_next_prompt_is_graded_as_it_is() -> None:
+    played = overflowed(after_s=599)
+    assert (played.stop, played.valid, played.grade, played.reward) == (StopReason.CONTEXT_OVERFLOW, True, 0.5, 0.5)
+
+
+def test_a_grader_that_does_not_answer_for_ten_minutes_voids_the_episode() -> None:
+    played = overflowed(after_s=601)
+    assert (played.stop, played.error) == (StopReason.NO_GRADE, "the grader did not answer within 600 s")
 
 
 def test_an_episode_without_a_grade_is_void() -> None:
@@ -113,3 +170,38 @@ def test_successful_episodes_become_dialogues_for_imitation(tmp_path: Path) -> N
     assert all(messages[0]["content"].startswith("What is ") for messages in dialogues)
     evaluate("Parity-v0", "nop", episodes=2, dialogues=tmp_path / "none.jsonl")
     assert (tmp_path / "none.jsonl").read_text() == ""
+
+
+class Toolful(Parity):
+    """Has a tool, and counts its episodes."""
+
+    played = 0
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        type(self).played += 1
+        tool = {"type": "function", "function": {"name": "submit", "parameters": {}}}
+        return replace(await super().reset(seed=seed, options=options), tools=(tool,))
+
+    async def step(self, action: str) -> Step:
+        await anyio.sleep(0.001)  # so that other episodes begin only as this one ends
+        return await super().step(action)
+
+
+def test_dialogues_of_an_environment_with_tools_are_refused_at_the_first_success(tmp_path: Path) -> None:
+    registry.register("Toolful-v0", Toolful, options={"broken": 0}, players={"oracle": Oracle})
+    with pytest.raises(UsageError, match="Toolful-v0 has tools, whose calls a dialogue cannot contain"):
+        evaluate("Toolful-v0", "oracle", episodes=2000, dialogues=tmp_path / "calls.jsonl")
+    assert Toolful.played < 1000
+    assert not (tmp_path / "calls.jsonl").exists()
+
+
+def test_a_file_of_dialogues_that_cannot_be_written_is_refused_before_the_first_episode(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sums.jsonl: No such file or directory; choose a file that can be written"):
+        evaluate(
+            "Parity-v0",
+            "oracle",
+            episodes=2,
+            dialogues=tmp_path / "no folder" / "sums.jsonl",
+            output=tmp_path / "evaluation",
+        )
+    assert not (tmp_path / "evaluation").exists()
