@@ -16,8 +16,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import envkit
 from envkit.env import AsyncEnv
-from envkit.environments.code.players import call, problem_of, write_solution
+from envkit.environments.code.players import problem_of, write_solution
 from envkit.environments.code.tasks import Problem
+from envkit.environments.tools import write_call
 from envkit.errors import ConfigError, EnvError, OptionError, StepOrderError, UnreachableError, UsageError
 from envkit.protocols import Judge, SandboxPool
 from envkit.spaces import Utf8Text
@@ -137,9 +138,9 @@ def test_copies_with_sandboxes_play_one_after_another_and_leave_no_sandbox() -> 
     with closing(envkit.make_vec("Code-v0", 2, mode="sync", backend="local")) as vector:
         vector.reset(seed=1, options={"mode": "tools", "level": 1})
         assert sandboxes() >= 2
-        solve = [call("bash", command=write_solution(str(problem(seed).solution))) for seed in (1, 2)]
+        solve = [write_call("bash", command=write_solution(str(problem(seed).solution))) for seed in (1, 2)]
         assert list(vector.step(solve)[1]) == [0.0, 0.0]
-        _, rewards, terminated, _, _ = vector.step([call("submit")] * 2)
+        _, rewards, terminated, _, _ = vector.step([write_call("submit")] * 2)
         assert (list(rewards), list(terminated)) == ([1.0, 1.0], [True, True])
     assert sandboxes() == 0
 
