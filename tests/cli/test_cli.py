@@ -151,8 +151,8 @@ def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_
             rest, errors = server.communicate(timeout=120)
 
     assert (ready, server.returncode, rest) == ("ready", 0, "")
-    about, capacity, *log = errors.splitlines()
-    assert (about.split()[0], capacity.split()[0]) == ("sandboxes:", "capacity:")
+    about, capacity, tools, *log = errors.splitlines()
+    assert [line.partition(":")[0] for line in (about, capacity, tools)] == ["sandboxes", "capacity", "trusted worker"]
     assert [orjson.loads(line)["path"] for line in log] == ["/v1/ws"]
     assert orjson.loads(here[1])["metrics"] == orjson.loads(there[1])["metrics"]
     assert (taken[0], taken[2].count("\n")) == (2, 1)

@@ -69,7 +69,7 @@ WRONG = [
     ("check-template ./folder", 2, "no model at ./folder; name a folder with"),
     # Playing and measuring.
     ("eval FrozenLake-v0", 2, "Missing option '--policy'"),
-    ("eval Chess-v0 --policy random", 2, "no environment is called 'Chess-v0'; there are: "),
+    ("eval Backgammon-v0 --policy random", 2, "no environment is called 'Backgammon-v0'; there are: "),
     ("eval FrozenLake-v0 --policy randm", 2, "--policy: there is no 'randm'; did you mean 'random'?"),
     ("eval FrozenLake-v0 --policy checkpoint:folder", 2, "folder: neither a run's folder nor a checkpoint"),
     ("eval FrozenLake-v0 --policy openai:qwen", 2, "lacks the model or the URL of a server; write openai:MODEL@URL"),

@@ -110,7 +110,7 @@ def test_the_options_of_an_asynchronous_environment_are_checked_when_it_is_made(
 
 def test_a_missing_judge_is_named_when_the_environment_is_made() -> None:
     env_id = envkit.register("Judged-v0", Waiting, needs=("judge",)).id
-    with pytest.raises(UsageError, match=r"^Judged-v0 needs a judge model, .*pass judge= to envkit.make"):
+    with pytest.raises(UsageError, match=r"^Judged-v0 needs a judge model, .*judge= of envkit.make"):
         envkit.make(env_id)
     envkit.make(env_id, judge="some/judge@http://127.0.0.1:1").close()
 

@@ -136,7 +136,7 @@ class SandboxAccess:
                 the server itself uses and stops them.
         """
         key = caller.key(id)
-        if key.is_own and not caller.own_prefix:
+        if key.id.startswith(":") and not caller.own_prefix:
             raise SandboxNotFoundError(f"there is no sandbox {id!r} for clients: the server itself uses it")
         return key
 

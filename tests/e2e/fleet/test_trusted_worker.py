@@ -213,11 +213,12 @@ def test_the_sandboxes_of_a_killed_worker_are_stopped_and_the_next_worker_plays(
 
 def test_sandboxes_of_untrusted_environments_and_of_clients_do_not_see_the_pool(gateway: Gateway) -> None:
     """The socket exists on the machine, but neither in a client's sandbox nor in that of an environment."""
-    socket = next(
-        one.decode().removeprefix("unix:") for one in arguments(trusted_worker(gateway)) if one.startswith(b"unix:")
-    )
 
     async def main() -> None:
+        async with EnvClient(gateway.url) as player, player.lease(Task(TOOLED, 0)) as episode:
+            await episode.reset()  # the worker starts with its first episode
+        words = [one.decode() for one in arguments(trusted_worker(gateway))]
+        (socket,) = (word.removeprefix("unix:") for word in words if word.startswith("unix:"))
         assert Path(socket).parent.stat().st_mode & 0o777 == 0o700
         (backend_id,) = (await gateway.env_sandboxes()).values()
         inside = Path("/proc", str(gateway.env_server(backend_id)), "root")

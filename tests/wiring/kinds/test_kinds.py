@@ -157,7 +157,7 @@ def test_a_policy_that_does_not_exist_is_refused_with_the_names_of_packages(inst
     assert kind_of("always:go: up") == ("always", "go: up")
     with pytest.raises(UsageError, match=r"^--policy: there is no 'alwys:up'; did you mean 'always'\?$"):
         kind_of("alwys:up")
-    with pytest.raises(UsageError, match=r"; there are: random, expert, .*, checkpoint:DIR, always$"):
+    with pytest.raises(UsageError, match=r"; there are: random, expert, .*, checkpoint:DIR, nop, always$"):
         kind_of("sonnet")
 
 

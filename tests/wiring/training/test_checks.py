@@ -47,7 +47,7 @@ def test_the_shortest_file_has_no_problem() -> None:
             {"env": {"id": "FrozenLak-v0"}},
             "env.id: no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?",
         ),
-        ({"env": {"id": "Chess-v0"}}, "env.id: no environment is called 'Chess-v0'; there are: "),
+        ({"env": {"id": "Backgammon-v0"}}, "env.id: no environment is called 'Backgammon-v0'; there are: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"size": 1}}}, "env.options.size: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"size": "big"}}}, "env.options.size: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"sise": 4}}}, "env.options.sise: "),
