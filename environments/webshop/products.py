@@ -1,0 +1,68 @@
+"""Products of the shop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    """An instruction that a person wrote for a product.
+
+    Attributes:
+        text: What the person is looking for, without a price.
+        attributes: The attributes that the text asks for.
+        options: The values of options that the text asks for.
+    """
+
+    text: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+class Product(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A product, with the fields of the original shop after its loader has cleaned them.
+
+    Attributes:
+        asin: Id of ten upper-case letters and digits.
+        title: Name.
+        query: Search that led to the product, such as ``women's slippers``; in lower case.
+        category: One of beauty, electronics, fashion, garden and grocery.
+        path: Categories from the widest to the narrowest, joined by " › "; may be empty.
+        description: Long text; may be empty.
+        bullets: Short texts, at least one, which may be empty.
+        prices: No price, one price, or the lowest and the highest price; in dollars.
+        options: Values that a buyer can choose, by the name of the option; names and values are in lower case.
+        attributes: Properties such as ``machine wash``.
+        instruction: Sentence that asks for such a product; empty if the product is no goal.
+        instruction_attributes: The attributes in `instruction`.
+        human: Instructions that people wrote.
+        image: Address of a picture; may be empty.
+    """
+
+    asin: str
+    title: str
+    query: str
+    category: str
+    path: str
+    description: str = ""
+    bullets: tuple[str, ...] = ("",)
+    prices: tuple[float, ...] = ()
+    options: Mapping[str, tuple[str, ...]] = {}
+    attributes: tuple[str, ...] = ()
+    instruction: str = ""
+    instruction_attributes: tuple[str, ...] = ()
+    human: tuple[Instruction, ...] = ()
+    image: str = ""
+
+    @property
+    def price_tag(self) -> str:
+        """The price as pages show it, such as ``$12.9`` or ``$10.99 to $25.0``; ``$100.0`` if there is none."""
+        return " to ".join(f"${price}" for price in self.prices) or "$100.0"
+
+    @property
+    def document(self) -> str:
+        """The text that a search looks at: title, description, first bullet and options, in lower case."""
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
+        return " ".join([self.title, self.description, self.bullets[0], options]).lower()

@@ -1,0 +1,1 @@
+"""Full-text search with the arithmetic of Lucene."""
