@@ -1,0 +1,237 @@
+r"""WebShop: find and buy the product that an instruction asks for.
+
+Observation  the page of the shop that is shown, with the instruction; see the option ``observation``
+Actions      ``search[words]`` on the first page, ``click[label]`` elsewhere. With ``observation="compact"`` the number of
+             one of the choices that the page lists
+Reward       0, and for a purchase its score: the share of what the instruction asks for that was bought, 0 to 1
+Ends         terminated after a purchase; truncated after ``max_turns`` actions
+Rules        ``rules="strict"``, for training: the seed decides goal and prices in any process, options match by their
+             names, and buying what the goal asks for scores 1. ``rules="parity"``: everything as in the original, whose
+             prices depend on the process; here they are those that it draws after ``random.seed(0)``
+Options      see `WebShopOptions`
+Info         ``action_is_valid``, ``bought``, ``score`` (0 before the purchase), ``success`` (whether the score is 1)
+
+An action that the page does not offer changes nothing. Under the strict rules the page then begins with a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+
+from envkit.errors import OptionError, StepOrderError, UsageError
+from envkit.spaces import Utf8Text
+from envkit.types import JSON, Info, stable_hash
+
+from ..answer import answer_text
+from ..options import check_boolean, check_choice, check_integer, override
+from ..split import SPLITS, Split
+from . import pages
+from .catalogue.store import Catalogue, open_catalogue
+from .compact import CompactPage
+from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
+from .rules import VERSION, OriginalRules, Rules, StrictRules
+from .session import Session
+
+View: TypeAlias = Literal["text", "text_rich", "compact"]
+
+_MAX_TURNS = 15
+_MAX_TEXT = 1 << 20
+_HOW_TO = (
+    "You are shopping. Find the product that the instruction asks for, choose its options, and buy it. Answer with one "
+    "action: search[words] on the first page, or click[label] for a button, a product id or a value of an option on the "
+    "page, such as click[Buy Now].\n\n"
+)
+_NOTICE = "Nothing happened: the page does not offer {!r}. Write search[words] on the first page, or click[label].\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebShopOptions:
+    """Options of the shop.
+
+    Attributes:
+        rules: ``"strict"`` or ``"parity"``.
+        observation: ``"text_rich"``: a line for each part of the page, with marked buttons. ``"text"``: the same in one
+            line without marks. ``"compact"``: short pages of numbered choices, for policies trained from scratch.
+        catalogue: Name of the data with the products, such as ``webshop`` or ``webshop-files``; see ``envkit data``.
+        goals: ``"synthetic"`` or ``"human"``, by who wrote the instruction.
+        split: Split of the goals by product, only under the strict rules; None for all.
+        goal: Index of the goal, only under the parity rules; None: the seed chooses.
+        max_turns: Actions after which the episode is truncated; None: 15 under the strict rules, else no limit.
+        instructions: Whether the first observation begins with how to act; None: only under the strict rules.
+    """
+
+    rules: Literal["strict", "parity"] = "strict"
+    observation: View = "text_rich"
+    catalogue: str = "webshop"
+    goals: GoalKind = "synthetic"
+    split: Split | None = None
+    goal: int | None = None
+    max_turns: int | None = None
+    instructions: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("rules", self.rules, ("strict", "parity"))
+        check_choice("observation", self.observation, ("text", "text_rich", "compact"))
+        check_choice("goals", self.goals, ("synthetic", "human"))
+        if self.split is not None:
+            check_choice("split", self.split, SPLITS)
+        if self.goal is not None:
+            check_integer("goal", self.goal, low=0, high=1 << 31)
+        if self.max_turns is not None:
+            check_integer("max_turns", self.max_turns, low=1, high=10_000)
+        if self.instructions is not None:
+            check_boolean("instructions", self.instructions)
+        for name, rules in (("split", "strict"), ("goal", "parity")):
+            if getattr(self, name) is not None and self.rules != rules:
+                raise OptionError(name, f"only for rules={rules!r}; leave it out")
+
+    @property
+    def is_strict(self) -> bool:
+        return self.rules == "strict"
+
+    @property
+    def turn_limit(self) -> int | None:
+        return _MAX_TURNS if self.max_turns is None and self.is_strict else self.max_turns
+
+
+def open_session(folder: Path, seed: int, options: WebShopOptions) -> Session:
+    """Return the session with which the episode of `seed` begins.
+
+    Args:
+        folder: Folder of the catalogue.
+        seed: Seed of the episode.
+        options: Options of the episode.
+
+    Raises:
+        OptionError: The catalogue has no such goal.
+    """
+    catalogue = open_catalogue(folder)
+    if options.is_strict:
+        return Session(catalogue, draw_goal(catalogue, seed, options.split, options.goals), StrictRules(seed))
+    rules, goals, cumulative = _original(folder, options.goals)
+    if not goals:
+        raise OptionError("goals", f"the catalogue has no {options.goals} goals; choose another kind")
+    if options.goal is not None and options.goal >= len(goals):
+        raise OptionError("goal", f"the catalogue has {len(goals)} goals; use at most {len(goals) - 1}")
+    index = options.goal
+    if index is None:
+        drawn = stable_hash("WebShop original goal", seed) / 2**64 * cumulative[-1]
+        index = next(place for place, total in enumerate(cumulative) if total > drawn)
+    return Session(catalogue, goals[index], rules)
+
+
+@lru_cache(maxsize=2)
+def _original(folder: Path, kind: GoalKind) -> tuple[Rules, list[Goal], list[float]]:
+    """Return the original's rules with all prices, its goals, and their cumulative weights."""
+    catalogue = open_catalogue(folder)
+    products = [catalogue.product(number) for number in range(len(catalogue))]
+    rng = Random(0)
+    prices = original_prices(products, rng)
+    goals = original_goals(products, prices, kind, rng)
+    weighted = weights(goals) if kind == "synthetic" else [1.0] * len(goals)
+    return OriginalRules(prices), goals, list(accumulate(weighted))
+
+
+class WebShop(gymnasium.Env[str, str]):
+    """An environment with one purchase per episode.
+
+    Args:
+        data: Folders of the catalogues by name.
+        options: See `WebShopOptions`; ``reset(options=...)`` overrides single options for one episode.
+
+    Raises:
+        OptionError: An option is unknown or its value is invalid.
+        UsageError: The catalogue is not on this machine.
+    """
+
+    metadata = {  # noqa: RUF012 - as Gymnasium's
+        "render_modes": [],
+        "metrics": {"action_is_valid": "mean", "bought": "last", "score": "last", "success": "last"},
+    }
+
+    def __init__(self, *, data: Mapping[str, Path], render_mode: str | None = None, **options: JSON) -> None:
+        if render_mode is not None:
+            raise OptionError("render_mode", f"{render_mode!r} is not supported: there is nothing to draw; use None")
+        self.observation_space = Utf8Text(_MAX_TEXT)
+        self.action_space = Utf8Text(_MAX_TEXT)
+        self._data = data
+        self._options = self._defaults = override(WebShopOptions(), options)
+        self._session: Session | None = None
+        self._turns = 0
+        self._moves: Mapping[str, str] = {}
+        self._folder(self._defaults)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Start an episode."""
+        self._session = None
+        chosen = override(self._defaults, options)
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
+        session = open_session(self._folder(chosen), drawn, chosen)
+        self._session, self._options, self._turns = session, chosen, 0
+        catalogue = session.catalogue
+        assert isinstance(catalogue, Catalogue), "open_session opens it"
+        has_instructions = chosen.is_strict if chosen.instructions is None else chosen.instructions
+        notice = _HOW_TO if has_instructions and chosen.observation != "compact" else ""
+        shown, info = self._observe(session, notice)
+        level = {"options": len(session.goal.options), "attributes": len(session.goal.attributes)}
+        return shown, {**info, "level": level, "rules": VERSION, "catalogue": catalogue.digest}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Carry out an action."""
+        session = self._session
+        if session is None:
+            raise StepOrderError("step before reset, or after the end of the episode")
+        if not isinstance(action, str):
+            raise UsageError(f"an action must be text, got {action!r}")
+        self._turns += 1
+        chosen = self._options
+        if chosen.observation == "compact":
+            is_valid = session.act(self._moves.get(answer_text(action).strip(), ""))
+        else:
+            is_valid = session.act(answer_text(action) if chosen.is_strict else _unwrapped(action))
+        terminated = session.page == "done"
+        truncated = not terminated and self._turns == chosen.turn_limit
+        has_notice = chosen.is_strict and chosen.observation != "compact" and not is_valid
+        shown, info = self._observe(session, _NOTICE.format(_short(action)) if has_notice else "")
+        if terminated or truncated:
+            self._session = None
+        reward = session.score.total if session.score else 0.0
+        return shown, reward, terminated, truncated, {"action_is_valid": is_valid, **info}
+
+    def _folder(self, options: WebShopOptions) -> Path:
+        check_choice("catalogue", options.catalogue, self._data)
+        return self._data[options.catalogue]
+
+    def _observe(self, session: Session, notice: str) -> tuple[str, Info]:
+        if self._options.observation == "compact":
+            page = CompactPage(session)
+            text, self._moves = page.text, page.choices
+            moves = list(page.choices)
+        else:
+            text = _VIEWS[self._options.observation](session)
+            search = [f"search[{session.goal.instruction}]"] if session.has_search_box else []
+            moves = search + [f"click[{label}]" for label in session.clickables() if label != "search"]
+        score = session.score.total if session.score else 0.0
+        info: Info = {"bought": session.page == "done", "score": score, "success": score == 1.0}
+        return notice + text, {"legal_moves": moves, **info}
+
+
+_VIEWS: Mapping[str, Callable[[Session], str]] = {"text": pages.text, "text_rich": pages.rich_text}
+
+
+def _unwrapped(action: str) -> str:
+    """Return an action of the original without the tags that renderers of base models put around it."""
+    return action.strip().removeprefix("<answer>").removesuffix("</answer>") if "<answer>" in action else action
+
+
+def _short(action: str) -> str:
+    return action if len(action) <= 80 else action[:77] + "..."

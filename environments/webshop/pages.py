@@ -1,0 +1,138 @@
+"""The pages of a session as text: the observations of the original, and the addresses of its pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from .session import DETAILS, Session
+
+_HOST = "http://127.0.0.1:3000"
+"""Address of the original's server, which runs only inside its process."""
+
+
+class Element(NamedTuple):
+    """A visible part of a page.
+
+    Attributes:
+        text: What it shows.
+        kind: ``"text"``, or what can be clicked: a button, the id of a product, or a value of an option.
+        is_clicked: Whether it shows a chosen value or a product that was opened before.
+    """
+
+    text: str
+    kind: Literal["text", "button", "product", "option"] = "text"
+    is_clicked: bool = False
+
+
+def elements(session: Session) -> Iterator[Element]:
+    """Yield the visible parts of the page that a session shows, from top to bottom."""
+    if session.page == "done":
+        yield from map(Element, _receipt(session))
+        return
+    if session.page == "search":
+        yield Element("WebShop")
+    yield Element("Instruction: " if session.page == "search" else "Instruction:")
+    yield Element(session.goal.instruction)
+    buttons = [Element(label, "button") for label in session.buttons()]
+    if session.page == "search":
+        yield from buttons
+    elif session.page == "results":
+        yield buttons[0]
+        yield Element(f"Page {session.number} (Total results: {len(session.hits)})")
+        yield from buttons[1:]
+        for product in session.shown:
+            yield Element(product.asin, "product", product.asin in session.visited)
+            yield Element(product.title)
+            yield Element(session.rules.price_tag(product))
+    elif session.page == "item":
+        yield from buttons[:2]
+        yield from _item(session)
+        yield from buttons[2:]
+    else:
+        yield from buttons
+        yield from _detail(session)
+
+
+def text(session: Session) -> str:
+    """Return the page as the original's observation ``text``: the visible texts in one line."""
+    return " [SEP] ".join(element.text.strip() for element in elements(session))
+
+
+def rich_text(session: Session) -> str:
+    """Return the page as the original's observation ``text_rich``: one line for each part, with marked buttons."""
+    lines: list[str] = []
+    for element in elements(session):
+        name = "clicked button" if element.is_clicked else "button"
+        if element.kind == "text":
+            lines.append(element.text)
+            continue
+        indent = {"button": "", "product": "\n", "option": "  "}[element.kind]
+        lines.append(f"{indent}[{name}] {element.text} [{name}_]")
+        if element.kind == "option" and element.is_clicked:
+            lines.insert(0, f"You have clicked {element.text}.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def url(session: Session, name: str) -> str:
+    """Return the address of the page in the original, for a session of this name."""
+    if session.page == "search":
+        return f"{_HOST}/{name}"
+    words, number = "+".join(session.keywords), session.number
+    if session.page == "results":
+        return f"{_HOST}/search_results/{name}/{words}/{number}"
+    assert session.product is not None, "only the first page and results have no product"
+    asin = session.product.asin
+    if session.page == "done":
+        return f"{_HOST}/done/{name}/{asin}/{session.options}"
+    if session.page == "detail":
+        return f"{_HOST}/item_sub_page/{name}/{asin}/{words}/{number}/{session.detail}/{session.options}"
+    return f"{_HOST}/item_page/{name}/{asin}/{words}/{number}/{json.dumps(session.options)}"
+
+
+def _item(session: Session) -> Iterator[Element]:
+    assert session.product is not None, "a page of a product"
+    shown = url(session, "")
+    for name, values in session.product.options.items():
+        yield Element(name)
+        for value in values:
+            # The original looks for the value in the address, where the names of chosen options are too.
+            is_chosen = session.options.get(name) == value if session.rules.is_strict else f'"{value}"' in shown
+            yield Element(value, "option", is_chosen)
+    yield Element(session.product.title)
+    yield Element(f"Price: {session.rules.price_tag(session.product)}")
+    yield Element("Rating: N.A.")
+
+
+def _detail(session: Session) -> Iterator[Element]:
+    assert session.product is not None, "a page of a product"
+    if session.detail == DETAILS[0]:
+        texts = [session.product.description]
+    elif session.detail == DETAILS[1]:
+        texts = [f" {bullet}" for bullet in session.product.bullets]
+    else:
+        texts = []
+    for shown in texts:
+        # The parser of the original drops blank texts with a line feed, and shortens others to a space.
+        if shown.strip() or (shown and "\n" not in shown):
+            yield Element(shown if shown.strip() else " ")
+
+
+def _escaped(options: Mapping[str, str]) -> str:
+    """Return options as JSON that is safe in HTML, sorted, as the original's template writes them."""
+    shown = json.dumps(options, sort_keys=True)
+    return re.sub("[<>&']", lambda found: f"\\u{ord(found[0]):04x}", shown)
+
+
+def _receipt(session: Session) -> Iterator[str]:
+    """Yield the texts of the last page. The original fills in only the purchase and the score."""
+    assert session.product is not None, "it was bought"
+    assert session.score is not None, "it was bought"
+    yield from ("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)")
+    yield from ("Purchased", "asin", session.product.asin, "options", _escaped(session.options))
+    yield from ("attrs", "None", "category", "None", "query", "None", "product category", "None")
+    yield from ("Target", "asin", "options", "attrs", "price upper", "instuction text", "category")
+    yield from ("product category", "query", "Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)")
+    yield from (str(session.score.total), "Reward Details ", "None")
