@@ -134,4 +134,22 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "task_set": "envkit.environments.questions:QuestionTasks",
         "summary": "Answer a question of a file of JSON lines; for language models.",
     },
+    {
+        "id": "WebShop-v0",
+        "entry_point": "envkit.environments.webshop:WebShop",
+        "expert": "envkit.environments.webshop.players:WebShopExpert",
+        "splits": ("train", "validation", "eval"),
+        "compact_options": {"observation": "compact"},
+        "players": {
+            "first_hit": "envkit.environments.webshop.players:FirstHit",
+            "rule": "envkit.environments.webshop.players:RulePlayer",
+        },
+        "data": {
+            "webshop": "envkit.environments.webshop.catalogue.build:webshop",
+            "webshop-1k": "envkit.environments.webshop.catalogue.build:webshop_1k",
+            "webshop-100k": "envkit.environments.webshop.catalogue.build:webshop_100k",
+            "webshop-files": "envkit.environments.webshop.catalogue.build:webshop_files",
+        },
+        "summary": "Find and buy the product that an instruction asks for, in a shop with thousands of products.",
+    },
 )

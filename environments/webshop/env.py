@@ -1,8 +1,8 @@
 r"""WebShop: find and buy the product that an instruction asks for.
 
 Observation  the page of the shop that is shown, with the instruction; see the option ``observation``
-Actions      ``search[words]`` on the first page, ``click[label]`` elsewhere. With ``observation="compact"`` the number of
-             one of the choices that the page lists
+Actions      ``search[words]`` on the first page, ``click[label]`` elsewhere. With ``observation="compact"`` the number
+             of one of the choices that the page lists
 Reward       0, and for a purchase its score: the share of what the instruction asks for that was bought, 0 to 1
 Ends         terminated after a purchase; truncated after ``max_turns`` actions
 Rules        ``rules="strict"``, for training: the seed decides goal and prices in any process, options match by their
@@ -45,9 +45,9 @@ View: TypeAlias = Literal["text", "text_rich", "compact"]
 _MAX_TURNS = 15
 _MAX_TEXT = 1 << 20
 _HOW_TO = (
-    "You are shopping. Find the product that the instruction asks for, choose its options, and buy it. Answer with one "
-    "action: search[words] on the first page, or click[label] for a button, a product id or a value of an option on the "
-    "page, such as click[Buy Now].\n\n"
+    "You are shopping. Find the product that the instruction asks for, choose its options, and buy it. Answer with "
+    "one action: search[words] on the first page, or click[label] for a button, a product id or a value of an option "
+    "on the page, such as click[Buy Now].\n\n"
 )
 _NOTICE = "Nothing happened: the page does not offer {!r}. Write search[words] on the first page, or click[label].\n\n"
 

@@ -23,7 +23,7 @@ _OTHERS = frozenset(
     modern vintage retro casual formal deluxe premium portable adjustable durable lightweight heavy extra upgraded
     universal compatible removable reusable washable waterproof resistant free electric digital smart wireless black
     white blue red green pink beige brown silver grey gray purple yellow navy clear multi x-large xx-large non ultra
-    super full half double single dual triple professional personal everyday daily easy quick fast""".split()
+    super full half double single dual triple professional personal everyday daily easy quick fast""".split()  # noqa: SIM905 - easier to read
 )
 """Function words, verbs and adjectives that are frequent in titles."""
 _ADJECTIVE = re.compile(r".{3,}(able|ible|ful|less|ous|ive|ic|ish|proof)|.*ly")

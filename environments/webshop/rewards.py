@@ -30,7 +30,7 @@ _COLORS = tuple(
     ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor
     mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand
     sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
-    wheat white wine yellow""".split()
+    wheat white wine yellow""".split()  # noqa: SIM905 - easier to read
 )
 
 
