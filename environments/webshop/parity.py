@@ -180,7 +180,7 @@ def _compare_episode(shop: _Shop, row: Row) -> Difference:
         difference = _compare_page(session, name, step)
         reward = session.score.total if session.score else 0.0
         if abs(reward - step["reward"]) > _TOLERANCE or (session.page == "done") != step["done"]:
-            difference = f"reward {reward} instead of {step['reward']}" if not difference else difference
+            difference = difference or f"reward {reward} instead of {step['reward']}"
         difference = difference and f"step {number}, {step['action']!r}: {difference}"
     return difference
 
