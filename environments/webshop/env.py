@@ -183,7 +183,8 @@ class WebShop(gymnasium.Env[str, str]):
         notice = _HOW_TO if has_instructions and chosen.observation != "compact" else ""
         shown, info = self._observe(session, notice)
         level = {"options": len(session.goal.options), "attributes": len(session.goal.attributes)}
-        return shown, {**info, "level": level, "rules": VERSION, "catalogue": catalogue.digest}
+        versions: Info = {"rules": f"{chosen.rules} {VERSION}", "catalogue": catalogue.digest}
+        return shown, {**info, "level": level, "versions": versions}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Carry out an action."""
