@@ -77,8 +77,9 @@ def test_pages_of_a_purchase_read_as_in_the_original() -> None:
     assert pages.url(session, "3") == "http://127.0.0.1:3000/search_results/3/desk++lamp/1"
     assert session.clickables()[:4] == ["back to search", "next >", "b0lamp0001", "b0lamp0100"]
     assert pages.rich_text(session).startswith(
-        f"Instruction:\n{text}\n[button] Back to Search [button_]\nPage 1 (Total results: 24)\n[button] Next > [button_]\n"
-        "\n[button] B0LAMP0001 [button_]\nLumo Desk Lamp\n$12.9\n\n[button] B0LAMP0100 [button_]\nLamp 0\n$5.0 to $9.0\n"
+        f"Instruction:\n{text}\n[button] Back to Search [button_]\nPage 1 (Total results: 24)\n"
+        "[button] Next > [button_]\n\n[button] B0LAMP0001 [button_]\nLumo Desk Lamp\n$12.9\n\n"
+        "[button] B0LAMP0100 [button_]\nLamp 0\n$5.0 to $9.0\n"
     )
     act(session, "click[B0lamp0001]", "click[red]", "click[features]")
     assert pages.text(session).endswith("< Prev [SEP] DIMMABLE: soft light [SEP] ")
