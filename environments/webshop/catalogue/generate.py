@@ -28,8 +28,8 @@ def _spread(weights: dict[int, int]) -> tuple[int, ...]:
 
 
 _FAMILY_SIZES = _spread({1: 40, 2: 20, 3: 18, 4: 12, 5: 10})
-_OPTION_COUNTS = _spread({0: 58, 1: 25, 2: 15, 3: 2})
-_VALUE_COUNTS = _spread({1: 8, 2: 36, 3: 32, 4: 26, 5: 24, 6: 24, 7: 14, 8: 14, 10: 12, 14: 5, 20: 4, 45: 1})
+_OPTION_COUNTS = _spread({0: 58, 1: 25, 2: 14, 3: 3})
+_VALUE_COUNTS = _spread({1: 8, 2: 34, 3: 30, 4: 26, 5: 24, 6: 24, 7: 14, 8: 18, 10: 20, 14: 9, 20: 6, 45: 1})
 _ATTRIBUTE_COUNTS = _spread({0: 19, 1: 19, 2: 19, 3: 13, 4: 13, 5: 7, 6: 4, 7: 3, 8: 2, 10: 1})
 _TITLE_LENGTHS = _spread({7: 10, 10: 10, 13: 14, 16: 14, 19: 14, 23: 14, 27: 12, 31: 10, 35: 6})
 _BULLET_COUNTS = _spread({1: 14, 3: 9, 4: 12, 5: 57, 6: 5, 7: 3})
@@ -176,7 +176,8 @@ def _model(dice: _Dice) -> _Model:
         if description and dice.chance(0.4):
             description.insert(0, mention)
         else:
-            bullets[:1] = [mention]
+            first = bullets[0] if bullets else replace(mention, template="")
+            bullets[:1] = [replace(first, template=f"{first.template} {mention.template}".strip())]
     names = dice.some(tuple(kind.options), dice.one(_OPTION_COUNTS))
     return _Model(
         kind=kind,
@@ -205,7 +206,7 @@ def _compatible(features: Sequence[str]) -> tuple[str, ...]:
 def _slots(dice: _Dice, kind: Kind, marked: str, brand: str) -> dict[str, str]:
     noun = marked.removeprefix("~")
     is_plural = noun != marked and noun.endswith("s")
-    adjective = dice.one(words.ADJECTIVES_OF[kind.category])
+    adjective = dice.one(words.ADJECTIVES[kind.category])
     extra = dice.one(words.EXTRAS[kind.category])
     return {
         "noun": noun,
@@ -215,7 +216,7 @@ def _slots(dice: _Dice, kind: Kind, marked: str, brand: str) -> dict[str, str]:
         "is": "are" if is_plural else "is",
         "adjective": adjective,
         "an_adjective": _with_article(adjective),
-        "An_adjective": _capitalized(_with_article(adjective)),
+        "An_adjective": _with_article(adjective).capitalize(),
         "people": dice.one(words.PEOPLE),
         "extra": extra,
         "EXTRA": extra.upper(),
@@ -225,7 +226,7 @@ def _slots(dice: _Dice, kind: Kind, marked: str, brand: str) -> dict[str, str]:
 def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int]) -> tuple[str | int, ...]:
     """Return words, and numbers of the features in `shown`; about as long as a title of the original shop."""
     length = dice.one(_TITLE_LENGTHS)
-    adjectives = dice.some(words.ADJECTIVES_OF[kind.category], 6)
+    adjectives = dice.some(words.ADJECTIVES[kind.category], 6)
     before, after = (shown[:1], shown[1:]) if dice.chance(0.5) else ((), shown)
     parts: list[str | int] = [brand, *adjectives[: 1 + int(dice.random() * 2)], *before, noun]
     endings: list[str | int] = [*after]
@@ -255,6 +256,7 @@ def _price(dice: _Dice, kind: Kind) -> float:
 
 def _near_duplicate(dice: _Dice, model: _Model) -> _Model:
     """Return a product that differs from `model` in at least one of attribute, options and price."""
+    original = model
     differs = dice.random()
     if differs < 0.55 and model.attributes:
         model = _swap_attribute(dice, model)
@@ -264,7 +266,7 @@ def _near_duplicate(dice: _Dice, model: _Model) -> _Model:
         model = replace(model, price=_price(dice, model.kind))
     if dice.chance(0.4):
         model = _swap_values(dice, model)
-    if dice.chance(0.5):
+    if dice.chance(0.5) or model == original:
         model = replace(model, price=int(model.price * (0.7 + 0.8 * dice.random())) + dice.one(_CENTS))
     return model
 
@@ -327,7 +329,7 @@ def _product(dice: _Dice, model: _Model, asin: str) -> Product:
 
 def _sentence(model: _Model, sentence: _Sentence) -> str:
     feature = model.features[sentence.feature]
-    lead = {"": "", "+": "with ", "@": "good for "}[words.MARKS[feature]]
+    lead = {"": "", "=": "with ", "+": "with ", "@": "good for "}[words.MARKS[feature]]
     text = sentence.template.format(**sentence.slots, attribute=lead + feature, ATTRIBUTE=feature.upper())
     return text[0].upper() + text[1:]
 
@@ -363,15 +365,17 @@ def _human(dice: _Dice, model: _Model, attributes: Sequence[str]) -> Instruction
 
 def _request(dice: _Dice, marked: str, wanted: Sequence[str]) -> str:
     """Return a noun with attributes around it, such as "low carb granola bars with resealable bag"."""
-    phrases: dict[str, list[str]] = {"": [], "+": [], "@": [], "back": []}
+    phrases: dict[str, list[str]] = {"front": [], "+": [], "@": [], "back": []}
     all_behind = dice.chance(0.3)
     for name in wanted:
         mark = words.MARKS[name]
         text = dice.one(words.PARAPHRASES[name]) if name in words.PARAPHRASES and dice.chance(0.25) else name
-        is_behind = mark == "" and (all_behind or not _BACK_WORDS.isdisjoint(text.split()))
-        phrases["back" if is_behind else mark].append(text)
+        if mark in ("", "="):
+            is_behind = (all_behind and not mark) or not _BACK_WORDS.isdisjoint(text.split())
+            mark = "back" if is_behind else "front"
+        phrases[mark].append(text)
     noun = marked.removeprefix("~")
-    text = " ".join([", ".join(phrases[""]), noun]).strip()
+    text = " ".join([", ".join(phrases["front"]), noun]).strip()
     is_one = noun == marked and marked not in _QUERIES
     if is_one:
         text = _with_article(text)

@@ -1,8 +1,8 @@
 """The vocabulary of the generated catalogue.
 
 Lists are strings whose items are separated by "; ". A mark in front of an attribute says how a sentence uses it: none
-for an adjective ("gluten free"), "+" for a part ("with rubber sole"), "@" for a purpose ("for living room"). A "~" in
-front of a noun says that it takes no article.
+for an adjective ("gluten free"), "=" for what can only stand in front of a noun ("long sleeve"), "+" for a part ("with
+rubber sole") and "@" for a purpose ("for living room"). A "~" in front of a noun says that it takes no article.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ _POOLS: Mapping[str, tuple[str, ...]] = {
         "left facing; right facing; with ottoman; without ottoman; with usb charger; reclining; 2 seater; 3 seater"
     ),
     "looks": _items("classic; modern; farmhouse; with lights; without lights; set of 2; set of 4; tall version"),
+    "sets": _items("single; value pack; gift set; refill; sample set"),
+    "soles": _items("low top; mid top; high top; with laces; slip on"),
+    "shapes": _items("rectangular; runner; oval; hexagon"),
     "fits": _items("men; women; youth; big boys; big girls"),
     "sweets": _items(
         "dark chocolate; milk chocolate; french vanilla; maple; caramel sea salt; peanut butter; cinnamon;"
@@ -135,172 +138,186 @@ _POOLS: Mapping[str, tuple[str, ...]] = {
 # path, the nouns, the options with their pools, the prices and the attributes.
 _KINDS = {
     "beauty": """
-Beauty & Personal Care | cruelty free; paraben free; sulfate free; long lasting; high quality; easy use; @sensitive
-  skin; alcohol free; travel size; eco friendly; leak proof; bpa free; easy carry; +natural ingredients; dermatologist
-  tested; fragrance free; non toxic; easy clean
+Beauty & Personal Care | cruelty free; paraben free; long lasting; =high quality; easy use; @sensitive skin; alcohol
+  free; =travel size; eco friendly; leak proof; bpa free; easy carry; +natural ingredients; dermatologist tested;
+  fragrance free; non toxic; easy clean; @daily use; latex free; +gift packaging
 makeup remover | Skin Care › Face › Cleansers | ~makeup remover wipes; ~micellar water; cleansing balm | scent=scents
-  size=volumes | 5 30 | oil free; +green tea; @dry skin; @waterproof makeup; hypoallergenic
+  size=volumes style=sets | 5 30 | oil free; +green tea; @dry skin; @waterproof makeup; hypoallergenic
 scrubs & body treatments | Skin Care › Body › Scrubs & Body Treatments | body scrub; sugar scrub; body polish |
-  scent=scents size=volumes | 8 45 | +coconut oil; +sea salt; dead skin remover; @dry skin; +shea butter
+  scent=scents size=volumes style=sets | 8 45 | +coconut oil; +sea salt; =dead skin remover; @dry skin; +shea butter
 refillable containers | Tools & Accessories › Refillable Containers | travel bottle set; cosmetic jar; spray bottle |
-  color=colors size=counts | 6 25 | +fine mist; +screw lid; bpa free silicone; +labels included; shatter proof
+  color=colors size=counts | 6 25 | +fine mist; +screw lid; +bpa free silicone; +labels included; shatter proof
 toothpaste | Oral Care › Toothpaste | ~whitening toothpaste; ~charcoal toothpaste; ~toothpaste tablets | flavor=drinks
-  size=counts | 4 20 | fluoride free; teeth whitening; @bad breath; @sensitive teeth; +baking soda
+  size=counts | 4 20 | fluoride free; =teeth whitening; @bad breath; @sensitive teeth; +baking soda
 hair extensions | Hair Care › Extensions, Wigs & Accessories › Hair Extensions | ~hair extensions; ponytail extension;
-  ~braiding hair | color=hair size=hair~lengths | 12 160 | heat resistant; +synthetic hair; +human hair; double weft;
+  ~braiding hair | color=hair size=hair~lengths | 12 160 | heat resistant; +synthetic hair; +human hair; =double weft;
   tangle free
 eyelash tools | Makeup › Eyes › Lash Tools | eyelash curler; lash applicator; set of brow tweezers | color=colors
-  style=kits | 4 22 | stainless steel; non slip grip; rose gold finish; +silicone pads; rust proof
-lipsticks | Makeup › Lips › Lipstick | lipstick; liquid lip color; lip crayon | color=shades size=counts | 5 38 |
-  highly pigmented; smudge proof; +vitamin e; matte finish; +argan oil
+  style=kits | 4 22 | +stainless steel; +non slip grip; =rose gold finish; +silicone pads; rust proof
+lipsticks | Makeup › Lips › Lipstick | lipstick; liquid lip color; lip crayon | color=shades size=counts style=sets |
+  5 38 | highly pigmented; smudge proof; +vitamin e; =matte finish; +argan oil
 foundation makeup | Makeup › Face › Foundation | liquid foundation; cushion foundation; powder foundation |
-  color=shades size=volumes | 8 60 | full coverage; medium coverage; oil free; +hyaluronic acid; sun protection
+  color=shades size=volumes | 8 60 | =full coverage; =medium coverage; oil free; +hyaluronic acid; =sun protection
 face moisturizers | Skin Care › Face › Creams & Moisturizers | face moisturizer; night cream; ~hydrating face lotion |
-  scent=scents size=volumes | 9 95 | anti aging; +hyaluronic acid; @fine lines; @dry skin; non greasy; +vitamin c
+  scent=scents size=volumes style=sets | 9 95 | anti aging; +hyaluronic acid; @fine lines; @dry skin; non greasy;
+  +vitamin c
 shampoo & conditioner | Hair Care › Shampoo & Conditioner | ~volumizing shampoo; ~repair conditioner; shampoo bar |
-  scent=scents size=volumes | 7 50 | +argan oil; +tea tree; color safe; @damaged hair; @curly hair; hair growth
+  scent=scents size=volumes style=sets | 7 50 | +argan oil; +tea tree; color safe; @damaged hair; @curly hair; =hair
+  growth
 nail polish | Foot, Hand & Nail Care › Nail Polish | ~gel nail polish; nail lacquer; nail art kit | color=shades
-  size=counts | 4 35 | quick drying; chip resistant; high gloss; +uv lamp; peel off
+  size=counts style=sets | 4 35 | quick drying; chip resistant; =high gloss; +uv lamp; peel off
 bath soaps | Personal Care › Bath & Bathing Accessories › Soaps | soap bar; ~foaming hand soap; ~body wash |
   scent=scents size=counts | 4 32 | +goat milk; +aloe vera; antibacterial; vegan formula; handmade
 """,
     "electronics": """
-Electronics | high speed; easy install; plug play; heavy duty; high performance; +carrying case; +batteries included;
-  water resistant; easy use; light weight; fast charging; compact size; long lasting; energy efficient; +usb port;
-  dust proof; easy carry; wide compatibility
+Electronics | easy install; heavy duty; =high performance; +carrying case; water resistant; easy use; light weight;
+  =compact size; long lasting; dust proof; easy carry; =wide compatibility; eco friendly; drop resistant; easy clean;
+  @everyday use; +lifetime support; scratch resistant
 hdmi cables | Audio & Video Accessories › Cables & Interconnects | hdmi cable; hdmi extension cord; hdmi adapter |
-  color=colors size=lengths | 6 45 | gold plated; ultra hd; +braided cord; 1080p resolution; +ethernet channel; blu
-  ray ready
+  color=colors size=lengths style=kits | 6 45 | gold plated; =ultra hd; +braided cord; =1080p resolution; +ethernet
+  channel; blu ray ready; plug play; =high speed
 screen protectors | Cell Phones › Accessories › Screen Protectors | screen protector; privacy glass; camera lens film
-  | size=models style=kits | 5 25 | +tempered glass; high definition; case friendly; anti glare; bubble free;
+  | size=models style=kits | 5 25 | +tempered glass; =high definition; case friendly; anti glare; bubble free;
   fingerprint proof
 remote controls | Television & Video › Remote Controls | remote control; universal remote; voice remote | color=colors
-  style=kits | 6 40 | +backlit keys; +infrared signal; 4k ready; +aaa batteries; learning function
+  style=kits | 6 40 | +backlit keys; +infrared signal; 4k ready; +aaa batteries; =learning function; plug play;
+  +batteries included
 bluetooth speakers | Portable Audio & Video › Portable Speakers | bluetooth speaker; mini soundbar; shower speaker |
-  color=colors style=looks | 15 240 | wireless bluetooth; stereo sound; hands free; +deep bass; waterproof; +led
-  lights
+  color=colors style=looks | 15 240 | =wireless bluetooth; =stereo sound; =hands free; +deep bass; waterproof; +led
+  lights; +usb port; +batteries included; fast charging
 headphones | Headphones › Over-Ear Headphones | ~over ear headphones; gaming headset; ~wireless earbuds | color=colors
-  style=kits | 12 320 | noise cancelling; wireless bluetooth; stereo sound; hands free; +built in microphone; +memory
-  foam cushions
+  style=kits | 12 320 | noise cancelling; =wireless bluetooth; =stereo sound; =hands free; +built in microphone;
+  +memory foam cushions; fast charging; @gym workout
 security cameras | Camera & Photo › Video Surveillance | security camera; doorbell camera; dash camera | style=kits
-  size=counts | 25 400 | +night vision; motion detection; 1080p resolution; two way audio; weather proof; +cloud
-  storage
+  size=counts | 25 400 | +night vision; =motion detection; =1080p resolution; =two way audio; weather proof; +cloud
+  storage; plug play; +batteries included
 phone cases | Cell Phones › Accessories › Cases & Covers | phone case; wallet case; bumper cover | color=colors
-  size=models | 7 45 | wireless charging; shock proof; non slip; +card holder; +kickstand; anti yellow
+  size=models style=sets | 7 45 | wireless charging; shock proof; non slip; +card holder; +kickstand; anti yellow
 laptop computers | Computers & Tablets › Laptops | laptop; notebook computer; convertible laptop | size=memory
-  style=screens | 220 1900 | quad core; intel core; +backlit keyboard; +touch screen; +fingerprint reader; solid state
-  drive
+  style=screens | 220 1900 | =quad core; =intel core; +backlit keyboard; +touch screen; +fingerprint reader; =solid
+  state drive; =high speed; +usb port; fast charging
 smartwatch bands | Wearable Technology › Smartwatch Accessories | smartwatch band; sport strap; ~metal watch links |
-  color=colors size=watch | 6 40 | quick release; stainless steel; sweat proof; +silicone material; +genuine leather;
-  adjustable clasp
+  color=colors size=watch | 6 40 | quick release; +stainless steel; sweat proof; +silicone material; +genuine leather;
+  +adjustable clasp
 tripods | Camera & Photo › Tripods & Monopods | phone tripod; camera tripod; flexible tripod | color=colors
-  size=widths | 14 180 | aluminum alloy; carbon fiber; +phone holder; 360 degree rotation; +remote shutter; non slip
-  feet
+  size=widths | 14 180 | +aluminum alloy; +carbon fiber; +phone holder; =360 degree rotation; +remote shutter; +non
+  slip feet
 chargers & power adapters | Cell Phones › Accessories › Chargers | wall charger; power adapter; charging station |
-  color=colors size=counts | 8 70 | +usb c port; travel friendly; overheat protection; dual port; foldable plug;
-  +output protection
+  color=colors size=counts | 8 70 | +usb c port; travel friendly; =overheat protection; =dual port; +foldable plug;
+  +output protection; fast charging; energy efficient; plug play
 projectors | Television & Video › Video Projectors | video projector; mini projector; movie projector | color=colors
-  style=kits | 55 900 | high definition; 1080p resolution; wireless bluetooth; +hdmi port; keystone correction; +built
-  in speaker
+  style=kits | 55 900 | =high definition; =1080p resolution; =wireless bluetooth; +hdmi port; =keystone correction;
+  +built in speaker; +usb port; plug play; energy efficient
 """,
     "garden": """
-Home & Kitchen | @living room; @dining room; easy clean; easy assemble; assembly required; mid century; space saving;
-  heavy duty; eco friendly; @home decor; contemporary style; fade resistant; high density; water resistant; @small
-  spaces; scratch resistant; modern design; pet friendly
+Home & Kitchen | @living room; easy clean; =high quality; =mid century; space saving; heavy duty; eco friendly; @home
+  decor; =contemporary style; fade resistant; =high density; water resistant; @small spaces; scratch resistant;
+  =modern design; pet friendly; +lifetime warranty; odor free
 mattresses | Furniture › Bedroom Furniture › Mattresses | mattress; mattress topper; box spring | size=beds
-  style=looks | 80 1400 | +memory foam; medium firm; pressure relief; +gel infused foam; @back pain; king size; fully
-  assembled
+  style=looks color=colors | 80 1400 | +memory foam; =medium firm; pressure relief; +gel infused foam; @back pain;
+  =king size; fully assembled
 window coverings | Home Décor › Window Treatments | ~blackout curtains; ~roller shades; ~curtain panels | size=panels
-  color=colors | 14 90 | machine washable; light blocking; thermal insulated; +rod pocket; +grommet top; cordless
+  color=colors | 14 90 | machine washable; light blocking; =thermal insulated; +rod pocket; +grommet top; cordless;
+  @dining room
 wall art | Home Décor › Wall Art › Posters & Prints | canvas print; framed poster; metal sign | size=inches
-  color=colors | 9 150 | ready hang; +wood frame; hand painted; printed artwork; stretched canvas; +vintage style
+  color=colors | 9 150 | ready hang; +wood frame; hand painted; =printed artwork; =stretched canvas; +vintage style;
+  @dining room
 sofas and couches | Furniture › Living Room Furniture › Sofas | sectional sofa; loveseat; sleeper couch | color=colors
   style=seats | 180 1900 | +faux leather; +solid wood legs; button tufted; +storage space; +metal frame; +memory foam;
-  removable cover
+  +removable cover; easy assemble; =assembly required
 throw pillow covers | Bedding › Decorative Pillows | throw pillow cover; cushion case; pillow sham | color=colors
-  size=inches | 7 40 | machine washable; double sided; +hidden zipper; +faux fur; super soft; +velvet fabric
+  size=inches style=looks | 7 40 | machine washable; double sided; +hidden zipper; +faux fur; super soft; +velvet
+  fabric
 bookcases | Furniture › Home Office Furniture › Bookcases | bookcase; ladder shelf; storage cabinet | color=wood
-  size=widths | 45 420 | +solid wood; +storage space; +metal frame; wall mounted; +open shelves; +anti tip kit;
-  engineered wood
-area rugs | Home Décor › Area Rugs, Runners & Pads | area rug; hallway runner; shag carpet | color=colors size=rugs |
-  18 380 | machine washable; non slip; stain resistant; low pile; +cotton backing; hand woven
+  size=widths style=looks | 45 420 | +solid wood; +storage space; +metal frame; wall mounted; +open shelves; +anti tip
+  kit; =engineered wood; easy assemble; =assembly required
+area rugs | Home Décor › Area Rugs, Runners & Pads | area rug; hallway runner; shag carpet | color=colors size=rugs
+  style=shapes | 18 380 | machine washable; non slip; stain resistant; =low pile; +cotton backing; hand woven; @dining
+  room
 dining chairs | Furniture › Kitchen & Dining Room Furniture › Chairs | dining chair; bar stool; kitchen side chair |
   color=colors style=looks | 55 520 | +solid wood legs; +faux leather; +velvet fabric; +metal frame; +padded seat;
-  stackable; height adjustable
+  stackable; height adjustable; @dining room; easy assemble; =assembly required
 table lamps | Lighting & Ceiling Fans › Lamps | table lamp; bedside lamp; desk lamp | color=metal style=looks | 16 210
-  | +usb port; touch control; dimmable; +glass shade; +brushed nickel finish; energy efficient; +linen shade
+  | +usb port; =touch control; dimmable; +glass shade; +brushed nickel finish; energy efficient; +linen shade; @dining
+  room; easy assemble
 storage baskets | Storage & Organization › Baskets & Bins | storage basket; laundry hamper; closet bin | color=colors
-  size=counts | 9 65 | hand woven; foldable; +rope handles; +cotton rope; +lid included; large capacity
+  size=counts | 9 65 | hand woven; foldable; +rope handles; +cotton rope; +lid included; =large capacity; easy
+  assemble
 bed frames | Furniture › Bedroom Furniture › Beds | platform bed frame; upholstered headboard; bunk bed | size=beds
-  color=wood | 95 1100 | +box spring needed; noise free; +wood slats; +metal frame; under bed storage; +solid wood;
-  +faux leather
+  color=wood | 95 1100 | +box spring needed; noise free; +wood slats; +metal frame; =under bed storage; +solid wood;
+  +faux leather; easy assemble; =assembly required
 christmas ornaments | Seasonal Décor › Ornaments | tree ornament; hanging garland; holiday figurine | color=metal
   style=looks | 5 48 | shatter proof; hand painted; battery operated; glitter finish; +gift box; +hanging string
 """,
     "fashion": """
-Clothing, Shoes & Jewelry | machine wash; hand wash; dry clean; @daily wear; light weight; quick drying; high quality;
-  imported zipper; comfortable fit; @gym workout; fashion design; soft material; stretch fabric; breathable mesh;
-  @winter warm; odor resistant; fade resistant; @teen girls
+Clothing, Shoes & Jewelry | =machine wash; =hand wash; =dry clean; @daily wear; light weight; quick drying; =high
+  quality; =comfortable fit; =fashion design; =soft material; =stretch fabric; odor resistant; fade resistant; skin
+  friendly; @special occasions; @office wear; +reinforced seams; eco friendly
 men's shorts | Men › Clothing › Shorts | ~cargo shorts; ~running shorts; ~swim trunks | color=colors size=apparel
-  fit~type=fits | 9 60 | +elastic waist; +drawstring closure; slim fit; relaxed fit; +zipper pockets; moisture wicking
+  fit~type=fits | 9 60 | +elastic waist; +drawstring closure; =slim fit; =relaxed fit; +zipper pockets; moisture
+  wicking; @gym workout; =breathable mesh
 men's t-shirts & tanks | Men › Clothing › Shirts › T-Shirts | t-shirt; tank top; henley shirt | fit~type=fits
-  color=colors size=apparel | 8 40 | long sleeve; short sleeve; slim fit; classic fit; +crew neck; +cotton heather;
-  needle sleeve
+  color=colors size=apparel | 8 40 | =long sleeve; =short sleeve; =slim fit; =classic fit; +crew neck; +cotton
+  heather; =needle sleeve; @gym workout; =breathable mesh
 women's slippers | Women › Shoes › Slippers | ~house slippers; ~clog slippers; ~slide sandals | color=colors
-  size=shoes | 10 70 | +rubber sole; +memory foam; +faux fur; anti slip; open toe; closed toe; +arch support
+  size=shoes style=soles | 10 70 | +rubber sole; +memory foam; +faux fur; anti slip; =open toe; =closed toe; +arch
+  support; @winter weather
 women's dresses | Women › Clothing › Dresses | maxi dress; sun dress; wrap dress | color=colors size=apparel | 14 95 |
-  long sleeve; short sleeve; sleeveless; high waist; +v neck; floral print; +side pockets; knee length
+  =long sleeve; =short sleeve; sleeveless; =high waist; +v neck; =floral print; +side pockets; =knee length; @teen
+  girls
 men's button-down shirts | Men › Clothing › Shirts › Button-Down Shirts | button-down shirt; flannel shirt; linen
-  shirt | color=colors size=apparel | 12 80 | long sleeve; short sleeve; slim fit; regular fit; +button closure;
+  shirt | color=colors size=apparel | 12 80 | =long sleeve; =short sleeve; =slim fit; =regular fit; +button closure;
   wrinkle free; +chest pocket
 women's hoodies & sweatshirts | Women › Clothing › Hoodies & Sweatshirts | pullover hoodie; zip sweatshirt; fleece
-  sweater | color=colors size=apparel | 12 85 | long sleeve; loose fit; +drawstring hood; +kangaroo pocket; +fleece
-  lining; off shoulder; crop length
+  sweater | color=colors size=apparel | 12 85 | =long sleeve; =loose fit; +drawstring hood; +kangaroo pocket; +fleece
+  lining; =off shoulder; =crop length; @winter weather; @teen girls
 women's jeans | Women › Clothing › Jeans | ~skinny jeans; ~bootcut jeans; ~boyfriend jeans | color=colors size=waists
-  | 18 110 | high waist; mid rise; low rise; +button closure; butt lifting; straight leg; wide leg; ripped style
+  | 18 110 | =high waist; =mid rise; =low rise; +button closure; =butt lifting; =straight leg; =wide leg; =ripped
+  style; =imported zipper
 men's sneakers | Men › Shoes › Fashion Sneakers | ~canvas sneakers; ~running shoes; ~walking shoes | color=colors
-  size=shoes | 22 140 | +rubber sole; +lace closure; slip resistant; +arch support; +memory foam; +ethylene vinyl
-  sole; wide toe
+  size=shoes style=soles | 22 140 | +rubber sole; +lace closure; slip resistant; +arch support; +memory foam;
+  +ethylene vinyl sole; =wide toe; @gym workout; =breathable mesh
 women's swimwear | Women › Clothing › Swimsuits & Cover Ups | bikini set; one piece swimsuit; swim cover up |
-  color=colors size=apparel | 12 75 | tummy control; high waist; +padded cups; +halter neck; quick dry; +polyester
-  spandex; adjustable straps
+  color=colors size=apparel | 12 75 | =tummy control; =high waist; +padded cups; +halter neck; quick dry; +polyester
+  spandex; +adjustable straps; @teen girls
 men's suits & sport coats | Men › Clothing › Suits & Sport Coats | suit jacket; sport coat; two piece suit |
-  color=colors size=apparel | 35 240 | slim fit; regular fit; +notch lapel; +button closure; fully lined; +polyester
+  color=colors size=apparel | 35 240 | =slim fit; =regular fit; +notch lapel; +button closure; fully lined; +polyester
   spandex; wrinkle free
-women's boots | Women › Shoes › Boots | ~ankle boots; ~snow boots; ~knee high boots | color=colors size=shoes | 25 170
-  | +rubber sole; +faux leather; +side zipper; water proof; low heel; high heel; +plush lining; +steel toe
+women's boots | Women › Shoes › Boots | ~ankle boots; ~snow boots; ~knee high boots | color=colors size=shoes
+  style=soles | 25 170 | +rubber sole; +faux leather; +side zipper; water proof; =low heel; =high heel; +plush lining;
+  +steel toe; @winter weather
 leggings | Women › Clothing › Active › Leggings | ~yoga leggings; ~workout tights; ~capri leggings | color=colors
-  size=apparel | 9 65 | high waist; tummy control; moisture wicking; +nylon spandex; +side pockets; squat proof; butt
-  lifting
+  size=apparel | 9 65 | =high waist; =tummy control; moisture wicking; +nylon spandex; +side pockets; squat proof;
+  =butt lifting; @gym workout; =breathable mesh
 """,
     "grocery": """
 Grocery & Gourmet Food | gluten free; non gmo; plant based; sugar free; keto friendly; low carb; high protein;
   certified organic; dairy free; +natural colors; individually wrapped; low sodium; soy free; +resealable bag; nut
   free; kosher certified; fat free; @gift basket; usda organic; high fiber; low calorie
 meat substitutes | Meat Substitutes | ~veggie burger patties; ~soy jerky; ~tofu crumbles | flavor=savory size=weights
-  | 5 45 | ready eat; +pea protein; cholesterol free; +protein per serving; fully cooked
+  style=sets | 5 45 | ready eat; +pea protein; cholesterol free; +protein per serving; fully cooked
 granola bars | Snack Foods › Bars › Granola | ~protein bars; ~granola bars; ~fruit bars | flavor=sweets size=counts |
   6 50 | grain free; +whole grain oats; +natural flavors; peanut free; +real fruit
 ground coffee | Beverages › Coffee › Ground Coffee | ~ground coffee; ~cold brew concentrate; ~espresso pods |
-  flavor=drinks size=weights | 7 60 | fair trade; rich flavor; single origin; shade grown; +compostable pods
+  flavor=drinks size=weights | 7 60 | fair trade; =rich flavor; =single origin; shade grown; +compostable pods
 nuts & seeds | Snack Foods › Nuts & Seeds | ~roasted almonds; ~pumpkin seeds; ~cashew clusters | flavor=savory
-  size=weights | 6 55 | dry roasted; lightly salted; +healthy fats; raw unsalted; shell free
+  size=weights style=sets | 6 55 | dry roasted; lightly salted; +healthy fats; raw unsalted; shell free
 dried fruit | Produce › Dried Fruits & Vegetables | ~dried mango slices; ~raisins; ~banana chips | style=sweets
   size=weights | 5 40 | freeze dried; unsweetened; sulfite free; +real fruit; sun dried
 herbal tea | Beverages › Tea › Herbal | ~herbal tea bags; ~loose leaf tea; ~iced tea mix | flavor=drinks size=counts |
   4 35 | caffeine free; fair trade; hand picked; +natural flavors; +antioxidant blend
-crackers | Snack Foods › Crackers | ~wheat crackers; ~rice crackers; ~cheese crisps | flavor=savory size=weights | 4
-  36 | oven baked; whole grain; trans fat free; grain free; +simple ingredients
+crackers | Snack Foods › Crackers | ~wheat crackers; ~rice crackers; ~cheese crisps | flavor=savory size=weights
+  style=sets | 4 36 | oven baked; =whole grain; trans fat free; grain free; +simple ingredients
 sauces & dips | Sauces, Gravies & Marinades | ~hot sauce; ~pasta sauce; ~salad dressing | flavor=savory size=volumes |
-  4 30 | ready use; small batch; msg free; +olive oil; gluten free certified
+  4 30 | ready use; =small batch; msg free; +olive oil; gluten free certified
 chocolate candy | Candy & Chocolate › Chocolate | chocolate bar; ~chocolate truffles; ~fudge squares | flavor=sweets
-  size=weights | 5 60 | fair trade; +cocoa butter; +birthday gift box; hand crafted; +natural flavors
+  size=weights style=sets | 5 60 | fair trade; +cocoa butter; +birthday gift box; hand crafted; +natural flavors
 popcorn | Snack Foods › Popcorn | ~microwave popcorn; ~kettle corn; ~popcorn kernels | flavor=savory size=counts | 4
-  38 | air popped; whole grain; +butter flavor; trans fat free; ready eat
-baking mixes | Cooking & Baking › Baking Mixes | ~pancake mix; ~brownie mix; ~cake mix | flavor=sweets size=weights |
-  4 34 | easy prepare; grain free; +almond flour; egg free; +whole wheat
+  38 | air popped; =whole grain; +butter flavor; trans fat free; ready eat
+baking mixes | Cooking & Baking › Baking Mixes | ~pancake mix; ~brownie mix; ~cake mix | flavor=sweets size=weights
+  style=sets | 4 34 | easy prepare; grain free; +almond flour; egg free; +whole wheat
 plant milk | Dairy Alternatives › Plant Milk | ~oat milk; ~almond milk; ~coconut milk | flavor=sweets size=volumes | 4
-  42 | shelf stable; +added calcium; lactose free; barista quality; unsweetened
+  42 | shelf stable; +added calcium; lactose free; =barista quality; unsweetened
 """,
 }
 
@@ -397,15 +414,16 @@ PARAPHRASES: Mapping[str, tuple[str, ...]] = {
     "dry skin": ("my dry skin",),
 }
 
-ADJECTIVES = _items(
-    "premium; portable; classic; lightweight; durable; soft; adjustable; professional; vintage; deluxe; everyday;"
-    " mini; luxury; elegant; casual; modern; original; practical; gorgeous; extra thick; beautiful; comfortable;"
-    " versatile; essential; delicious; favorite; reliable; stylish; colorful; compact"
-)
-# Words that fit few categories; the others fit all.
-_ADJECTIVES_OF = {
-    "grocery": "premium; classic; everyday; gourmet; original; essential; delicious; favorite; artisan; traditional;"
-    " homestyle; crunchy; tasty; fresh; wholesome; natural; authentic; hearty; savory; irresistible",
+_ADJECTIVES = "premium; classic; professional; deluxe; luxury; original; practical; essential; favorite; reliable; everyday; popular"
+ADJECTIVES: Mapping[str, tuple[str, ...]] = {
+    category: _items(f"{_ADJECTIVES}; {own}")
+    for category, own in {
+        "beauty": "gentle; soft; refreshing; silky; smooth; portable; mini; elegant; natural; gorgeous; pure; radiant",
+        "electronics": "portable; compact; slim; adjustable; durable; mini; smart; modern; upgraded; powerful; universal",
+        "garden": "vintage; modern; rustic; elegant; decorative; durable; soft; stylish; cozy; large; beautiful; sturdy",
+        "fashion": "casual; lightweight; soft; stylish; vintage; trendy; comfortable; elegant; cute; warm; breathable",
+        "grocery": "gourmet; delicious; artisan; traditional; crunchy; tasty; fresh; wholesome; authentic; hearty",
+    }.items()
 }
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "beauty": _items(
@@ -446,22 +464,22 @@ BULLETS = (
     "{ATTRIBUTE} - you will enjoy it every day, with friends or alone.",
     "{ATTRIBUTE}: our customers choose it because it is {adjective} and {attribute}.",
     "Designed for {people}: {adjective} and {attribute}.",
-    "Our {noun} {is} {attribute}, which makes it {an_adjective} choice for {people}.",
-    "What you get: the {adjective} {noun}, our friendly customer service and {extra}.",
+    "Our {noun}: {attribute}, {an_adjective} choice for {people}.",
+    "What you get: the {adjective} {noun} and our friendly customer service, {extra}.",
     "Made to be {adjective} and {attribute}: {extra}, tested by our team before shipping.",
-    "Great gift: the {brand} {noun} comes in {an_adjective} package, {attribute}.",
+    "Great gift in {an_adjective} package: {brand} {noun}, {attribute}.",
     "Please check the measurements before ordering, {attribute}, {extra}.",
     "If you have any questions about {this} {noun}, contact us and we will answer within 24 hours.",
     "Satisfaction guaranteed: {attribute} or your money back.",
-    "{EXTRA}: {an_adjective} {noun} that we recommend, {attribute}.",
+    "{EXTRA}: the {adjective} {noun} that we recommend, {attribute}.",
     "{EXTRA} - {attribute}, and more comfortable than before.",
     "Only the best for {people}: {attribute} and {adjective} at the same time.",
 )
 DESCRIPTIONS = (
-    "The {brand} {noun} {is} {attribute} and ready for {people}.",
+    "The {brand} {noun}, {attribute}, {is} ready for {people}.",
     "Whether you buy it for {people} or for yourself, you will find it {adjective}.",
     "Specifications: {attribute}, {adjective}, {extra}.",
-    "We believe that {this} {noun} should be {attribute} and {adjective}.",
+    "We believe that {this} {noun} should be {adjective} and {attribute}.",
     "Package includes: {brand} {noun}. Color may differ slightly because of the light.",
     "{brand} has been making {adjective} products since 2009.",
     "Note: {attribute}. Please allow a small difference in size because of manual measurement.",
@@ -494,8 +512,8 @@ OPTION_PHRASES: Mapping[str, tuple[str, ...]] = {
     "color": ("in {}", "in the color {}", "in {} color", "and it should be {}"),
     "size": ("in size {}", "size {}", "and the size should be {}", "in the size {}"),
     "style": ("in the {} style", "style {}", "in style {}"),
-    "scent": ("with the scent {}", "that smells of {}", "in {} scent"),
-    "flavor": ("in {} flavor", "flavored {}", "that tastes of {}"),
+    "scent": ("with the scent {}", "smelling of {}", "in {} scent"),
+    "flavor": ("in {} flavor", "flavored {}", "tasting of {}"),
     "fit type": ("for {}", "with the fit type {}", "in a fit for {}"),
 }
 
@@ -542,7 +560,7 @@ def _read_kinds() -> tuple[tuple[Kind, ...], dict[str, str]]:
     marks: dict[str, str] = {}
 
     def attribute(marked: str) -> str:
-        mark = marked[0] if marked[0] in "+@" else ""
+        mark = marked[0] if marked[0] in "=+@" else ""
         name = marked.removeprefix(mark)
         marks.setdefault(name, mark)
         return name
@@ -570,6 +588,3 @@ def _read_kinds() -> tuple[tuple[Kind, ...], dict[str, str]]:
 
 
 KINDS, MARKS = _read_kinds()
-ADJECTIVES_OF: Mapping[str, tuple[str, ...]] = {
-    category: _items(_ADJECTIVES_OF[category]) if category in _ADJECTIVES_OF else ADJECTIVES for category in SHARES
-}
