@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         open_folder = cache(partial(_open, Path(scratch)))
         for file in chosen.files:
             try:
-                is_equal &= _compare(file, lambda beside=file.parent: open_folder(chosen.catalogue or beside))
+                is_equal &= _compare(file, partial(open_folder, chosen.catalogue or file.parent))
             except EnvkitError as error:
                 print(f"{file}: {error}", file=sys.stderr)
                 return 2

@@ -191,3 +191,10 @@ def test_pages_of_our_rules_show_the_price_that_is_charged() -> None:
     assert tag == f"${session.rules.price(SHELF[1]):.2f}"
     assert 5 <= session.rules.price(SHELF[1]) <= 9
     assert {StrictRules(seed).price(SHELF[1]) for seed in range(20)} != {session.rules.price(SHELF[1])}
+
+
+def test_the_last_page_says_what_was_bought_and_its_score() -> None:
+    session = strict()
+    act(session, "search[lamp]", "click[b0lamp0001]", "click[red]", "click[buy now]")
+    assert pages.rich_text(session) == "You have bought Lumo Desk Lamp, color: red.\nYour score, 0 to 1: 0.75\n"
+    assert (session.clickables(), session.act("click[back to search]")) == ([], False)
