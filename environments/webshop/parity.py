@@ -5,9 +5,12 @@ A file has JSON lines, plain or compressed with gzip, of one kind; its first lin
 reward cases     goal, product, options, price and the nouns of both titles, with the expected score
 search results   a query with the expected products and scores, best first
 episodes         a goal, and for each action the expected reward, address, text, rich text and available actions
+goals            goals of the original with their places in its order
+prices           one object with the prices by product id
 
-Searches and episodes need the catalogue of the recording: the original's files, by default in the folder of the file.
-For each file, the program prints how many cases are equal; it exits with 1 if any case differs.
+All but rewards need the catalogue of the recording: the original's files in the folder of the file, or else the 1,000
+generated products with which envkit's recordings were made. For each file, the program prints how many cases are
+equal. It exits with 1 if any case differs, and with 2 if a file cannot be compared.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -29,12 +32,13 @@ from envkit.errors import EnvkitError, UsageError
 from . import pages
 from .catalogue.loaders import read_products
 from .catalogue.store import Catalogue, open_catalogue, write_catalogue
-from .goals import NO_CAP, Goal, original_prices
+from .goals import NO_CAP, Goal, original_goals, original_prices
 from .products import Product
 from .rewards import original_score
 from .rules import OriginalRules
 from .session import Session
 
+_RECORDED = Path(__file__).with_name("reference")
 _MAX_SHOWN = 5
 _TOLERANCE = 1e-9
 """Allowed difference of a reward, which sums floats."""
@@ -51,16 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recorded cases, as JSON lines")
     parser.add_argument("--catalogue", type=Path, metavar="FOLDER", help="folder with the original's product files")
     chosen = parser.parse_args(arguments)
-    is_equal = True
+    codes = {0}
     with TemporaryDirectory(prefix="envkit-webshop-") as scratch:
         open_folder = cache(partial(_open, Path(scratch)))
         for file in chosen.files:
             try:
-                is_equal &= _compare(file, partial(open_folder, chosen.catalogue or file.parent))
+                codes.add(0 if _compare(file, partial(open_folder, chosen.catalogue or _beside(file))) else 1)
             except EnvkitError as error:
                 print(f"{file}: {error}", file=sys.stderr)
-                return 2
-    return 0 if is_equal else 1
+                codes.add(2)
+    return max(codes)
+
+
+def _beside(file: Path) -> Path:
+    """Return the folder of a file if it has a catalogue, or else the one of envkit's recordings."""
+    return file.parent if any(file.parent.glob("*items_shuffle*.json*")) else _RECORDED
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -97,13 +106,18 @@ def _compare(file: Path, open_shop: Callable[[], _Shop]) -> bool:
         kind, compare = "searches", partial(compare_search, open_shop().catalogue)
     elif "steps" in rows[0]:
         kind, compare = "episodes", partial(_compare_episode, open_shop())
+    elif "goal_options" in rows[0]:
+        kind, compare = "goals", partial(_compare_goal, open_shop().goals)
+    elif len(rows) == 1 and all(isinstance(price, float) for price in rows[0].values()):
+        kind, compare = "prices", partial(_compare_price, open_shop().prices)
+        rows = [{asin: price} for asin, price in rows[0].items()]
     else:
-        raise UsageError(f"no known kind of cases: has the keys {', '.join(sorted(rows[0]))}")
+        raise UsageError(f"no known kind of cases: has the keys {', '.join(sorted(rows[0])[:10])}")
     equal = 0
     for number, row in enumerate(rows, 1):
         try:
             difference = compare(row)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(f"case {number} is malformed: {type(error).__name__}: {error}") from None
         equal += not difference
         if difference and number - equal <= _MAX_SHOWN:
@@ -117,8 +131,14 @@ class _Shop:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
-        products = (catalogue.product(number) for number in range(len(catalogue)))
-        self.rules = OriginalRules(original_prices(products, Random(0)))
+        self._products = [catalogue.product(number) for number in range(len(catalogue))]
+        self._rng = Random(0)
+        self.prices = original_prices(self._products, self._rng)
+        self.rules = OriginalRules(self.prices)
+
+    @cached_property
+    def goals(self) -> Sequence[Goal]:
+        return original_goals(self._products, self.prices, "synthetic", self._rng)
 
 
 def _open(scratch: Path, folder: Path) -> _Shop:
@@ -193,6 +213,15 @@ def _compare_page(session: Session, name: str, want: Row) -> Difference:
         "available": {"has_search_bar": session.has_search_box, "clickables": session.clickables()},
     }
     return _first(f"{key} {got!r} instead of {want[key]!r}" for key, got in found.items() if got != want[key])
+
+
+def _compare_goal(goals: Sequence[Goal], row: Row) -> Difference:
+    found, want = goals[row["index"]], _goal_of(row)
+    return "" if found == want else f"goal {row['index']} is {found} instead of {want}"
+
+
+def _compare_price(prices: Mapping[str, float], row: Row) -> Difference:
+    return _first(f"{asin}: {prices[asin]} instead of {price}" for asin, price in row.items() if prices[asin] != price)
 
 
 def _goal_of(row: Row) -> Goal:
