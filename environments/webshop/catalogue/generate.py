@@ -27,10 +27,11 @@ def _spread(weights: dict[int, int]) -> tuple[int, ...]:
     return tuple(value for value, weight in weights.items() for _ in range(weight))
 
 
-_FAMILY_SIZES = _spread({1: 40, 2: 20, 3: 18, 4: 12, 5: 10})
+_FAMILY_SIZES = _spread({1: 30, 2: 20, 3: 20, 4: 15, 5: 15})
 _OPTION_COUNTS = _spread({0: 58, 1: 25, 2: 14, 3: 3})
 _VALUE_COUNTS = _spread({1: 8, 2: 34, 3: 30, 4: 26, 5: 24, 6: 24, 7: 14, 8: 18, 10: 20, 14: 9, 20: 6, 45: 1})
 _ATTRIBUTE_COUNTS = _spread({0: 19, 1: 19, 2: 19, 3: 13, 4: 13, 5: 7, 6: 4, 7: 3, 8: 2, 10: 1})
+_SHOWN_COUNTS = _spread({0: 25, 1: 45, 2: 30})
 _TITLE_LENGTHS = _spread({7: 10, 10: 10, 13: 14, 16: 14, 19: 14, 23: 14, 27: 12, 31: 10, 35: 6})
 _BULLET_COUNTS = _spread({1: 14, 3: 9, 4: 12, 5: 57, 6: 5, 7: 3})
 _SENTENCE_COUNTS = _spread({0: 30, 1: 8, 2: 12, 3: 14, 4: 12, 5: 10, 6: 6, 7: 4, 8: 4})
@@ -155,11 +156,14 @@ def _model(dice: _Dice) -> _Model:
     count = min(count, len(features))
     features = features[: count + 1 + int(dice.random() * 2)]
     brand = "".join(dice.one(words.SYLLABLES) for _ in range(3 if dice.chance(0.1) else 2)).capitalize()
-    # Each text goes on with the feature after the last one mentioned, so that most features are mentioned somewhere.
-    shown = dice.some(range(len(features)), min(len(features), int(dice.random() * 4)))
-    order = [*(index for index in range(len(features)) if index not in shown), *shown]
+    shown = dice.some(range(len(features)), dice.one(_SHOWN_COUNTS))
+    hidden = [index for index in range(len(features)) if index not in shown]
+    # A search sees title, description and first bullet. If these mention only what the title shows, it cannot tell
+    # near-duplicates apart that differ in something else; the other bullets can.
+    of_bullets = [*hidden, *shown]
+    of_description = list(shown) if shown and dice.chance(0.7) else of_bullets
 
-    def sentences(templates: Sequence[str], number: int) -> list[_Sentence]:
+    def sentences(templates: Sequence[str], number: int, order: list[int]) -> list[_Sentence]:
         made = []
         for template in dice.some(templates, number):
             slots = _slots(dice, kind, marked, brand)
@@ -169,8 +173,8 @@ def _model(dice: _Dice) -> _Model:
         return made
 
     bullet_count = dice.one(_BULLET_COUNTS)
-    bullets = [] if bullet_count == 1 and dice.chance(0.5) else sentences(words.BULLETS, bullet_count)
-    description = sentences(words.DESCRIPTIONS, dice.one(_SENTENCE_COUNTS))
+    bullets = [] if bullet_count == 1 and dice.chance(0.5) else sentences(words.BULLETS, bullet_count, of_bullets)
+    description = sentences(words.DESCRIPTIONS, dice.one(_SENTENCE_COUNTS), of_description)
     if dice.chance(0.9):
         mention = _Sentence(dice.one(words.MENTIONS), 0, _slots(dice, kind, marked, brand))
         if description and dice.chance(0.4):

@@ -419,7 +419,7 @@ ADJECTIVES: Mapping[str, tuple[str, ...]] = {
     category: _items(f"{_ADJECTIVES}; {own}")
     for category, own in {
         "beauty": "gentle; soft; refreshing; silky; smooth; portable; mini; elegant; natural; gorgeous; pure; radiant",
-        "electronics": "portable; compact; slim; adjustable; durable; mini; smart; modern; upgraded; powerful; reliable",
+        "electronics": "portable; compact; slim; adjustable; durable; smart; modern; upgraded; powerful; reliable",
         "garden": "vintage; modern; rustic; elegant; decorative; durable; soft; stylish; cozy; beautiful; sturdy",
         "fashion": "casual; lightweight; soft; stylish; vintage; trendy; comfortable; elegant; cute; warm; breathable",
         "grocery": "gourmet; delicious; artisan; traditional; crunchy; tasty; fresh; wholesome; authentic; hearty",
