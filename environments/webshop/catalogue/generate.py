@@ -47,27 +47,6 @@ _ASINS: int = 36**8
 _STRIDE = 1_732_050_807_569
 """Has no factor in common with `_ASINS`, so that multiples of it are distinct."""
 
-# Words after which an adjective cannot stand in front of its noun, as in "easy to clean".
-_BACK_WORDS = frozenset(
-    (
-        "to",
-        "without",
-        "with",
-        "in",
-        "for",
-        "of",
-        "from",
-        "against",
-        "by",
-        "only",
-        "made",
-        "good",
-        "after",
-        "one",
-        "able",
-    )
-)
-
 
 class _Dice:
     """Draws that give the same results in every Python version: all come from `Random.random`."""
@@ -168,7 +147,7 @@ def _model(dice: _Dice) -> _Model:
         for template in dice.some(templates, number):
             slots = _slots(dice, kind, marked, brand)
             made.append(_Sentence(template, order[0], slots))
-            if "ttribute}" in template or "ATTRIBUTE}" in template:
+            if "{attribute}" in template.lower():
                 order.append(order.pop(0))
         return made
 
@@ -375,7 +354,7 @@ def _request(dice: _Dice, marked: str, wanted: Sequence[str]) -> str:
         mark = words.MARKS[name]
         text = dice.one(words.PARAPHRASES[name]) if name in words.PARAPHRASES and dice.chance(0.25) else name
         if mark in ("", "="):
-            is_behind = (all_behind and not mark) or not _BACK_WORDS.isdisjoint(text.split())
+            is_behind = (all_behind and not mark) or not words.BEHIND.isdisjoint(text.split())
             mark = "back" if is_behind else "front"
         phrases[mark].append(text)
     noun = marked.removeprefix("~")

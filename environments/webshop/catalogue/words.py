@@ -350,69 +350,32 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
 )
 
 # Other words for an attribute, which are used in the same place of a sentence.
+_PARAPHRASES = """
+machine wash: machine washable; hand wash: hand washable; dry clean: dry clean only; long lasting: durable / very long
+lasting; easy use: easy to use / simple to use; easy carry: easy to carry; easy clean: easy to clean; easy install: easy
+to install; easy assemble: easy to assemble; easy prepare: easy to prepare; plug play: plug and play; ready eat: ready
+to eat; ready hang: ready to hang; ready use: ready to use; light weight: lightweight; high quality: good quality / well
+made; eco friendly: good for the environment / environmentally friendly; leak proof: leakproof / safe from leaks; non
+toxic: toxin free / without toxins; fragrance free: without fragrance; alcohol free: without alcohol; sugar free:
+without sugar / with no sugar; gluten free: without gluten; dairy free: without dairy; nut free: without nuts; soy free:
+without soy; caffeine free: without caffeine; low carb: low in carbs; low sodium: low in sodium; low calorie: low in
+calories; high protein: rich in protein / high in protein; high fiber: high in fiber; certified organic: organic; plant
+based: vegan / made from plants; individually wrapped: wrapped one by one; heavy duty: really sturdy; space saving: able
+to save space; water resistant: resistant to water; high speed: very fast; fast charging: quick to charge; quick drying:
+quick to dry; non slip: anti slip; living room: the living room / my living room; dining room: the dining room / my
+dining room; home decor: decorating my home; daily wear: everyday wear; gym workout: working out at the gym; carrying
+case: case for carrying; batteries included: included batteries; damaged hair: my damaged hair; curly hair: my curly
+hair; back pain: my back pain; hand painted: painted by hand; hand woven: woven by hand; scratch resistant: resistant to
+scratches; noise cancelling: able to cancel noise; pet friendly: safe for pets; anti aging: good against aging;
+sensitive skin: my sensitive skin; dry skin: my dry skin
+"""
 PARAPHRASES: Mapping[str, tuple[str, ...]] = {
-    "machine wash": ("machine washable",),
-    "hand wash": ("hand washable",),
-    "dry clean": ("dry clean only",),
-    "long lasting": ("durable", "very long lasting"),
-    "easy use": ("easy to use", "simple to use"),
-    "easy carry": ("easy to carry",),
-    "easy clean": ("easy to clean",),
-    "easy install": ("easy to install",),
-    "easy assemble": ("easy to assemble",),
-    "easy prepare": ("easy to prepare",),
-    "plug play": ("plug and play",),
-    "ready eat": ("ready to eat",),
-    "ready hang": ("ready to hang",),
-    "ready use": ("ready to use",),
-    "light weight": ("lightweight", "not heavy"),
-    "high quality": ("good quality", "well made"),
-    "eco friendly": ("good for the environment", "environmentally friendly"),
-    "leak proof": ("leakproof", "safe from leaks"),
-    "non toxic": ("toxin free", "without toxins"),
-    "fragrance free": ("without fragrance",),
-    "alcohol free": ("without alcohol",),
-    "sugar free": ("without sugar", "with no sugar"),
-    "gluten free": ("without gluten",),
-    "dairy free": ("without dairy",),
-    "nut free": ("without nuts",),
-    "soy free": ("without soy",),
-    "caffeine free": ("without caffeine",),
-    "low carb": ("low in carbs",),
-    "low sodium": ("low in sodium",),
-    "low calorie": ("low in calories",),
-    "high protein": ("rich in protein", "high in protein"),
-    "high fiber": ("high in fiber",),
-    "certified organic": ("organic",),
-    "plant based": ("vegan", "made from plants"),
-    "individually wrapped": ("wrapped one by one",),
-    "heavy duty": ("really sturdy",),
-    "space saving": ("able to save space",),
-    "water resistant": ("resistant to water",),
-    "high speed": ("very fast",),
-    "fast charging": ("quick to charge",),
-    "quick drying": ("quick to dry",),
-    "non slip": ("anti slip",),
-    "living room": ("the living room", "my living room"),
-    "dining room": ("the dining room", "my dining room"),
-    "home decor": ("decorating my home",),
-    "daily wear": ("everyday wear",),
-    "gym workout": ("working out at the gym",),
-    "carrying case": ("case for carrying",),
-    "batteries included": ("included batteries",),
-    "stainless steel": ("made of stainless steel",),
-    "damaged hair": ("my damaged hair",),
-    "curly hair": ("my curly hair",),
-    "back pain": ("my back pain",),
-    "hand painted": ("painted by hand",),
-    "hand woven": ("woven by hand",),
-    "scratch resistant": ("resistant to scratches",),
-    "noise cancelling": ("able to cancel noise",),
-    "pet friendly": ("safe for pets",),
-    "anti aging": ("good against aging",),
-    "sensitive skin": ("my sensitive skin",),
-    "dry skin": ("my dry skin",),
+    name: tuple(others.split(" / "))
+    for name, _, others in (row.partition(": ") for row in _items(" ".join(_PARAPHRASES.split())))
 }
+
+# With one of these words, an adjective stands behind its noun: "easy to clean".
+BEHIND = frozenset(_items("to; without; with; in; for; of; against; by; made; good; one; able"))
 
 _ADJECTIVES = "premium; classic; professional; deluxe; luxury; original; practical; essential; favorite; popular"
 ADJECTIVES: Mapping[str, tuple[str, ...]] = {
@@ -457,8 +420,7 @@ SYLLABLES = _items(
     "ka; lo; vi; ren; to; mar; si; dex; no; bel; ru; han; zo; fir; qua; pel; ty; os; lum; ar; nex; ela; dor; mi"
 )
 
-# {noun}, {brand}, {adjective}, {people}, {extra} and {attribute} are replaced; {ATTRIBUTE} is in capitals.
-# {this} noun {is}: "this t-shirt is" or "these jeans are". {ATTRIBUTE} and {EXTRA} are in capitals.
+# {this} {noun} {is}: "this t-shirt is" or "these jeans are". {ATTRIBUTE} and {EXTRA} are in capitals.
 BULLETS = (
     "{ATTRIBUTE}: {this} {noun} {is} {adjective} and made for {people}.",
     "{ATTRIBUTE} - you will enjoy it every day, with friends or alone.",
