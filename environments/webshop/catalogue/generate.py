@@ -9,9 +9,8 @@ statistics of 1,000 products of the original shop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from envkit.types import stable_hash
 
@@ -39,8 +38,8 @@ _WANTED_COUNTS = _spread({1: 30, 2: 40, 3: 22, 4: 8})
 _CENTS = (0.99, 0.99, 0.99, 0.95, 0.49, 0.0, 0.89, 0.5)
 _KINDS_OF = {category: tuple(kind for kind in words.KINDS if kind.category == category) for category in words.SHARES}
 _CATEGORIES = tuple(category for category, share in words.SHARES.items() for _ in range(share))
-_MISSPELLED_SHARE = 0.05
-"""Chance of a misspelling, for each word that has one."""
+_WORDS_BETWEEN = 14
+"""Of so many words or fewer, one is misspelled if the word has a misspelling."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ASINS: int = 36**8
@@ -70,8 +69,7 @@ class _Dice:
         return pool[:count]
 
 
-@dataclass(frozen=True)
-class _Sentence:
+class _Sentence(NamedTuple):
     """A sentence about feature number `feature`, and the words that fill its template."""
 
     template: str
@@ -79,8 +77,7 @@ class _Sentence:
     slots: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _Model:
+class _Model(NamedTuple):
     """A product before it is written down. Near-duplicates are made from one model.
 
     Attributes:
@@ -159,8 +156,8 @@ def _model(dice: _Dice) -> _Model:
         if description and dice.chance(0.4):
             description.insert(0, mention)
         else:
-            first = bullets[0] if bullets else replace(mention, template="")
-            bullets[:1] = [replace(first, template=f"{first.template} {mention.template}".strip())]
+            first = bullets[0] if bullets else mention._replace(template="")
+            bullets[:1] = [first._replace(template=f"{first.template} {mention.template}".strip())]
     names = dice.some(tuple(kind.options), dice.one(_OPTION_COUNTS))
     return _Model(
         kind=kind,
@@ -181,7 +178,7 @@ def _compatible(features: Sequence[str]) -> tuple[str, ...]:
     """Return the features without those that an earlier one excludes."""
     kept: list[str] = []
     for feature in features:
-        if not any(feature in group and not set(group).isdisjoint(kept) for group in words.EXCLUSIVE):
+        if feature not in words.RIVALS or words.RIVALS[feature].isdisjoint(kept):
             kept.append(feature)
     return tuple(kept)
 
@@ -228,8 +225,7 @@ def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int])
 
 def _values(dice: _Dice, pool: Sequence[str]) -> tuple[str, ...]:
     """Return values of an option, in the order of the pool."""
-    chosen = set(dice.some(range(len(pool)), dice.one(_VALUE_COUNTS)))
-    return tuple(value for index, value in enumerate(pool) if index in chosen)
+    return tuple(pool[index] for index in sorted(dice.some(range(len(pool)), dice.one(_VALUE_COUNTS))))
 
 
 def _price(dice: _Dice, kind: Kind) -> float:
@@ -246,11 +242,11 @@ def _near_duplicate(dice: _Dice, model: _Model) -> _Model:
     elif differs < 0.8 and model.options:
         model = _swap_values(dice, model)
     else:
-        model = replace(model, price=_price(dice, model.kind))
+        model = model._replace(price=_price(dice, model.kind))
     if dice.chance(0.4):
         model = _swap_values(dice, model)
     if dice.chance(0.5) or model == original:
-        model = replace(model, price=int(model.price * (0.7 + 0.8 * dice.random())) + dice.one(_CENTS))
+        model = model._replace(price=int(model.price * (0.7 + 0.8 * dice.random())) + dice.one(_CENTS))
     return model
 
 
@@ -258,14 +254,14 @@ def _swap_attribute(dice: _Dice, model: _Model) -> _Model:
     """Replace an attribute, in all texts, by one that excludes it or by another one of the kind."""
     features = list(model.features)
     index = int(dice.random() * model.attributes)
-    rivals = {name for group in words.EXCLUSIVE if features[index] in group for name in group}
+    rivals = words.RIVALS.get(features[index], frozenset())
     others = [name for name in model.kind.attributes if name not in features]
     candidates = [name for name in others if name in rivals] or others
     rest = features[:index] + features[index + 1 :]
     features[index] = next(
         (name for name in dice.some(candidates, 8) if len(_compatible([*rest, name])) == len(features)), features[index]
     )
-    return replace(model, features=tuple(features))
+    return model._replace(features=tuple(features))
 
 
 def _swap_values(dice: _Dice, model: _Model) -> _Model:
@@ -276,7 +272,7 @@ def _swap_values(dice: _Dice, model: _Model) -> _Model:
     kept = {value for value in model.options[name] if dice.chance(0.5)}
     kept.update(_values(dice, model.kind.options[name])[: max(1, len(model.options[name]) - len(kept))])
     values = tuple(value for value in model.kind.options[name] if value in kept)
-    return replace(model, options={**model.options, name: values})
+    return model._replace(options={**model.options, name: values})
 
 
 def _product(dice: _Dice, model: _Model, asin: str) -> Product:
@@ -320,11 +316,15 @@ def _sentence(model: _Model, sentence: _Sentence) -> str:
 def _misspell(dice: _Dice, text: str) -> str:
     """Replace a few words by one of their misspellings."""
     found = text.split(" ")
-    for index, word in enumerate(found):
-        misspellings = words.MISSPELLINGS.get(word.lower())
-        if misspellings and dice.chance(_MISSPELLED_SHARE):
-            wrong = dice.one(misspellings)
-            found[index] = wrong.upper() if word.isupper() else wrong.capitalize() if word[0].isupper() else wrong
+    index = int(dice.random() * _WORDS_BETWEEN)
+    while index < len(found):
+        word = found[index]
+        if wrong := words.MISSPELLINGS.get(word.lower()):
+            spelling = dice.one(wrong)
+            found[index] = (
+                spelling.upper() if word.isupper() else spelling.capitalize() if word[0].isupper() else spelling
+            )
+        index += 1 + int(dice.random() * _WORDS_BETWEEN)
     return " ".join(found)
 
 

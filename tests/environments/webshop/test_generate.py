@@ -64,7 +64,7 @@ def test_another_process_generates_the_same_products() -> None:
 
 
 def test_the_products_of_a_seed_never_change() -> None:
-    assert digest(products()[:1000])[:16] == "51e87668773110f4"
+    assert digest(products()[:1000])[:16] == "807d0c08b86363b1"
 
 
 def test_a_smaller_catalogue_is_the_start_of_a_larger_one() -> None:
@@ -162,7 +162,7 @@ def test_a_few_percent_of_the_words_in_titles_and_bullets_are_misspelled() -> No
     shown = [word for product in products() for word in " ".join([product.title, *product.bullets]).lower().split()]
     asked = [word for product in products() for word in " ".join([product.instruction, *product.attributes]).split()]
 
-    assert 0.005 < share(word in wrong for word in shown) < 0.05
+    assert 0.015 < share(word in wrong for word in shown) < 0.05
     assert not {word for word in asked if word in wrong} - set(words.MISSPELLINGS)
 
 
