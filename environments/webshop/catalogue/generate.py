@@ -2,8 +2,9 @@
 
 Products come in families of one to five near-duplicates, which share their kind, brand and most words but differ in an
 attribute, the values of an option or the price. So the first hit of a search often is not what the instruction asks
-for, and reading the pages decides. Shares, numbers of options and attributes, lengths of titles and prices follow the
-statistics of 1,000 products of the original shop.
+for, and reading the pages decides. A family lies in one split, so that no test goal has a near-duplicate among the
+training goals. Shares, numbers of options and attributes, lengths of titles and prices follow the statistics of 1,000
+products of the original shop.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from envkit.types import stable_hash
 
+from ...split import split_of
 from ..products import Instruction, Product
 from . import words
 from .words import Kind
@@ -39,10 +41,12 @@ _CENTS = (0.99, 0.99, 0.99, 0.95, 0.49, 0.0, 0.89, 0.5)
 _KINDS_OF = {category: tuple(kind for kind in words.KINDS if kind.category == category) for category in words.SHARES}
 _CATEGORIES = tuple(category for category, share in words.SHARES.items() for _ in range(share))
 _WORDS_BETWEEN = 14
-"""Of so many words or fewer, one is misspelled if the word has a misspelling."""
+"""One of up to this many words is misspelled, if it has a misspelling."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ASINS: int = 36**8
+_MAX_PRODUCTS = 10**9
+"""Larger numbers give the ids that replace those of another split."""
 _STRIDE = 1_732_050_807_569
 """Has no factor in common with `_ASINS`, so that multiples of it are distinct."""
 
@@ -106,21 +110,25 @@ def generate(count: int, seed: int) -> Iterator[Product]:
     number = 0
     while number < count:
         model = _model(dice)
-        for member in range(dice.one(_FAMILY_SIZES)):
-            if number == count:
-                return
-            yield _product(dice, _near_duplicate(dice, model) if member else model, _asin(first_asin, number))
+        size = dice.one(_FAMILY_SIZES)
+        asin = _asin(first_asin, number)
+        split = split_of(asin) if size > 1 else None
+        for member in range(min(size, count - number)):
+            spare = number
+            while member and split_of(asin := _asin(first_asin, spare)) != split:
+                spare += _MAX_PRODUCTS
+            yield _product(dice, _near_duplicate(dice, model) if member else model, asin)
             number += 1
 
 
 def _asin(first: int, number: int) -> str:
-    """Return the id of product `number`. The ids of a catalogue are distinct."""
+    """Return the id of a number; different numbers below `_ASINS` have different ids."""
     rest = (first + number * _STRIDE) % _ASINS
-    text = ""
+    text = "B0"
     for _ in range(8):
         rest, digit = divmod(rest, 36)
         text += _DIGITS[digit]
-    return "B0" + text
+    return text
 
 
 def _model(dice: _Dice) -> _Model:
