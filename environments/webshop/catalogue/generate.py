@@ -74,11 +74,10 @@ class _Dice:
 
 
 class _Sentence(NamedTuple):
-    """A sentence about feature number `feature`, and the words that fill its template."""
+    """A sentence about feature number `feature`, which replaces {attribute} and {ATTRIBUTE} in `text`."""
 
-    template: str
+    text: str
     feature: int
-    slots: dict[str, str]
 
 
 class _Model(NamedTuple):
@@ -114,9 +113,9 @@ def generate(count: int, seed: int) -> Iterator[Product]:
         asin = _asin(first_asin, number)
         split = split_of(asin) if size > 1 else None
         for member in range(min(size, count - number)):
-            spare = number
-            while member and split_of(asin := _asin(first_asin, spare)) != split:
-                spare += _MAX_PRODUCTS
+            candidate = number
+            while member and split_of(asin := _asin(first_asin, candidate)) != split:
+                candidate += _MAX_PRODUCTS
             yield _product(dice, _near_duplicate(dice, model) if member else model, asin)
             number += 1
 
@@ -150,8 +149,7 @@ def _model(dice: _Dice) -> _Model:
     def sentences(templates: Sequence[str], number: int, order: list[int]) -> list[_Sentence]:
         made = []
         for template in dice.some(templates, number):
-            slots = _slots(dice, kind, marked, brand)
-            made.append(_Sentence(template, order[0], slots))
+            made.append(_Sentence(_fill(dice, template, kind, marked, brand), order[0]))
             if "{attribute}" in template.lower():
                 order.append(order.pop(0))
         return made
@@ -160,12 +158,12 @@ def _model(dice: _Dice) -> _Model:
     bullets = [] if bullet_count == 1 and dice.chance(0.5) else sentences(words.BULLETS, bullet_count, of_bullets)
     description = sentences(words.DESCRIPTIONS, dice.one(_SENTENCE_COUNTS), of_description)
     if dice.chance(0.9):
-        mention = _Sentence(dice.one(words.MENTIONS), 0, _slots(dice, kind, marked, brand))
+        mention = _fill(dice, dice.one(words.MENTIONS), kind, marked, brand)
         if description and dice.chance(0.4):
-            description.insert(0, mention)
+            description.insert(0, _Sentence(mention, 0))
         else:
-            first = bullets[0] if bullets else mention._replace(template="")
-            bullets[:1] = [first._replace(template=f"{first.template} {mention.template}".strip())]
+            first = bullets[0] if bullets else _Sentence("", 0)
+            bullets[:1] = [_Sentence(f"{first.text} {mention}".strip(), first.feature)]
     names = dice.some(tuple(kind.options), dice.one(_OPTION_COUNTS))
     return _Model(
         kind=kind,
@@ -191,24 +189,27 @@ def _compatible(features: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _slots(dice: _Dice, kind: Kind, marked: str, brand: str) -> dict[str, str]:
+def _fill(dice: _Dice, template: str, kind: Kind, marked: str, brand: str) -> str:
+    """Return the template with all words but those of the feature."""
     noun = marked.removeprefix("~")
     is_plural = noun != marked and noun.endswith("s")
     adjective = dice.one(words.ADJECTIVES[kind.category])
     extra = dice.one(words.EXTRAS[kind.category])
-    return {
-        "noun": noun,
-        "brand": brand,
-        "query": kind.query,
-        "this": "these" if is_plural else "this",
-        "is": "are" if is_plural else "is",
-        "adjective": adjective,
-        "an_adjective": _with_article(adjective),
-        "An_adjective": _with_article(adjective).capitalize(),
-        "people": dice.one(words.PEOPLE),
-        "extra": extra,
-        "EXTRA": extra.upper(),
-    }
+    return template.format(
+        noun=noun,
+        brand=brand,
+        query=kind.query,
+        this="these" if is_plural else "this",
+        are="are" if is_plural else "is",
+        adjective=adjective,
+        an_adjective=_with_article(adjective),
+        An_adjective=_with_article(adjective).capitalize(),
+        people=dice.one(words.PEOPLE),
+        extra=extra,
+        EXTRA=extra.upper(),
+        attribute="{attribute}",
+        ATTRIBUTE="{ATTRIBUTE}",
+    )
 
 
 def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int]) -> tuple[str | int, ...]:
@@ -317,7 +318,7 @@ def _product(dice: _Dice, model: _Model, asin: str) -> Product:
 def _sentence(model: _Model, sentence: _Sentence) -> str:
     feature = model.features[sentence.feature]
     lead = {"": "", "=": "with ", "+": "with ", "@": "good for "}[words.MARKS[feature]]
-    text = sentence.template.format(**sentence.slots, attribute=lead + feature, ATTRIBUTE=feature.upper())
+    text = sentence.text.replace("{attribute}", lead + feature).replace("{ATTRIBUTE}", feature.upper())
     return text[0].upper() + text[1:]
 
 

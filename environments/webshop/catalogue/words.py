@@ -426,9 +426,9 @@ SYLLABLES = _items(
     "ka; lo; vi; ren; to; mar; si; dex; no; bel; ru; han; zo; fir; qua; pel; ty; os; lum; ar; nex; ela; dor; mi"
 )
 
-# {this} {noun} {is}: "this t-shirt is" or "these jeans are". {ATTRIBUTE} and {EXTRA} are in capitals.
+# {this} {noun} {are}: "this t-shirt is" or "these jeans are". {ATTRIBUTE} and {EXTRA} are in capitals.
 BULLETS = (
-    "{ATTRIBUTE}: {this} {noun} {is} {adjective} and made for {people}.",
+    "{ATTRIBUTE}: {this} {noun} {are} {adjective} and made for {people}.",
     "{ATTRIBUTE} - you will enjoy it every day, with friends or alone.",
     "{ATTRIBUTE}: our customers choose it because it is {adjective} and {attribute}.",
     "Designed for {people}: {adjective} and {attribute}.",
@@ -444,7 +444,7 @@ BULLETS = (
     "Only the best for {people}: {attribute} and {adjective} at the same time.",
 )
 DESCRIPTIONS = (
-    "The {brand} {noun}, {attribute}, {is} ready for {people}.",
+    "The {brand} {noun}, {attribute}, {are} ready for {people}.",
     "Whether you buy it for {people} or for yourself, you will find it {adjective}.",
     "Specifications: {attribute}, {adjective}, {extra}.",
     "We believe that {this} {noun} should be {adjective} and {attribute}.",
