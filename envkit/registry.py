@@ -55,8 +55,11 @@ class EnvSpec:
         task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
             `envkit.protocols.TaskSet`. None means that every seed is a task.
         data: Data of the environment by name, each with its builder as ``"module:function"`` or a callable. ``envkit
-            data NAME`` calls the builder with an empty folder to fill and with a function that shows a line. The entry
-            point gets the folders, which are read-only in sandboxes, as the argument `data`, by name.
+            data NAME`` calls the builder with an empty folder to fill and with a function that shows a line. A builder
+            whose third argument is `source` also gets the path of ``--from PATH``, and builds from the user's files.
+            The entry point gets the folders, which are read-only in sandboxes, as the argument `data`, by name. Only
+            the data that it looks up must exist. Outside sandboxes, looking up missing data builds it, unless its
+            builder needs a source.
     """
 
     id: str
