@@ -37,8 +37,8 @@ from . import pages
 from .catalogue.store import Catalogue, open_catalogue
 from .compact import CompactPage
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
-from .rules import VERSION, OriginalRules, Rules, StrictRules
-from .session import Session
+from .rules import VERSION, OriginalRules, StrictRules
+from .session import Rules, Session
 
 View: TypeAlias = Literal["text", "text_rich", "compact"]
 
@@ -217,7 +217,7 @@ class WebShop(gymnasium.Env[str, str]):
             text, self._moves = page.text, page.choices
             moves = list(page.choices)
         else:
-            text = _VIEWS[self._options.observation](session)
+            text = VIEWS[self._options.observation](session)
             search = [f"search[{session.goal.instruction}]"] if session.has_search_box else []
             moves = search + [f"click[{label}]" for label in session.clickables() if label != "search"]
         score = session.score.total if session.score else 0.0
@@ -225,7 +225,12 @@ class WebShop(gymnasium.Env[str, str]):
         return notice + text, {"legal_moves": moves, **info}
 
 
-_VIEWS: Mapping[str, Callable[[Session], str]] = {"text": pages.text, "text_rich": pages.rich_text}
+VIEWS: Mapping[View, Callable[[Session], str]] = {
+    "text": pages.text,
+    "text_rich": pages.rich_text,
+    "compact": lambda session: CompactPage(session).text,
+}
+"""The page that a session shows, for each value of the option ``observation``."""
 
 
 def _unwrapped(action: str) -> str:
