@@ -218,7 +218,7 @@ class WebShop(gymnasium.Env[str, str]):
             text, self._moves = page.text, page.choices
             moves: list[JSON] = [*page.choices]
         else:
-            text = _VIEWS[self._options.observation](session)
+            text = VIEWS[self._options.observation](session)
             search = [f"search[{session.goal.instruction}]"] if session.has_search_box else []
             moves = [*search, *(f"click[{label}]" for label in session.clickables() if label != "search")]
         score = session.score.total if session.score else 0.0
@@ -226,7 +226,12 @@ class WebShop(gymnasium.Env[str, str]):
         return notice + text, {"legal_moves": moves, **info}
 
 
-_VIEWS: Mapping[str, Callable[[Session], str]] = {"text": pages.text, "text_rich": pages.rich_text}
+VIEWS: Mapping[View, Callable[[Session], str]] = {
+    "text": pages.text,
+    "text_rich": pages.rich_text,
+    "compact": lambda session: CompactPage(session).text,
+}
+"""The page that a session shows, for each value of the option ``observation``."""
 
 
 def _unwrapped(action: str) -> str:
