@@ -187,8 +187,9 @@ class WebShop(gymnasium.Env[str, str]):
         has_instructions = chosen.is_strict if chosen.instructions is None else chosen.instructions
         notice = _HOW_TO if has_instructions and chosen.observation != "compact" else ""
         shown, info = self._observe(session, notice)
-        level = {"options": len(session.goal.options), "attributes": len(session.goal.attributes)}
-        return shown, {**info, "level": level, "rules": VERSION, "catalogue": catalogue.digest}
+        level: Info = {"options": len(session.goal.options), "attributes": len(session.goal.attributes)}
+        versions: Info = {"rules": f"{chosen.rules} {VERSION}", "catalogue": catalogue.digest}
+        return shown, {**info, "level": level, "versions": versions}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Carry out an action."""
@@ -227,11 +228,11 @@ class WebShop(gymnasium.Env[str, str]):
         if self._options.observation == "compact":
             page = CompactPage(session)
             text, self._moves = page.text, page.choices
-            moves = list(page.choices)
+            moves: list[JSON] = [*page.choices]
         else:
             text = _VIEWS[self._options.observation](session)
             search = [f"search[{session.goal.instruction}]"] if session.has_search_box else []
-            moves = search + [f"click[{label}]" for label in session.clickables() if label != "search"]
+            moves = [*search, *(f"click[{label}]" for label in session.clickables() if label != "search")]
         score = session.score.total if session.score else 0.0
         info: Info = {"bought": session.page == "done", "score": score, "success": score == 1.0}
         return notice + text, {"legal_moves": moves, **info}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from .pages import Element, elements
 from .session import SEARCH, Session
@@ -40,7 +40,7 @@ section { padding: 1rem; border: 1px solid var(--line); border-radius: 8px; back
 .options { display: flex; flex-wrap: wrap; gap: .4rem }
 .text { white-space: pre-line } .reward p:nth-of-type(2) { font-size: 2rem; font-weight: 700; color: var(--accent) }
 .pairs { grid-template-columns: max-content 1fr; gap: .25rem 1rem } .pairs h2 { grid-column: 1 / -1 }
-.labels { display: flex; flex-wrap: wrap; gap: .25rem .75rem; align-items: baseline; color: var(--muted) }
+.note { display: flex; flex-wrap: wrap; gap: .25rem .75rem; align-items: baseline; color: var(--muted) }
 @media (min-width: 42rem) { .item { grid-template-columns: 1fr 1fr } }
 """
 _HEAD = f"""<!DOCTYPE html>
@@ -49,7 +49,7 @@ _HEAD = f"""<!DOCTYPE html>
 <body><form method="post" action="act" target="_top">
 """
 _TAIL = "</form></body></html>\n"
-_HEADINGS = {"Purchased": "pairs", "Target": "labels", "Goal ": "labels", "Reward": "reward"}
+_HEADINGS = {"Purchased": "pairs", "Target": "note", "Goal ": "note", "Reward": "reward"}
 """Headings of the last page, with the class of the section below."""
 
 
@@ -135,10 +135,10 @@ class _Shop:
 
 
 def _receipt(texts: Sequence[str]) -> Iterator[str]:
-    """Yield the page after a purchase: a section for each heading."""
-    starts = [place for place, text in enumerate(texts) if text in _HEADINGS]
-    yield f'{_text(texts[0], tag="h1")}<div class="labels">{"".join(map(_text, texts[1 : starts[0]]))}</div>'
-    for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
+    """Yield the page after a purchase: a section for each heading, which only the original has."""
+    starts = [*(place for place, text in enumerate(texts) if text in _HEADINGS), len(texts)]
+    yield f'{_text(texts[0], tag="h1")}<div class="note">{"".join(map(_text, texts[1 : starts[0]]))}</div>'
+    for start, end in pairwise(starts):
         shown = "".join(map(_text, texts[start + 1 : end]))
         yield f'<section class="{_HEADINGS[texts[start]]}">{_text(texts[start], tag="h2")}{shown}</section>'
 

@@ -30,7 +30,7 @@ class Element(NamedTuple):
 def elements(session: Session) -> Iterator[Element]:
     """Yield the visible parts of the page that a session shows, from top to bottom."""
     if session.page == "done":
-        yield from map(Element, _receipt(session))
+        yield from map(Element, _receipt(session) if session.rules.is_strict else _original_receipt(session))
         return
     if session.page == "search":
         yield Element("WebShop")
@@ -127,7 +127,15 @@ def _escaped(options: Mapping[str, str]) -> str:
 
 
 def _receipt(session: Session) -> Iterator[str]:
-    """Yield the texts of the last page. The original fills in only the purchase and the score."""
+    """Yield the texts of the last page under our rules."""
+    assert session.product is not None, "it was bought"
+    assert session.score is not None, "it was bought"
+    chosen = "".join(f", {name}: {value}" for name, value in session.options.items())
+    yield from (f"You have bought {session.product.title}{chosen}.", f"Your score, 0 to 1: {session.score.total:.3g}")
+
+
+def _original_receipt(session: Session) -> Iterator[str]:
+    """Yield the texts of the last page of the original, which fills in only the purchase and the score."""
     assert session.product is not None, "it was bought"
     assert session.score is not None, "it was bought"
     yield from ("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -98,6 +100,8 @@ class Evaluation:
         resumed: Number of episodes that were finished before the evaluation was interrupted and resumed.
         usage: Token counts of a language model, with those of the `resumed` episodes; zeros for other players.
         notes: Warnings of `advice`, one line each.
+        versions: Versions of the environment's rules and data that its resets report as ``info["versions"]``.
+        task_set: Hash of the tasks and `versions`. Results are comparable only if it is equal.
     """
 
     env_id: str
@@ -115,6 +119,8 @@ class Evaluation:
     resumed: int
     usage: TokenUsage
     notes: Sequence[str]
+    versions: Mapping[str, JSON]
+    task_set: str
 
     def by_difficulty(self, *, most: int | None = None) -> list[Stratum]:
         """Return the success rate by length of the shortest solution; see `statistics.strata`."""
@@ -127,6 +133,8 @@ class Evaluation:
             "policy": self.policy,
             "seed": self.seed,
             "options": dict(self.options),
+            "versions": dict(self.versions),
+            "task_set": self.task_set,
             "attempts": self.attempts,
             "episodes": self.episodes,
             "void": self.void,
@@ -284,7 +292,15 @@ async def evaluate(
         resumed=resumed,
         usage=total_usage(outcomes),
         notes=notes,
+        versions=tally.versions,
+        task_set=task_set_hash(tasks, tally.versions),
     )
+
+
+def task_set_hash(tasks: Iterable[Task], versions: Mapping[str, JSON]) -> str:
+    """Return a hash of a set of tasks, played with these versions of the environment, as 16 hexadecimal digits."""
+    content = json.dumps([sorted(task.key for task in tasks), dict(versions)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, count: int) -> list[Task]:

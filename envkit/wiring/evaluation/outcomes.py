@@ -9,7 +9,7 @@ from functools import reduce
 
 from envkit.metrics import pass_at
 from envkit.trainer_bridge.run_folder.display import Display
-from envkit.types import Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
+from envkit.types import JSON, Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
 from envkit.wiring.evaluation.statistics import Estimate, clipped, estimate, share, summarise
 
 CUT = "answers_cut_off"
@@ -116,6 +116,8 @@ class OutcomeTally:
         self._outcomes: list[dict[int, EpisodeOutcome]] = [{} for _ in range(tasks)]
         self._display = display
         self._on_episode = on_episode
+        self.versions: Mapping[str, JSON] = {}
+        """The environment's ``info["versions"]``, from its resets; empty if it reports none."""
         self._success = 0.0
         self._successes_known = 0
         self._count = 0
@@ -163,6 +165,9 @@ class OutcomeTally:
 
     def _put(self, episode: EpisodeRecord) -> None:
         outcome = outcome_of(episode)
+        versions = episode.start_info.get("versions")
+        if isinstance(versions, dict):
+            self.versions = versions
         attempts = self._outcomes[episode.index]
         self._count += episode.member not in attempts
         attempts[episode.member] = outcome

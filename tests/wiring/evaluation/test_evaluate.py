@@ -21,7 +21,7 @@ from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.vector import SlotHost
 from envkit.wiring import environments
-from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks
+from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks, task_set_hash
 from envkit.wiring.evaluation.outcomes import OutcomeTally
 from envkit.wiring.evaluation.players import RandomPlayer, play
 from envkit.wiring.training import resolve
@@ -239,3 +239,16 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
         return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
 
     assert (actions("random"), actions("expert")) == ("20369c94e16c49fd", "f1de4c259a98c553")
+
+
+def test_evaluations_of_the_same_tasks_have_the_same_hash() -> None:
+    expert, chance = evaluated("FrozenLake-v0", "expert"), evaluated("FrozenLake-v0", "random")
+    assert expert.as_json()["task_set"] == chance.task_set
+    others = [evaluated("FrozenLake-v0", "expert", seed=4), evaluated("FrozenLake-v0", "expert", size=5)]
+    assert len({expert.task_set, *(one.task_set for one in others)}) == 3
+
+
+def test_the_hash_of_a_task_set_contains_the_versions_of_the_environment() -> None:
+    tasks = [Task("FrozenLake-v0", seed) for seed in (1, 2)]
+    assert task_set_hash(tasks, {}) == task_set_hash(tasks[::-1], {})
+    assert task_set_hash(tasks, {}) != task_set_hash(tasks, {"rules": 2}) != task_set_hash(tasks, {"rules": 1})

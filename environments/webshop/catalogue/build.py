@@ -1,0 +1,38 @@
+"""Builders of the data that WebShop needs; see `envkit.registry.EnvSpec.data`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .generate import generate
+from .loaders import read_products
+from .store import write_catalogue
+
+_SEED = 0
+"""Seed of the generated catalogues. They are prefixes of one another only if `generate` says so."""
+
+
+def webshop(folder: Path, announce: Callable[[str], None]) -> None:
+    """Generate 10,000 products."""
+    _generate(folder, announce, 10_000)
+
+
+def webshop_1k(folder: Path, announce: Callable[[str], None]) -> None:
+    """Generate 1,000 products."""
+    _generate(folder, announce, 1_000)
+
+
+def webshop_100k(folder: Path, announce: Callable[[str], None]) -> None:
+    """Generate 100,000 products."""
+    _generate(folder, announce, 100_000)
+
+
+def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -> None:
+    """Read the products from files of the original, of its minimal package or of GEM; see `read_products`."""
+    write_catalogue(folder, read_products(source), source=f"files {source}", announce=announce)
+
+
+def _generate(folder: Path, announce: Callable[[str], None], count: int) -> None:
+    announce(f"generating {count:,} products")
+    write_catalogue(folder, generate(count, _SEED), source=f"generated {count} {_SEED}", announce=announce)

@@ -1,0 +1,210 @@
+"""The environment: episodes, options, odd actions, and the same shop in every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit.environments.webshop import WebShop
+from envkit.environments.webshop.catalogue.generate import generate
+from envkit.environments.webshop.catalogue.store import open_catalogue, write_catalogue
+from envkit.errors import OptionError, StepOrderError
+from envkit.types import stable_hash
+
+PRODUCTS = 400
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalogue of 400 generated products."""
+    made = tmp_path_factory.mktemp("shop")
+    write_catalogue(made, generate(PRODUCTS, 0), source="generated", announce=lambda line: None)
+    return made
+
+
+@pytest.fixture
+def shop(folder: Path) -> WebShop:
+    return WebShop(data={"webshop": folder})
+
+
+def begin(shop: WebShop, seed: int = 0, **options: Any) -> tuple[str, dict[str, Any]]:
+    return shop.reset(seed=seed, options=options)
+
+
+def buy(shop: WebShop, seed: int, folder: Path, *, with_options: bool = True, **options: Any) -> dict[str, Any]:
+    """Buy the product of a goal, and return the last info."""
+    begin(shop, seed, **options)
+    session = shop._session
+    assert session is not None
+    goal = session.goal
+    session.act(f"search[{goal.title}]")
+    while f"click[{goal.asin.lower()}]" not in shop.step("click[< prev]")[4]["legal_moves"]:
+        session.act("click[next >]")
+    shop.step(f"click[{goal.asin}]")
+    for value in dict(goal.options).values() if with_options else ():
+        shop.step(f"click[{value}]")
+    *_, info = shop.step("<answer>click[Buy Now]</answer>")
+    return info
+
+
+def test_a_purchase_of_the_goal_succeeds_and_all_three_readings_are_reported(shop: WebShop, folder: Path) -> None:
+    for seed in range(12):
+        info = buy(shop, seed, folder, max_turns=100)
+        assert (info["bought"], info["score"], info["success"]) == (True, 1.0, True)
+    partial = [buy(shop, seed, folder, with_options=False, max_turns=100) for seed in range(12)]
+    assert any(info["bought"] and 0 < info["score"] < 1 and not info["success"] for info in partial)
+
+
+def test_every_goal_of_the_catalogue_scores_one(folder: Path) -> None:
+    from envkit.environments.webshop.goals import draw_goal
+    from envkit.environments.webshop.rules import StrictRules
+
+    catalogue = open_catalogue(folder)
+    for seed in range(500):
+        goal = draw_goal(catalogue, seed, None, "human" if seed % 5 == 0 else "synthetic")
+        number = catalogue.number_of(goal.asin)
+        assert number is not None
+        assert StrictRules(seed).score(goal, catalogue.product(number), dict(goal.options)).total == 1.0, goal
+
+
+def test_splits_share_no_product(shop: WebShop) -> None:
+    found: dict[str, set[str]] = {}
+    for split in ("train", "validation", "eval"):
+        for seed in range(100):
+            begin(shop, seed, split=split)
+            assert shop._session is not None
+            found.setdefault(split, set()).add(shop._session.goal.asin)
+    assert all(found.values())
+    assert (
+        not found["train"] & found["eval"] | found["train"] & found["validation"] | found["eval"] & found["validation"]
+    )
+
+
+def _hash_of_pages(folder: Path) -> str:
+    shop, found = WebShop(data={"webshop": folder}), 0
+    for seed in range(150):
+        text, info = begin(shop, seed)
+        texts = [text]
+        for move in (0, -1, -1):
+            text, *_, info = shop.step(info["legal_moves"][move])
+            texts.append(text)
+            if not info["legal_moves"]:
+                break
+        found = stable_hash(found, *texts)
+    return f"{found:x}"
+
+
+def test_two_processes_see_the_same_goals_prices_and_pages(folder: Path) -> None:
+    code = (
+        "from pathlib import Path; from tests.environments.webshop.test_env import _hash_of_pages; "
+        f"print(_hash_of_pages(Path({str(folder)!r})))"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == _hash_of_pages(folder)
+
+
+def test_an_action_that_the_page_does_not_offer_is_answered_with_a_notice(shop: WebShop) -> None:
+    first, _ = begin(shop)
+    text, reward, terminated, truncated, info = shop.step("Buy it " * 100)
+    assert text.startswith("Nothing happened: the page does not offer 'Buy it Buy it ")
+    assert text.endswith(first.partition("WebShop")[2])
+    assert (reward, terminated, truncated, info["action_is_valid"]) == (0.0, False, False, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"rules": "parity"}, {"observation": "compact"}, {"observation": "text"}])
+@pytest.mark.parametrize(
+    "action",
+    [
+        *(
+            "",
+            "\x00",
+            "click[",
+            "click[b0]",
+            "click[B0XXXXXXXX]",
+            "search[]",
+            "search[\ud800]",
+            "👟" * 1000,
+            "-1",
+            "999999999999",
+        ),
+        *(
+            "[" * 1_000_000,
+            "search[" + "x" * 1_000_000 + "]",
+            "<answer>" * 100_000,
+            "click[(a+)+$]",
+            "\\boxed{click[x]}",
+        ),
+    ],
+)
+def test_odd_actions_are_observations(shop: WebShop, options: dict[str, Any], action: str) -> None:
+    begin(shop, **options)
+    text, reward, terminated, _, info = shop.step(action)
+    assert (reward, terminated, info["bought"]) == (0.0, False, False)
+    assert len(text) < 20_000
+    assert info["legal_moves"]
+
+
+def test_episodes_end_after_the_last_turn_and_after_a_purchase(shop: WebShop) -> None:
+    begin(shop, max_turns=2)
+    assert shop.step("x")[2:4] == (False, False)
+    assert shop.step("x")[2:4] == (False, True)
+    with pytest.raises(StepOrderError):
+        shop.step("x")
+    begin(shop, rules="parity")
+    for _ in range(20):
+        assert shop.step("x")[2:4] == (False, False)
+
+
+def test_sessions_share_no_state(folder: Path) -> None:
+    shops = [WebShop(data={"webshop": folder}) for _ in range(2)]
+    alone = WebShop(data={"webshop": folder})
+    for shop in shops:
+        begin(shop, 5)
+    begin(alone, 5)
+    for action in ("search[shirt]", "click[next >]"):
+        texts = [shops[0].step(action)[0], shops[1].step("click[back to search]")[0]]
+        assert texts[0] == alone.step(action)[0]
+        assert "Search" in texts[1]
+
+
+def test_parity_goals_can_be_chosen_by_index(shop: WebShop) -> None:
+    texts = {begin(shop, seed, rules="parity", goal=3)[0] for seed in range(3)}
+    assert len(texts) == 1
+    assert len({begin(shop, seed, rules="parity")[0] for seed in range(20)}) > 10
+    with pytest.raises(OptionError, match=r"goal: the catalogue has \d+ goals; use at most \d+"):
+        begin(shop, 0, rules="parity", goal=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": "lax"}, "rules: 'lax' is not a known value"),
+        ({"observation": "image"}, "observation"),
+        ({"catalogue": "webshop-1m"}, "catalogue"),
+        ({"goal": 1}, "goal: only for rules='parity'; leave it out"),
+        ({"rules": "parity", "split": "eval"}, "split: only for rules='strict'; leave it out"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"turns": 3}, "turns: no such option"),
+    ],
+)
+def test_wrong_options_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        WebShop(data={"webshop": folder}, **options)
+
+
+def test_the_reset_tells_the_versions_of_rules_and_catalogue(shop: WebShop, folder: Path) -> None:
+    _, info = begin(shop)
+    assert info["versions"] == {"rules": "strict 1", "catalogue": open_catalogue(folder).digest}

@@ -1,0 +1,112 @@
+"""The shop beside the original: scores, searches and episodes that the original's own code computed.
+
+The recordings in ``reference/`` were made with princeton-nlp/WebShop and Lucene on a catalogue of 1,000 products that
+was generated for this purpose. Nouns come from a tagger by lists, which `nouns` repeats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from envkit.environments import webshop
+from envkit.environments.webshop.catalogue.loaders import read_products
+from envkit.environments.webshop.goals import original_goals, original_prices, weights
+from envkit.environments.webshop.nouns import nouns
+from envkit.environments.webshop.parity import main, read_rows
+
+REFERENCE = Path(__file__).with_name("reference")
+CATALOGUE = Path(webshop.__file__).with_name("reference")
+
+
+def test_all_recorded_cases_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(REFERENCE / f"{name}.jsonl.gz") for name in ("rewards", "searches", "episodes", "goals")]
+    assert main(files) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "rewards.jsonl.gz: rewards 500/500",
+        "searches.jsonl.gz: searches 138/138",
+        "episodes.jsonl.gz: episodes 18/18",
+        "goals.jsonl.gz: goals 100/100",
+    ]
+
+
+def test_goals_weigh_as_much_as_in_the_original() -> None:
+    products = list(read_products(CATALOGUE))
+    rng = Random(0)
+    goals = original_goals(products, original_prices(products, rng), "synthetic", rng)
+    assert len(goals) == 1773
+    shares = weights(goals)
+    for row in read_rows(REFERENCE / "goals.jsonl.gz"):
+        assert shares[row["index"]] == pytest.approx(row["weight"])
+
+
+def test_prices_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    products = list(read_products(CATALOGUE))
+    prices = original_prices(products, Random(0))
+    file = tmp_path / "prices.json"
+    file.write_text(json.dumps(prices))
+    assert (main([str(file)]), capsys.readouterr().out) == (0, "prices.json: prices 1000/1000\n")
+    assert prices["B0WRKT0OSP"] == 40.774311505973756  # drawn from a range, as recorded
+
+
+def test_our_tagger_finds_the_recorded_nouns() -> None:
+    for row in read_rows(REFERENCE / "rewards.jsonl.gz"):
+        for side in ("goal", "product"):
+            assert list(nouns(row[side]["name"])) == row["nouns"][side]
+
+
+def _reward(row: dict[str, Any]) -> None:
+    row["expect"]["reward"] += 0.01
+
+
+def _search(row: dict[str, Any]) -> None:
+    row["hits"][0], row["hits"][1] = row["hits"][1], row["hits"][0]
+
+
+def _text(row: dict[str, Any]) -> None:
+    row["steps"][-1]["text_rich"] += " "
+
+
+def _action(row: dict[str, Any]) -> None:
+    row["steps"][0]["available"]["clickables"].pop()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("rewards", _reward), ("searches", _search), ("episodes", _text), ("episodes", _action)]
+)
+def test_a_case_that_differs_is_shown_and_fails(
+    name: str, change: Callable[[dict[str, Any]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [dict(row) for row in read_rows(REFERENCE / f"{name}.jsonl.gz")[:3]]
+    change(rows[1])
+    file = tmp_path / "cases.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([str(file)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == f"cases.jsonl: {name} 2/3\n"
+    assert shown.err.startswith(f"{file}: case 2: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no cases"),
+        ("[1]\n", "line 1 is no object"),
+        ('{"expect": {}}\n', "case 1 is malformed: KeyError"),
+        ('{"a": 1}\n', "no known kind of cases: has the keys a"),
+        ("\x1f\x8bnot gzip", "cannot be read"),
+        ("{", "line 1 is not valid JSON"),
+    ],
+)
+def test_files_that_cannot_be_compared_are_named(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_bytes(content.encode("latin-1"))
+    assert main([str(file)]) == 2
+    assert message in capsys.readouterr().err

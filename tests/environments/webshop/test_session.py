@@ -1,0 +1,200 @@
+"""The shop's state machine and its pages, under the original's rules and under ours."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from envkit.environments.webshop import pages
+from envkit.environments.webshop.goals import Goal, original_goals, original_prices
+from envkit.environments.webshop.products import Product
+from envkit.environments.webshop.rules import OriginalRules, StrictRules
+from envkit.environments.webshop.session import Session, _original_action
+
+LAMP = Product(
+    "B0LAMP0001",
+    "Lumo Desk Lamp",
+    "lamps",
+    "garden",
+    "Home › Lighting › Lamps",
+    bullets=("DIMMABLE: soft light", ""),
+    prices=(12.9,),
+    options={"color": ("red", 'black | "white"'), "size": ("small", "large")},
+    attributes=("dimmable",),
+    instruction="Find me dimmable lamps",
+    instruction_attributes=("dimmable",),
+)
+SHELF = [
+    LAMP,
+    *(
+        Product(f"B0LAMP01{n:02}", f"Lamp {n}", "lamps", "garden", "Home › Lighting", prices=(5.0, 9.0))
+        for n in range(23)
+    ),
+]
+
+
+class Shelf:
+    """A catalogue whose search finds everything, or nothing if the query is ``nothing``."""
+
+    def product(self, number: int) -> Product:
+        return SHELF[number]
+
+    def number_of(self, asin: str) -> int | None:
+        return next((number for number, one in enumerate(SHELF) if one.asin == asin), None)
+
+    def search(self, query: str, limit: int = 50) -> Sequence[int]:
+        return range(0 if query == "nothing" else min(limit, len(SHELF)))
+
+
+def goal() -> Goal:
+    rng = random.Random(0)
+    goals = original_goals(SHELF, original_prices(SHELF, rng), "synthetic", rng)
+    return next(one for one in goals if one.options == {"color": "red", "size": "large"})
+
+
+def original() -> Session:
+    return Session(Shelf(), goal(), OriginalRules(original_prices(SHELF, random.Random(0))))
+
+
+def strict() -> Session:
+    return Session(Shelf(), goal(), StrictRules(7))
+
+
+def act(session: Session, *actions: str) -> list[bool]:
+    return [session.act(action) for action in actions]
+
+
+def test_pages_of_a_purchase_read_as_in_the_original() -> None:
+    session = original()
+    text = goal().instruction
+    assert text.startswith("Find me dimmable lamps with color: red, and size: large, and price lower than ")
+    assert pages.text(session) == f"WebShop [SEP] Instruction: [SEP] {text} [SEP] Search"
+    assert session.clickables() == ["search"]
+    act(session, "search[Desk  Lamp]")
+    assert pages.url(session, "3") == "http://127.0.0.1:3000/search_results/3/desk++lamp/1"
+    assert session.clickables()[:4] == ["back to search", "next >", "b0lamp0001", "b0lamp0100"]
+    assert pages.rich_text(session).startswith(
+        f"Instruction:\n{text}\n[button] Back to Search [button_]\nPage 1 (Total results: 24)\n"
+        "[button] Next > [button_]\n\n[button] B0LAMP0001 [button_]\nLumo Desk Lamp\n$12.9\n\n"
+        "[button] B0LAMP0100 [button_]\nLamp 0\n$5.0 to $9.0\n"
+    )
+    act(session, "click[B0lamp0001]", "click[red]", "click[features]")
+    assert pages.text(session).endswith("< Prev [SEP] DIMMABLE: soft light [SEP] ")
+    assert pages.url(session, "3").endswith("/1/Features/{'color': 'red'}")
+    act(session, "click[< prev]", "click[large]")
+    assert pages.rich_text(session) == (
+        f"You have clicked large.\nYou have clicked red.\nInstruction:\n{text}\n[button] Back to Search [button_]\n"
+        "[button] < Prev [button_]\ncolor\n  [clicked button] red [clicked button_]\n"
+        '  [button] black | "white" [button_]\nsize\n  [button] small [button_]\n'
+        "  [clicked button] large [clicked button_]\nLumo Desk Lamp\nPrice: $12.9\nRating: N.A.\n"
+        "[button] Description [button_]\n[button] Features [button_]\n[button] Reviews [button_]\n"
+        "[button] Buy Now [button_]\n"
+    )
+    act(session, "click[buy now]and more")
+    assert (session.page, session.score and session.score.total) == ("done", 1.0)
+    assert 'options [SEP] {"color": "red", "size": "large"} [SEP]' in pages.text(session)
+
+
+def test_the_original_does_not_show_a_chosen_value_with_quotation_marks() -> None:
+    for session, marks in ((original(), "button"), (strict(), "clicked button")):
+        act(session, "search[lamp]", "click[b0lamp0001]", 'click[black | "white"]')
+        assert session.options == {"color": 'black | "white"'}
+        assert f'  [{marks}] black | "white" [{marks}_]\n' in pages.rich_text(session)
+
+
+def test_every_button_leads_where_it_says() -> None:
+    session = original()
+    act(session, "search[lamp]", "click[next >]", "click[next >]", "click[next >]")
+    assert (session.number, len(session.shown), session.clickables()) == (4, 0, ["back to search", "< prev", "next >"])
+    act(session, "click[< prev]")
+    assert (session.number, len(session.shown)) == (3, 4)
+    act(session, "click[< prev]", "click[b0lamp0109]", "click[description]")
+    assert session.detail == "Description"
+    act(session, "click[< prev]")
+    assert session.page == "item"
+    act(session, "click[< prev]")
+    assert (session.page, session.number) == ("results", 2)
+    assert "[clicked button] B0LAMP0109 [clicked button_]" in pages.rich_text(session)
+    act(session, "click[back to search]", "search[lamp]", "click[next >]")
+    assert "clicked" not in pages.rich_text(session)
+
+
+def test_options_are_lost_with_a_new_search_and_overwritten_by_a_new_value() -> None:
+    session = original()
+    act(session, "search[lamp]", "click[b0lamp0001]", "click[small]", "click[large]")
+    assert session.options == {"size": "large"}
+    act(session, "click[< prev]", "click[b0lamp0001]")
+    assert session.options == {}
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["", "buy now", "click[]", "click[search]", "click[nothing]", "think[x]", "search[]", " click[red]", "Click[red]"],
+)
+def test_the_original_ignores_other_actions(action: str) -> None:
+    session = original()
+    act(session, "search[lamp]", "click[b0lamp0001]")
+    before = pages.rich_text(session)
+    assert not session.act(action)
+    assert pages.rich_text(session) == before
+
+
+def test_actions_are_found_as_the_pattern_of_the_original_finds_them() -> None:
+    rng = random.Random(0)
+    for _ in range(20_000):
+        text = "".join(rng.choice("aB[]\n ") for _ in range(rng.randint(0, 9)))
+        found = re.match(r"(.+)\[(.+)\]", text)
+        assert _original_action(text) == ((found[1], found[2].lower()) if found else ("", "")), text
+
+
+def test_our_rules_need_whole_actions_and_a_search_box() -> None:
+    session = strict()
+    assert act(session, "search[lamp] please", "search[ ]", "SEARCH[lamp]") == [False, False, True]
+    assert act(session, "search[lamp]", "click[b0lamp0001]x", "click[ B0LAMP0001 ]") == [False, False, True]
+    assert act(session, "click[back to search]", "search[nothing]") == [True, True]
+    assert pages.text(session).endswith("Page 1 (Total results: 0) [SEP] Next >")
+
+
+@pytest.mark.parametrize("rules", [original, strict])
+@pytest.mark.parametrize(
+    "action",
+    [
+        "[" * 1_000_000,
+        "click[" * 200_000,
+        "search[" + "lamp " * 200_000 + "]",
+        "search[\u202e\ud83d\ude00\x00]",
+        "]" * 500_000,
+    ],
+)
+def test_huge_and_odd_actions_are_handled_at_once(rules: type[Session], action: str) -> None:
+    session = rules()  # type: ignore[call-arg]
+    session.act(action)
+    assert len(pages.rich_text(session)) < 1500
+    assert session.score is None
+
+
+def test_a_copy_does_not_share_state() -> None:
+    session = strict()
+    act(session, "search[lamp]", "click[b0lamp0001]", "click[red]")
+    other = session.copy()
+    act(other, "click[large]", "click[buy now]")
+    assert (session.page, session.options, session.score) == ("item", {"color": "red"}, None)
+
+
+def test_pages_of_our_rules_show_the_price_that_is_charged() -> None:
+    session = strict()
+    act(session, "search[lamp]")
+    tag = pages.text(session).split(" [SEP] ")[10]
+    assert tag == f"${session.rules.price(SHELF[1]):.2f}"
+    assert 5 <= session.rules.price(SHELF[1]) <= 9
+    assert {StrictRules(seed).price(SHELF[1]) for seed in range(20)} != {session.rules.price(SHELF[1])}
+
+
+def test_the_last_page_says_what_was_bought_and_its_score() -> None:
+    session = strict()
+    act(session, "search[lamp]", "click[b0lamp0001]", "click[red]", "click[buy now]")
+    assert pages.rich_text(session) == "You have bought Lumo Desk Lamp, color: red.\nYour score, 0 to 1: 0.75\n"
+    assert (session.clickables(), session.act("click[back to search]")) == ([], False)
