@@ -33,6 +33,7 @@ _PROBES: Mapping[str, list[str]] = {
     ],
     "nginx": ["nginx", "-v"],
     "node": ["node", "-e", "if (!globalThis.fetch) throw Error('needs Node.js 18 or newer')"],
+    "chromium": ["chromium", "--version"],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }
 _PROBE_TIMEOUT_S = 20

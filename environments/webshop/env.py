@@ -37,6 +37,7 @@ from . import pages
 from .catalogue.store import Catalogue, open_catalogue
 from .compact import CompactPage
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
+from .html_pages import html
 from .rules import VERSION, OriginalRules, StrictRules
 from .session import Rules, Session
 
@@ -145,6 +146,7 @@ class WebShop(gymnasium.Env[str, str]):
 
     Args:
         data: Folders of the catalogues by name.
+        render_mode: ``"html"`` renders the page as an HTML document.
         options: See `WebShopOptions`; ``reset(options=...)`` overrides single options for one episode.
 
     Raises:
@@ -153,18 +155,20 @@ class WebShop(gymnasium.Env[str, str]):
     """
 
     metadata = {  # noqa: RUF012 - as Gymnasium's
-        "render_modes": [],
+        "render_modes": ["html"],
         "metrics": {"action_is_valid": "mean", "bought": "last", "score": "last", "success": "last"},
     }
 
     def __init__(self, *, data: Mapping[str, Path], render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:
-            raise OptionError("render_mode", f"{render_mode!r} is not supported: there is nothing to draw; use None")
+            check_choice("render_mode", render_mode, ("html",))
+        self.render_mode = render_mode
         self.observation_space = Utf8Text(_MAX_TEXT)
         self.action_space = Utf8Text(_MAX_TEXT)
         self._data = data
         self._options = self._defaults = override(WebShopOptions(), options)
         self._session: Session | None = None
+        self._shown: Session | None = None  # also after the end of the episode
         self._turns = 0
         self._moves: Mapping[str, str] = {}
         self._folder(self._defaults)
@@ -176,7 +180,8 @@ class WebShop(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
         session = open_session(self._folder(chosen), drawn, chosen)
-        self._session, self._options, self._turns = session, chosen, 0
+        self._session = self._shown = session
+        self._options, self._turns = chosen, 0
         catalogue = session.catalogue
         assert isinstance(catalogue, Catalogue), "open_session opens it"
         has_instructions = chosen.is_strict if chosen.instructions is None else chosen.instructions
@@ -207,6 +212,13 @@ class WebShop(gymnasium.Env[str, str]):
             self._session = None
         reward = session.score.total if session.score else 0.0
         return shown, reward, terminated, truncated, {"action_is_valid": is_valid, **info}
+
+    def render(self) -> Any:
+        """Return the page as an HTML document; None before the first reset, or if `render_mode` is None."""
+        if self.render_mode is None or self._shown is None:
+            return None
+        is_compact = self._options.observation == "compact"
+        return html(self._shown, {move: number for number, move in self._moves.items()} if is_compact else None)
 
     def _folder(self, options: WebShopOptions) -> Path:
         check_choice("catalogue", options.catalogue, self._data)

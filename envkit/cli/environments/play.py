@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.errors import UsageError
 
 if TYPE_CHECKING:
     from envkit.wiring.evaluation.interactive import Game
@@ -26,14 +27,27 @@ def play(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Play on the server (envkit serve) at this address.")
     ] = None,
+    browser: Annotated[
+        bool, typer.Option("--browser", help="Play in a browser, if the environment has pages.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port for --browser. 0: any free port.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="With --browser, only print the address.")] = False,
 ) -> None:
     """Play an environment yourself.
 
     On a terminal you play with keys; the last line on the screen lists them. Without a terminal, each line of the input
-    is an action.
+    is an action. With --browser, you play on the environment's own pages, until you press Ctrl-C.
     """
     from envkit.wiring.evaluation.interactive import open_game
 
+    if browser:
+        from envkit.cli.environments.browser import play_in_browser
+
+        if url is not None:
+            raise UsageError("--browser: a server has no pages; leave out --browser or --url")
+        with open_game(env_id, options=read_options(option or ()), split=split, render_mode="html") as game:
+            play_in_browser(game, seed, port=port, is_opened=not no_open)
+        return
     with open_game(env_id, options=read_options(option or ()), split=split, url=url) as game:
         if not _is_screen():
             _play_lines(game, seed)

@@ -32,7 +32,7 @@ class Scene:
     Attributes:
         seed: Seed of the level.
         text: The observation.
-        drawing: The environment's own rendering, with ANSI colours.
+        drawing: The environment's own rendering: text with ANSI colours, or an HTML document.
         notes: Lines of the observation that are not in the drawing, such as the rules in the first observation. Empty
             if there is no drawing.
         legal_moves: Names of the legal moves; empty if the environment does not list them.
@@ -158,7 +158,9 @@ class Game:
 
 
 @contextmanager
-def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str | None = None) -> Iterator[Game]:
+def open_game(
+    env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str | None = None, render_mode: str = "ansi"
+) -> Iterator[Game]:
     """Open an environment for a person.
 
     Args:
@@ -166,6 +168,7 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
         options: Options of every episode.
         split: Split whose levels are played; ``"any"`` plays all levels.
         url: Address of an `envkit serve`; None plays in this process. Drawings exist only in this process.
+        render_mode: ``"ansi"`` or ``"html"``. If the environment does not have this mode, there are no drawings.
 
     Raises:
         UnknownEnvError: No such environment.
@@ -180,20 +183,20 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
         raise UsageError(f"--split: {env_id} has no splits; leave it out")
     chosen = with_split(options, split, splits)
     expert = None if spec is None or spec.expert is None else open_expert(env_id, chosen)
-    with closing(_open_env(env_id, chosen, url)) as env:
+    with closing(_open_env(env_id, chosen, url, render_mode)) as env:
         yield Game(env, env_id, expert=expert, options=chosen)
 
 
-def _open_env(env_id: str, options: Options, url: str | None) -> gymnasium.Env[Any, Any]:
+def _open_env(env_id: str, options: Options, url: str | None, render_mode: str) -> gymnasium.Env[Any, Any]:
     if url is not None:
         return make(env_id, url=url)
     # Pass the options here as well as to every reset, because an environment may accept some only in __init__.
     with attributed(env_id, "__init__"):
         env = make_here(env_id, options)
-        if "ansi" not in env.metadata.get("render_modes", ()):
+        if render_mode not in env.metadata.get("render_modes", ()):
             return env
         env.close()
-        return make_here(env_id, {**options, "render_mode": "ansi"})
+        return make_here(env_id, {**options, "render_mode": render_mode})
 
 
 def _moves(info: Info) -> tuple[str, ...]:
