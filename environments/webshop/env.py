@@ -171,7 +171,7 @@ class WebShop(gymnasium.Env[str, str]):
         self._shown: Session | None = None  # also after the end of the episode
         self._turns = 0
         self._moves: Mapping[str, str] = {}
-        self._folder(self._defaults)
+        check_choice("catalogue", self._defaults.catalogue, data)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start an episode."""

@@ -65,7 +65,7 @@ def test_sessions_of_one_sandbox_show_the_pages_of_their_own_seeds_even_if_it_is
                 for _ in range(SESSIONS):
                     await begun.acquire()
                 await gateway.wait_for_warm(1)
-                (sandbox,) = await gateway.env_sandboxes()
+                (sandbox,) = (await gateway.env_sandboxes()).values()
                 await gateway.kill_env_sandbox(sandbox)
                 killed.set()
 
