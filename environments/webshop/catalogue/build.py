@@ -10,7 +10,7 @@ from .loaders import read_products
 from .store import write_catalogue
 
 _SEED = 0
-"""Seed of the generated catalogues. They are prefixes of one another only if `generate` says so."""
+"""Seed of the generated catalogues, so the small ones are the first products of the large one."""
 
 
 def webshop(folder: Path, announce: Callable[[str], None]) -> None:

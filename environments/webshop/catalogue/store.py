@@ -51,7 +51,9 @@ def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, a
         announce: Called with a line of progress every 10,000 products.
     """
     ends, asins = array("q"), list[bytes]()
-    numbers = {(human, split): array("I") for human in (False, True) for split in (*SPLITS, None)}
+    numbers: dict[tuple[bool, Split | None], array[int]] = {
+        (human, split): array("I") for human in (False, True) for split in (*SPLITS, None)
+    }
     digest, seen, common = hashlib.sha256(), set[str](), set[str]()
 
     def documents() -> Iterator[tuple[str, str]]:
