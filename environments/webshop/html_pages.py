@@ -57,7 +57,7 @@ def html(session: Session, answers: Mapping[str, str] | None = None) -> str:
     """Return the page that a session shows as an HTML document without scripts and other files.
 
     A click posts the field ``action`` to the relative address ``act``. In its value, ``{query}`` stands for the value
-    of the field ``query``, which is the search box.
+    of the field ``query``, in which the words of a search are typed.
 
     Args:
         session: The session.

@@ -30,7 +30,7 @@ TIMEOUT_S = 30
 
 
 class Echo(gymnasium.Env[str, str]):
-    """Repeats what it was sent, up to three times. Its page is the text."""
+    """Repeats what it was sent, up to three times. A script in its page tries to change it."""
 
     observation_space = action_space = Utf8Text(1 << 23)
     render_mode = "html"
@@ -46,7 +46,7 @@ class Echo(gymnasium.Env[str, str]):
         return f"heard {action[:99]!r}", 0.25, len(self.actions) == 3, False, {"legal_moves": []}
 
     def render(self) -> Any:
-        return f'<form method="post" action="act" target="_top"><p title="a">{len(self.actions)}</p></form>'
+        return "<title>page</title><p>page</p><script>document.querySelector('p').title = 'changed'</script>"
 
 
 @contextmanager
@@ -292,4 +292,20 @@ def test_in_chromium_a_shopper_clicks_from_the_search_to_the_purchase(tmp_path: 
         page.get_by_role("button", name="Next episode").click()
         check(9)
         assert page.locator("dd").all_text_contents() == ["3", "0", "–", "0"]
+        browser.close()
+
+
+@pytest.mark.chromium
+@pytest.mark.slow
+def test_in_chromium_a_script_in_the_page_of_an_environment_does_not_run(server: GameServer) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        page = browser.new_page()
+        page.goto(server.url)
+        assert page.frame_locator("iframe").locator("p").get_attribute("title") is None
+        elsewhere = browser.new_page()
+        elsewhere.set_content(Echo().render())
+        assert elsewhere.locator("p").get_attribute("title") == "changed"
         browser.close()
