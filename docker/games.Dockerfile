@@ -14,4 +14,5 @@ FROM ${BASE}
 ARG FORMAT
 LABEL envkit.format=${FORMAT}
 COPY --from=install /opt/envkit /opt/envkit
-ENV PYTHONPATH=/opt/envkit PYTHONDONTWRITEBYTECODE=1
+COPY data /data
+ENV PYTHONPATH=/opt/envkit PYTHONDONTWRITEBYTECODE=1 ENVKIT_DATA=/data

@@ -140,6 +140,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "expert": "envkit.environments.webshop.players:WebShopExpert",
         "splits": ("train", "validation", "eval"),
         "compact_options": {"observation": "compact"},
+        "vocabulary": "envkit.environments.webshop.compact:vocabulary",
         "players": {
             "first_hit": "envkit.environments.webshop.players:FirstHit",
             "rule": "envkit.environments.webshop.players:RulePlayer",

@@ -36,7 +36,7 @@ class EnvSpec:
             ``gymnasium.Env`` with text observations and actions, or an `envkit.env.AsyncEnv`.
         options: Options that the entry point gets if the caller does not override them.
         expert: ``"module:Class"`` of an `envkit.protocols.Expert`, or a callable, or None. It is called with the same
-            options as the entry point, because options may change the observations that the expert reads.
+            options and data as the entry point, because options may change the observations that the expert reads.
         summary: One-line description, for lists.
         splits: Values of the environment's option ``split``, which chooses training levels or evaluation levels. If
             empty, training and evaluation levels differ only in their seeds.
@@ -51,12 +51,18 @@ class EnvSpec:
             `judge`. Such an environment must be an `envkit.env.AsyncEnv`. It runs in a trusted process, not in a
             sandbox.
         players: Players of the environment by name, such as ``oracle``, ``nop`` and ``cheat``, each as
-            ``"module:Class"`` or a callable. Called with the options, it returns an `envkit.protocols.Player`.
+            ``"module:Class"`` or a callable. Called with the options and data, it returns an `envkit.protocols.Player`.
         task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
             `envkit.protocols.TaskSet`. None means that every seed is a task.
         data: Data of the environment by name, each with its builder as ``"module:function"`` or a callable. ``envkit
-            data NAME`` calls the builder with an empty folder to fill and with a function that shows a line. The entry
-            point gets the folders, which are read-only in sandboxes, as the argument `data`, by name.
+            data NAME`` calls the builder with an empty folder to fill and with a function that shows a line. A builder
+            whose third argument is `source` also gets the path of ``--from PATH``, and builds from the user's files.
+            The entry point gets the folders, which are read-only in sandboxes, as the argument `data`, by name. Only
+            the data that it looks up must exist. Outside sandboxes, looking up missing data builds it, unless its
+            builder needs a source.
+        vocabulary: ``"module:function"`` or a callable, or None. Called with the options and data, it returns texts
+            with all words of the environment, for the tokenizer of a policy that is trained from scratch. None means
+            that the tokenizer only knows the words of some episodes with random moves, and the others are unknown.
     """
 
     id: str
@@ -73,6 +79,7 @@ class EnvSpec:
     players: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     task_set: str | Callable[..., Any] | None = None
     data: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
+    vocabulary: str | Callable[..., Any] | None = None
 
 
 _SPECS: dict[str, EnvSpec] = {}
@@ -100,6 +107,7 @@ def register(
     players: Mapping[str, str | Callable[..., Any]] | None = None,
     task_set: str | Callable[..., Any] | None = None,
     data: Mapping[str, str | Callable[..., Any]] | None = None,
+    vocabulary: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
     """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
 
@@ -122,7 +130,9 @@ def register(
             raise ConfigError([f"needs: {need!r} is not one of {', '.join(NEEDS)}"])
     of_players, of_data = (MappingProxyType(dict(one or {})) for one in (players, data))
     spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
-    spec = replace(spec, needs=frozenset(needs), players=of_players, task_set=task_set, data=of_data)
+    spec = replace(
+        spec, needs=frozenset(needs), players=of_players, task_set=task_set, data=of_data, vocabulary=vocabulary
+    )
     for other in list(_SPECS.values()):
         for name in spec.data.keys() & other.data.keys() if other.id != id else ():
             if spec.data[name] != other.data[name]:

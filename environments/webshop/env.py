@@ -171,7 +171,7 @@ class WebShop(gymnasium.Env[str, str]):
         self._shown: Session | None = None  # also after the end of the episode
         self._turns = 0
         self._moves: Mapping[str, str] = {}
-        self._folder(self._defaults)
+        check_choice("catalogue", self._defaults.catalogue, data)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start an episode."""
@@ -230,7 +230,7 @@ class WebShop(gymnasium.Env[str, str]):
             text, self._moves = page.text, page.choices
             moves: list[JSON] = [*page.choices]
         else:
-            text = _VIEWS[self._options.observation](session)
+            text = VIEWS[self._options.observation](session)
             search = [f"search[{session.goal.instruction}]"] if session.has_search_box else []
             moves = [*search, *(f"click[{label}]" for label in session.clickables() if label != "search")]
         score = session.score.total if session.score else 0.0
@@ -238,7 +238,12 @@ class WebShop(gymnasium.Env[str, str]):
         return notice + text, {"legal_moves": moves, **info}
 
 
-_VIEWS: Mapping[str, Callable[[Session], str]] = {"text": pages.text, "text_rich": pages.rich_text}
+VIEWS: Mapping[View, Callable[[Session], str]] = {
+    "text": pages.text,
+    "text_rich": pages.rich_text,
+    "compact": lambda session: CompactPage(session).text,
+}
+"""The page that a session shows, for each value of the option ``observation``."""
 
 
 def _unwrapped(action: str) -> str:

@@ -58,7 +58,7 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def price_tag(self) -> str:
-        """The price as pages show it, such as ``$12.9`` or ``$10.99 to $25.0``; ``$100.0`` if there is none."""
+        """The price as pages show it, such as ``$12.9`` or ``$10.99 to $25.0``; ``$100.0`` if it has no price."""
         return " to ".join(f"${price}" for price in self.prices) or "$100.0"
 
     @property

@@ -15,6 +15,7 @@ from envkit.protocols.environments import (
     ResumableEpisode,
     ResumableHost,
     SplitStepEpisode,
+    TaskExpert,
     TaskSet,
 )
 from envkit.protocols.sandboxes import (
@@ -52,6 +53,7 @@ __all__ = [
     "ServerPool",
     "Shell",
     "SplitStepEpisode",
+    "TaskExpert",
     "TaskSet",
     "Tracker",
     "Trainer",

@@ -236,6 +236,15 @@ class Expert(Protocol):
         ...
 
 
+@runtime_checkable
+class TaskExpert(Expert, Protocol):
+    """An expert that knows more about a task than its observations show, such as the goal."""
+
+    def for_task(self, task: Task) -> Expert:
+        """Return an expert for one episode of `task`. It is asked for moves at every observation, in their order."""
+        ...
+
+
 class EpisodePlayer(Protocol):
     """Chooses the actions of one episode."""
 

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from envkit import registry
@@ -28,17 +31,44 @@ def folder_of(name: str) -> Path:
     return (Path(inside) if inside else cache_folder() / "data") / name
 
 
-def folders(spec: EnvSpec) -> dict[str, Path]:
+def folders(spec: EnvSpec) -> Mapping[str, Path]:
     """Return the folder of each kind of data of an environment.
 
+    Only the data that the environment looks up must exist. Outside sandboxes, looking up missing data builds it, unless
+    it is made from files of the user.
+
     Raises:
-        UsageError: Data was not built; the message has the command that builds it.
+        UsageError: From a lookup: the data was not built; the message has the command that builds it.
     """
-    found = {name: folder_of(name) for name in spec.data}
-    for name, folder in found.items():
-        if not folder.is_dir():
-            raise UsageError(f"{spec.id} needs the data {name}, which is not on this machine; run: envkit data {name}")
-    return found
+    return _Folders(spec)
+
+
+class _Folders(Mapping[str, Path]):
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
+
+    def __getitem__(self, name: str) -> Path:
+        builder = self._spec.data[name]
+        folder = folder_of(name)
+        if folder.is_dir():
+            return folder
+        problem = f"{self._spec.id} needs the data {name}, which is not on this machine"
+        if needs_source(builder):
+            raise UsageError(f"{problem}; run: envkit data {name} --from FOLDER")
+        if FOLDER_VARIABLE in os.environ:
+            raise UsageError(f"{problem}; run: envkit data {name}")
+        print(f"{problem}; building it once in {folder}", file=sys.stderr)
+        _build(folder, builder, None, lambda _: None)
+        return folder
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._spec.data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spec.data)
+
+    def __len__(self) -> int:
+        return len(self._spec.data)
 
 
 def builders() -> dict[str, tuple[str, str | Callable[..., object]]]:
@@ -47,17 +77,43 @@ def builders() -> dict[str, tuple[str, str | Callable[..., object]]]:
     return {name: (spec.id, builder) for spec in registry.specs() for name, builder in spec.data.items()}
 
 
-def build(name: str, announce: Callable[[str], None]) -> bool:
+def needs_source(builder: str | Callable[..., object]) -> bool:
+    """Return whether a builder makes its data from files of the user, which it gets as the argument `source`."""
+    return "source" in inspect.signature(registry.load(builder)).parameters
+
+
+def build(name: str, announce: Callable[[str], None], source: Path | None = None) -> bool:
     """Build the data `name`, and return whether it was missing.
 
+    Args:
+        name: Name of the data.
+        announce: Shows a line to the user.
+        source: Folder or file of the user from which to build it; None for data that is not made from files.
+
     Raises:
-        UsageError: No environment has such data, or the folder cannot be written.
+        UsageError: No environment has such data; it needs a source, or has one that it does not need; it is already
+            built, perhaps from another source; or the folder cannot be written.
     """
     known = builders()
     if name not in known:
         raise UsageError(f"no environment has data {name!r}{did_you_mean(name, known)}")
-    target = cache_folder() / "data" / name
-    make = registry.load(known[name][1])
+    builder, target = known[name][1], cache_folder() / "data" / name
+    is_from_files = needs_source(builder)
+    if source is not None and not is_from_files:
+        raise UsageError(f"the data {name} is not made from files; leave out --from")
+    if source is not None and target.is_dir():
+        raise UsageError(f"the data {name} is already in {target}; delete that folder to build it from other files")
+    if source is None and is_from_files and not target.is_dir():
+        raise UsageError(f"the data {name} is made from your files; run: envkit data {name} --from FOLDER")
+    return _build(target, builder, source, announce)
+
+
+def _build(
+    target: Path, builder: str | Callable[..., object], source: Path | None, announce: Callable[[str], None]
+) -> bool:
+    make = registry.load(builder)
+    if source is not None:
+        make = partial(make, source=source)
     return make_once(target, lambda _, folder: make(folder, announce), is_made=Path.is_dir, announce=announce)
 
 

@@ -352,7 +352,7 @@ def open_env(env_id: str, resources: Resources = NO_RESOURCES, /, **options: JSO
     """
     spec = find(env_id)
     entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
-    needed = {**resources.arguments(spec), **({"data": data.folders(spec)} if spec.data else {})}
+    needed = {**resources.arguments(spec), **_with_data(spec)}
     try:
         env: AnyEnv = entry_point(**needed, **chosen)
     except TypeError:
@@ -375,12 +375,27 @@ def open_expert(env_id: str, options: Options | None = None) -> Expert:
 
     Raises:
         ConfigError: The environment has no expert.
+        UsageError: The environment's data is not on this machine.
     """
     spec = find(env_id)
     if spec.expert is None:
         raise ConfigError([f"env.id: {env_id} has no expert"])
-    expert: Expert = registry.load(spec.expert)(**registry.defaults(spec, options or {}))
+    expert: Expert = open_helper(spec, spec.expert, options or {})
     return expert
+
+
+def open_helper(spec: EnvSpec, entry_point: str | Callable[..., Any], options: Options) -> Any:
+    """Return the expert, a player or the vocabulary of an environment: call its entry point as that of the environment.
+
+    Raises:
+        UsageError: The environment's data is not on this machine.
+    """
+    return registry.load(entry_point)(**_with_data(spec), **registry.defaults(spec, options))
+
+
+def _with_data(spec: EnvSpec) -> dict[str, Any]:
+    """Return the argument `data` of an entry point, if the environment has data."""
+    return {"data": data.folders(spec)} if spec.data else {}
 
 
 def slots(capacity: int, options: Options | None = None, resources: Resources = NO_RESOURCES) -> SlotHost:

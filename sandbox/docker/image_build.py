@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -56,6 +56,7 @@ async def build(
     packages: Sequence[str],
     tag: str | None,
     announce: Callable[[str], None],
+    data: Mapping[str, Path] | None = None,
 ) -> str:
     """Build an image and return its tag.
 
@@ -67,14 +68,17 @@ async def build(
         packages: Additional packages in pip's notation; a path means a project or wheel on this machine.
         tag: Tag of the image; None means ``envkit/NAME:1``.
         announce: Called with each progress message, which is one line.
+        data: Folders with data of environments by name, for the image ``games``; it has them in ``/data``.
 
     Raises:
-        UsageError: The name is unknown, or the base image is missing or unsuitable.
+        UsageError: The name is unknown, the base image is missing or unsuitable, or this image takes no data.
         SandboxError: A package cannot be fetched, a build step failed, or the daemon does not answer.
     """
     if name not in names():
         where = "" if names() else f" ({_DOCKERFILES} has no Dockerfiles; build from a checkout of envkit)"
         raise UsageError(f"there is no image {name!r}{where or did_you_mean(name, names())}")
+    if data and name != "games":
+        raise UsageError(f"--data: the image {name} has no environments; build the image games")
     base = base or (OFFLINE_BASE if offline else ONLINE_BASE)
     tag = tag or f"envkit/{name}:1"
     daemon = await Daemon.connect()
@@ -85,6 +89,8 @@ async def build(
         with tempfile.TemporaryDirectory(prefix="envkit-image-") as folder:
             context = Path(folder)
             await clock.to_thread(_gather, context, name, platform, packages)
+            for one, source in (data or {}).items():
+                await clock.to_thread(shutil.copytree, source, context / "data" / one)
             announce(f"building {tag} on {base}")
             with await clock.to_thread(_packed, context) as archive:
                 await _build(daemon, archive, tag, base, announce)
@@ -170,6 +176,7 @@ def _gather(context: Path, name: str, platform: _Platform, packages: Sequence[st
     requirements.write_text("".join(f"{requirement}\n" for requirement in wanted))
     _pip("download", "pip", *wanted, "--dest", str(wheels), "--find-links", str(wheels), *platform.pip_options())
     if name == "games":
+        (context / "data").mkdir()
         shutil.copytree(_PACKAGE, context / "envkit", ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from envkit import clock, registry
 from envkit.config.parts import BuiltInSandboxSection
-from envkit.errors import ConfigError, UsageError
+from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.types import Task
 from envkit.wiring import data, environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
+from tests.cli.commands import envkit
 
 WORDY = """
 import envkit, gymnasium
@@ -21,12 +25,15 @@ def build(folder, announce):
     announce("writing words")
     (folder / "words.txt").write_text("apple pear")
 
+def copy(folder, announce, source):
+    (folder / "words.txt").write_text(source.read_text())
+
 class Wordy(gymnasium.Env):
     metadata = {"render_modes": [], "metrics": {}}
     observation_space = action_space = Utf8Text(100)
 
-    def __init__(self, *, data, render_mode=None):
-        self.file = data["wordy"] / "words.txt"
+    def __init__(self, *, data, words="wordy", render_mode=None):
+        self.file = data[words] / "words.txt"
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -40,7 +47,7 @@ class Wordy(gymnasium.Env):
         return action, 0.0, True, False, {}
 
 def register():
-    envkit.register("Wordy-v0", Wordy, data={"wordy": build})
+    envkit.register("Wordy-v0", Wordy, data={"wordy": build, "own-words": copy})
 """
 
 
@@ -58,11 +65,61 @@ def wordy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, name, type(getattr(registry, name))(getattr(registry, name)))
 
 
-def test_missing_data_is_named_with_the_command_that_builds_it() -> None:
-    with pytest.raises(UsageError, match=r"Wordy-v0 needs the data wordy.*envkit data wordy"):
+def _search_path(tmp_path: Path) -> str:
+    """Return the import path of a process that sees the installed package."""
+    return f"{tmp_path}/site-packages:{os.environ.get('PYTHONPATH', '')}"
+
+
+def test_missing_data_is_built_when_it_is_first_used(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with environments.make("Wordy-v0") as env:
+            assert env.reset(seed=0)[0].endswith("/data/wordy/words.txt: apple pear")
+    announced = capsys.readouterr().err
+    assert announced.startswith("Wordy-v0 needs the data wordy, which is not on this machine; building it once in ")
+    assert announced.count("\n") == 1
+
+
+def test_processes_that_first_use_data_at_once_all_get_it(tmp_path: Path) -> None:
+    code = "import envkit; env = envkit.make('Wordy-v0'); print(env.reset(seed=0)[0])"
+    env = {**os.environ, "PYTHONPATH": _search_path(tmp_path)}
+    processes = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate()[0] for process in processes] == [
+        f"{tmp_path}/cache/data/wordy/words.txt: apple pear\n".encode()
+    ] * 3
+
+
+def test_missing_data_in_a_sandbox_is_named_with_the_command_that_builds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(data.FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(UsageError, match=r"Wordy-v0 needs the data wordy.*run: envkit data wordy$"):
         environments.open_env("Wordy-v0")
     with pytest.raises(UsageError, match=r"no environment has data 'wordi'.*wordy"):
         data.build("wordi", print)
+
+
+def test_data_from_files_is_built_only_by_the_command(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"needs the data own-words.*run: envkit data own-words --from FOLDER$"):
+        environments.open_env("Wordy-v0", words="own-words")
+    source = tmp_path / "mine.txt"
+    source.write_text("plum")
+    folder = f"{tmp_path}/cache/data/own-words"
+    assert envkit("data", "own-words", "--from", source, PYTHONPATH=_search_path(tmp_path))[:2] == (0, f"{folder}\n")
+    with environments.make("Wordy-v0", words="own-words") as env:
+        assert env.reset(seed=0)[0].endswith("plum")
+
+
+def test_a_source_that_is_missing_unwanted_or_too_late_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"own-words is made from your files; run: envkit data own-words --from"):
+        data.build("own-words", print)
+    with pytest.raises(UsageError, match=r"wordy is not made from files; leave out --from"):
+        data.build("wordy", print, tmp_path)
+    source = tmp_path / "mine.txt"
+    source.write_text("plum")
+    assert data.build("own-words", print, source)
+    assert not data.build("own-words", print)
+    with pytest.raises(UsageError, match=r"own-words is already in .*; delete that folder"):
+        data.build("own-words", print, source)
 
 
 def test_data_is_built_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -87,6 +144,19 @@ def test_a_sandbox_sees_the_data_and_cannot_change_it(tmp_path: Path) -> None:
 
     assert clock.run(play) == ("/data/wordy/words.txt: apple pear", "OSError")
     assert (tmp_path / "cache/data/wordy/words.txt").read_text() == "apple pear"
+
+
+@pytest.mark.bwrap
+def test_a_sandbox_does_not_build_missing_data() -> None:
+    async def play() -> None:
+        async with (
+            sandbox_host(BuiltInSandboxSection(kind="local"), slots_per_sandbox=1) as host,
+            host.lease(Task("Wordy-v0", 0)) as episode,
+        ):
+            await episode.reset()
+
+    with pytest.raises(EnvkitError, match="needs the data wordy, which is not on this machine; run: envkit data wordy"):
+        clock.run(play)
 
 
 def test_two_environments_may_share_data_but_not_with_different_builders(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import anyio.lowlevel
 
 from envkit.errors import ConfigError
-from envkit.protocols import EnvHost, Expert, Renderer
+from envkit.protocols import EnvHost, Expert, Renderer, TaskExpert
 from envkit.types import Exchange, Observation, Prompt, Reset, Sample, Task, bools, floats, ints
 
 _FRUITLESS_EPISODES = 1000
@@ -70,9 +70,10 @@ class Teacher:
     is_bare: bool = False
     turn_tokens: int | None = None
 
-    def for_episode(self, start: Reset) -> Teacher:
-        """Return the teacher of an episode, which renders the system prompt and tools of the reset `start`."""
-        return replace(self, renderer=self.renderer.for_episode(start))
+    def for_episode(self, task: Task, start: Reset) -> Teacher:
+        """Return the teacher of an episode of `task`, with the system prompt and tools of the reset `start`."""
+        expert = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
+        return replace(self, expert=expert, renderer=self.renderer.for_episode(start))
 
     def answer(self, move: str) -> str:
         """Return the answer text for `move`."""
@@ -156,7 +157,7 @@ async def lessons(
         await anyio.lowlevel.checkpoint()
         async with host.lease(task) as episode:
             start = await episode.reset()
-            observation, ended, playing = start.observation, False, teacher.for_episode(start)
+            observation, ended, playing = start.observation, False, teacher.for_episode(task, start)
             while not ended and len(found) < count:
                 if (lesson := playing.lesson(observation)) is not None:
                     found.append(lesson)
@@ -193,7 +194,7 @@ async def _demonstration(
     await anyio.lowlevel.checkpoint()
     async with host.lease(task) as episode:
         start = await episode.reset()
-        observation, teacher = start.observation, teacher.for_episode(start)
+        observation, teacher = start.observation, teacher.for_episode(task, start)
         prompt = Prompt(teacher.renderer.open(observation))
         for turn in range(max_turns):
             move = teacher.move(observation, rng)

@@ -2,19 +2,20 @@
 
 Products come in families of one to five near-duplicates, which share their kind, brand and most words but differ in an
 attribute, the values of an option or the price. So the first hit of a search often is not what the instruction asks
-for, and reading the pages decides. Shares, numbers of options and attributes, lengths of titles and prices follow the
-statistics of 1,000 products of the original shop.
+for, and reading the pages decides. A family lies in one split, so that no test goal has a near-duplicate among the
+training goals. Shares, numbers of options and attributes, lengths of titles and prices follow the statistics of 1,000
+products of the original shop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from envkit.types import stable_hash
 
+from ...split import split_of
 from ..products import Instruction, Product
 from . import words
 from .words import Kind
@@ -27,10 +28,11 @@ def _spread(weights: dict[int, int]) -> tuple[int, ...]:
     return tuple(value for value, weight in weights.items() for _ in range(weight))
 
 
-_FAMILY_SIZES = _spread({1: 40, 2: 20, 3: 18, 4: 12, 5: 10})
+_FAMILY_SIZES = _spread({1: 30, 2: 20, 3: 20, 4: 15, 5: 15})
 _OPTION_COUNTS = _spread({0: 58, 1: 25, 2: 14, 3: 3})
 _VALUE_COUNTS = _spread({1: 8, 2: 34, 3: 30, 4: 26, 5: 24, 6: 24, 7: 14, 8: 18, 10: 20, 14: 9, 20: 6, 45: 1})
 _ATTRIBUTE_COUNTS = _spread({0: 19, 1: 19, 2: 19, 3: 13, 4: 13, 5: 7, 6: 4, 7: 3, 8: 2, 10: 1})
+_SHOWN_COUNTS = _spread({0: 25, 1: 45, 2: 30})
 _TITLE_LENGTHS = _spread({7: 10, 10: 10, 13: 14, 16: 14, 19: 14, 23: 14, 27: 12, 31: 10, 35: 6})
 _BULLET_COUNTS = _spread({1: 14, 3: 9, 4: 12, 5: 57, 6: 5, 7: 3})
 _SENTENCE_COUNTS = _spread({0: 30, 1: 8, 2: 12, 3: 14, 4: 12, 5: 10, 6: 6, 7: 4, 8: 4})
@@ -38,34 +40,15 @@ _WANTED_COUNTS = _spread({1: 30, 2: 40, 3: 22, 4: 8})
 _CENTS = (0.99, 0.99, 0.99, 0.95, 0.49, 0.0, 0.89, 0.5)
 _KINDS_OF = {category: tuple(kind for kind in words.KINDS if kind.category == category) for category in words.SHARES}
 _CATEGORIES = tuple(category for category, share in words.SHARES.items() for _ in range(share))
-_MISSPELLED_SHARE = 0.05
-"""Chance of a misspelling, for each word that has one."""
+_WORDS_BETWEEN = 14
+"""One of up to this many words is misspelled, if it has a misspelling."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ASINS: int = 36**8
+_MAX_PRODUCTS = 10**9
+"""Larger numbers give the ids that replace those of another split."""
 _STRIDE = 1_732_050_807_569
 """Has no factor in common with `_ASINS`, so that multiples of it are distinct."""
-
-# Words after which an adjective cannot stand in front of its noun, as in "easy to clean".
-_BACK_WORDS = frozenset(
-    (
-        "to",
-        "without",
-        "with",
-        "in",
-        "for",
-        "of",
-        "from",
-        "against",
-        "by",
-        "only",
-        "made",
-        "good",
-        "after",
-        "one",
-        "able",
-    )
-)
 
 
 class _Dice:
@@ -90,17 +73,14 @@ class _Dice:
         return pool[:count]
 
 
-@dataclass(frozen=True)
-class _Sentence:
-    """A sentence about feature number `feature`, and the words that fill its template."""
+class _Sentence(NamedTuple):
+    """A sentence about feature number `feature`, which replaces {attribute} and {ATTRIBUTE} in `text`."""
 
-    template: str
+    text: str
     feature: int
-    slots: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _Model:
+class _Model(NamedTuple):
     """A product before it is written down. Near-duplicates are made from one model.
 
     Attributes:
@@ -129,21 +109,25 @@ def generate(count: int, seed: int) -> Iterator[Product]:
     number = 0
     while number < count:
         model = _model(dice)
-        for member in range(dice.one(_FAMILY_SIZES)):
-            if number == count:
-                return
-            yield _product(dice, _near_duplicate(dice, model) if member else model, _asin(first_asin, number))
+        size = dice.one(_FAMILY_SIZES)
+        asin = _asin(first_asin, number)
+        split = split_of(asin) if size > 1 else None
+        for member in range(min(size, count - number)):
+            candidate = number
+            while member and split_of(asin := _asin(first_asin, candidate)) != split:
+                candidate += _MAX_PRODUCTS
+            yield _product(dice, _near_duplicate(dice, model) if member else model, asin)
             number += 1
 
 
 def _asin(first: int, number: int) -> str:
-    """Return the id of product `number`. The ids of a catalogue are distinct."""
+    """Return the id of a number; different numbers below `_ASINS` have different ids."""
     rest = (first + number * _STRIDE) % _ASINS
-    text = ""
+    text = "B0"
     for _ in range(8):
         rest, digit = divmod(rest, 36)
         text += _DIGITS[digit]
-    return "B0" + text
+    return text
 
 
 def _model(dice: _Dice) -> _Model:
@@ -155,29 +139,31 @@ def _model(dice: _Dice) -> _Model:
     count = min(count, len(features))
     features = features[: count + 1 + int(dice.random() * 2)]
     brand = "".join(dice.one(words.SYLLABLES) for _ in range(3 if dice.chance(0.1) else 2)).capitalize()
-    # Each text goes on with the feature after the last one mentioned, so that most features are mentioned somewhere.
-    shown = dice.some(range(len(features)), min(len(features), int(dice.random() * 4)))
-    order = [*(index for index in range(len(features)) if index not in shown), *shown]
+    shown = dice.some(range(len(features)), dice.one(_SHOWN_COUNTS))
+    hidden = [index for index in range(len(features)) if index not in shown]
+    # A search sees title, description and first bullet. If these mention only what the title shows, it cannot tell
+    # near-duplicates apart that differ in something else; the other bullets can.
+    of_bullets = [*hidden, *shown]
+    of_description = list(shown) if shown and dice.chance(0.7) else of_bullets
 
-    def sentences(templates: Sequence[str], number: int) -> list[_Sentence]:
+    def sentences(templates: Sequence[str], number: int, order: list[int]) -> list[_Sentence]:
         made = []
         for template in dice.some(templates, number):
-            slots = _slots(dice, kind, marked, brand)
-            made.append(_Sentence(template, order[0], slots))
-            if "ttribute}" in template or "ATTRIBUTE}" in template:
+            made.append(_Sentence(_fill(dice, template, kind, marked, brand), order[0]))
+            if "{attribute}" in template.lower():
                 order.append(order.pop(0))
         return made
 
     bullet_count = dice.one(_BULLET_COUNTS)
-    bullets = [] if bullet_count == 1 and dice.chance(0.5) else sentences(words.BULLETS, bullet_count)
-    description = sentences(words.DESCRIPTIONS, dice.one(_SENTENCE_COUNTS))
+    bullets = [] if bullet_count == 1 and dice.chance(0.5) else sentences(words.BULLETS, bullet_count, of_bullets)
+    description = sentences(words.DESCRIPTIONS, dice.one(_SENTENCE_COUNTS), of_description)
     if dice.chance(0.9):
-        mention = _Sentence(dice.one(words.MENTIONS), 0, _slots(dice, kind, marked, brand))
+        mention = _fill(dice, dice.one(words.MENTIONS), kind, marked, brand)
         if description and dice.chance(0.4):
-            description.insert(0, mention)
+            description.insert(0, _Sentence(mention, 0))
         else:
-            first = bullets[0] if bullets else replace(mention, template="")
-            bullets[:1] = [replace(first, template=f"{first.template} {mention.template}".strip())]
+            first = bullets[0] if bullets else _Sentence("", 0)
+            bullets[:1] = [_Sentence(f"{first.text} {mention}".strip(), first.feature)]
     names = dice.some(tuple(kind.options), dice.one(_OPTION_COUNTS))
     return _Model(
         kind=kind,
@@ -198,29 +184,32 @@ def _compatible(features: Sequence[str]) -> tuple[str, ...]:
     """Return the features without those that an earlier one excludes."""
     kept: list[str] = []
     for feature in features:
-        if not any(feature in group and not set(group).isdisjoint(kept) for group in words.EXCLUSIVE):
+        if feature not in words.RIVALS or words.RIVALS[feature].isdisjoint(kept):
             kept.append(feature)
     return tuple(kept)
 
 
-def _slots(dice: _Dice, kind: Kind, marked: str, brand: str) -> dict[str, str]:
+def _fill(dice: _Dice, template: str, kind: Kind, marked: str, brand: str) -> str:
+    """Return the template with all words but those of the feature."""
     noun = marked.removeprefix("~")
     is_plural = noun != marked and noun.endswith("s")
     adjective = dice.one(words.ADJECTIVES[kind.category])
     extra = dice.one(words.EXTRAS[kind.category])
-    return {
-        "noun": noun,
-        "brand": brand,
-        "query": kind.query,
-        "this": "these" if is_plural else "this",
-        "is": "are" if is_plural else "is",
-        "adjective": adjective,
-        "an_adjective": _with_article(adjective),
-        "An_adjective": _with_article(adjective).capitalize(),
-        "people": dice.one(words.PEOPLE),
-        "extra": extra,
-        "EXTRA": extra.upper(),
-    }
+    return template.format(
+        noun=noun,
+        brand=brand,
+        query=kind.query,
+        this="these" if is_plural else "this",
+        are="are" if is_plural else "is",
+        adjective=adjective,
+        an_adjective=_with_article(adjective),
+        An_adjective=_with_article(adjective).capitalize(),
+        people=dice.one(words.PEOPLE),
+        extra=extra,
+        EXTRA=extra.upper(),
+        attribute="{attribute}",
+        ATTRIBUTE="{ATTRIBUTE}",
+    )
 
 
 def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int]) -> tuple[str | int, ...]:
@@ -245,8 +234,7 @@ def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int])
 
 def _values(dice: _Dice, pool: Sequence[str]) -> tuple[str, ...]:
     """Return values of an option, in the order of the pool."""
-    chosen = set(dice.some(range(len(pool)), dice.one(_VALUE_COUNTS)))
-    return tuple(value for index, value in enumerate(pool) if index in chosen)
+    return tuple(pool[index] for index in sorted(dice.some(range(len(pool)), dice.one(_VALUE_COUNTS))))
 
 
 def _price(dice: _Dice, kind: Kind) -> float:
@@ -263,11 +251,11 @@ def _near_duplicate(dice: _Dice, model: _Model) -> _Model:
     elif differs < 0.8 and model.options:
         model = _swap_values(dice, model)
     else:
-        model = replace(model, price=_price(dice, model.kind))
+        model = model._replace(price=_price(dice, model.kind))
     if dice.chance(0.4):
         model = _swap_values(dice, model)
     if dice.chance(0.5) or model == original:
-        model = replace(model, price=int(model.price * (0.7 + 0.8 * dice.random())) + dice.one(_CENTS))
+        model = model._replace(price=int(model.price * (0.7 + 0.8 * dice.random())) + dice.one(_CENTS))
     return model
 
 
@@ -275,14 +263,14 @@ def _swap_attribute(dice: _Dice, model: _Model) -> _Model:
     """Replace an attribute, in all texts, by one that excludes it or by another one of the kind."""
     features = list(model.features)
     index = int(dice.random() * model.attributes)
-    rivals = {name for group in words.EXCLUSIVE if features[index] in group for name in group}
+    rivals = words.RIVALS.get(features[index], frozenset())
     others = [name for name in model.kind.attributes if name not in features]
     candidates = [name for name in others if name in rivals] or others
     rest = features[:index] + features[index + 1 :]
     features[index] = next(
         (name for name in dice.some(candidates, 8) if len(_compatible([*rest, name])) == len(features)), features[index]
     )
-    return replace(model, features=tuple(features))
+    return model._replace(features=tuple(features))
 
 
 def _swap_values(dice: _Dice, model: _Model) -> _Model:
@@ -293,7 +281,7 @@ def _swap_values(dice: _Dice, model: _Model) -> _Model:
     kept = {value for value in model.options[name] if dice.chance(0.5)}
     kept.update(_values(dice, model.kind.options[name])[: max(1, len(model.options[name]) - len(kept))])
     values = tuple(value for value in model.kind.options[name] if value in kept)
-    return replace(model, options={**model.options, name: values})
+    return model._replace(options={**model.options, name: values})
 
 
 def _product(dice: _Dice, model: _Model, asin: str) -> Product:
@@ -330,18 +318,22 @@ def _product(dice: _Dice, model: _Model, asin: str) -> Product:
 def _sentence(model: _Model, sentence: _Sentence) -> str:
     feature = model.features[sentence.feature]
     lead = {"": "", "=": "with ", "+": "with ", "@": "good for "}[words.MARKS[feature]]
-    text = sentence.template.format(**sentence.slots, attribute=lead + feature, ATTRIBUTE=feature.upper())
+    text = sentence.text.replace("{attribute}", lead + feature).replace("{ATTRIBUTE}", feature.upper())
     return text[0].upper() + text[1:]
 
 
 def _misspell(dice: _Dice, text: str) -> str:
     """Replace a few words by one of their misspellings."""
     found = text.split(" ")
-    for index, word in enumerate(found):
-        misspellings = words.MISSPELLINGS.get(word.lower())
-        if misspellings and dice.chance(_MISSPELLED_SHARE):
-            wrong = dice.one(misspellings)
-            found[index] = wrong.upper() if word.isupper() else wrong.capitalize() if word[0].isupper() else wrong
+    index = int(dice.random() * _WORDS_BETWEEN)
+    while index < len(found):
+        word = found[index]
+        if wrong := words.MISSPELLINGS.get(word.lower()):
+            spelling = dice.one(wrong)
+            found[index] = (
+                spelling.upper() if word.isupper() else spelling.capitalize() if word[0].isupper() else spelling
+            )
+        index += 1 + int(dice.random() * _WORDS_BETWEEN)
     return " ".join(found)
 
 
@@ -371,7 +363,7 @@ def _request(dice: _Dice, marked: str, wanted: Sequence[str]) -> str:
         mark = words.MARKS[name]
         text = dice.one(words.PARAPHRASES[name]) if name in words.PARAPHRASES and dice.chance(0.25) else name
         if mark in ("", "="):
-            is_behind = (all_behind and not mark) or not _BACK_WORDS.isdisjoint(text.split())
+            is_behind = (all_behind and not mark) or not words.BEHIND.isdisjoint(text.split())
             mark = "back" if is_behind else "front"
         phrases[mark].append(text)
     noun = marked.removeprefix("~")

@@ -127,11 +127,11 @@ class Catalogue:
         return self._count
 
     def _product(self, number: int) -> Product:
-        """Return the product of a number; raises `IndexError` if there is none."""
+        """Return the product of a number; raises `IndexError` if no product has it."""
         return self._decoder.decode(self._blob[self._ends[number - 1] if number else 0 : self._ends[number]])
 
     def number_of(self, asin: str) -> int | None:
-        """Return the number of the product with this id, which is in upper case; None if there is none."""
+        """Return the number of the product with this id, which is in upper case; None if no product has it."""
         wanted = asin.encode()
         place = int(np.searchsorted(self._asins, np.bytes_(wanted)))
         if place == len(self) or self._asins[place] != wanted:

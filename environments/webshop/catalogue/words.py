@@ -213,7 +213,7 @@ projectors | Television & Video › Video Projectors | video projector; mini pro
 Home & Kitchen | @living room; easy clean; =high quality; =mid century; space saving; heavy duty; eco friendly; @home
   decor; =contemporary style; fade resistant; =high density; water resistant; @small spaces; scratch resistant;
   =modern design; pet friendly; +lifetime warranty; odor free
-mattresses | Furniture › Bedroom Furniture › Mattresses | mattress; mattress topper; box spring | size=beds
+mattresses | Furniture › Bedroom Furniture › Mattresses | mattress; mattress topper; spring mattress | size=beds
   style=looks color=colors | 80 1400 | +memory foam; =medium firm; pressure relief; +gel infused foam; @back pain;
   =king size; fully assembled
 window coverings | Home Décor › Window Treatments | ~blackout curtains; ~roller shades; ~curtain panels | size=panels
@@ -228,8 +228,8 @@ sofas and couches | Furniture › Living Room Furniture › Sofas | sectional so
 throw pillow covers | Bedding › Decorative Pillows | throw pillow cover; cushion case; pillow sham | color=colors
   size=inches style=looks | 7 40 | machine washable; double sided; +hidden zipper; +faux fur; super soft; +velvet
   fabric
-bookcases | Furniture › Home Office Furniture › Bookcases | bookcase; ladder shelf; storage cabinet | color=wood
-  size=widths style=looks | 45 420 | +solid wood; +storage space; +metal frame; wall mounted; +open shelves; +anti tip
+bookcases | Furniture › Home Office Furniture › Bookcases | bookcase; ladder bookcase; storage cabinet | color=wood
+  size=widths style=looks | 45 420 | +solid wood; +storage space; +metal frame; wall mounted; +open front; +anti tip
   kit; =engineered wood; easy assemble; =assembly required
 area rugs | Home Décor › Area Rugs, Runners & Pads | area rug; hallway runner; shag carpet | color=colors size=rugs
   style=shapes | 18 380 | machine washable; non slip; stain resistant; =low pile; +cotton backing; hand woven; @dining
@@ -244,10 +244,10 @@ storage baskets | Storage & Organization › Baskets & Bins | storage basket; la
   size=counts | 9 65 | hand woven; foldable; +rope handles; +cotton rope; +lid included; =large capacity; easy
   assemble
 bed frames | Furniture › Bedroom Furniture › Beds | platform bed frame; upholstered headboard; bunk bed | size=beds
-  color=wood | 95 1100 | +box spring needed; noise free; +wood slats; +metal frame; =under bed storage; +solid wood;
+  color=wood | 95 1100 | +mattress base needed; noise free; +wood slats; +metal frame; =under bed storage; +solid wood;
   +faux leather; easy assemble; =assembly required
 christmas ornaments | Seasonal Décor › Ornaments | tree ornament; hanging garland; holiday figurine | color=metal
-  style=looks | 5 48 | shatter proof; hand painted; battery operated; glitter finish; +gift box; +hanging string
+  style=looks | 5 48 | shatter proof; hand painted; battery operated; glitter finish; +gift bag; +hanging string
 """,
     "fashion": """
 Clothing, Shoes & Jewelry | =machine wash; =hand wash; =dry clean; @daily wear; light weight; quick drying; =high
@@ -311,13 +311,13 @@ crackers | Snack Foods › Crackers | ~wheat crackers; ~rice crackers; ~cheese c
 sauces & dips | Sauces, Gravies & Marinades | ~hot sauce; ~pasta sauce; ~salad dressing | flavor=savory size=volumes |
   4 30 | ready use; =small batch; msg free; +olive oil; gluten free certified
 chocolate candy | Candy & Chocolate › Chocolate | chocolate bar; ~chocolate truffles; ~fudge squares | flavor=sweets
-  size=weights style=sets | 5 60 | fair trade; +cocoa butter; +birthday gift box; hand crafted; +natural flavors
+  size=weights style=sets | 5 60 | fair trade; +cocoa butter; +birthday gift bag; hand crafted; +natural flavors
 popcorn | Snack Foods › Popcorn | ~microwave popcorn; ~kettle corn; ~popcorn kernels | flavor=savory size=counts | 4
   38 | air popped; =whole grain; +butter flavor; trans fat free; ready eat
 baking mixes | Cooking & Baking › Baking Mixes | ~pancake mix; ~brownie mix; ~cake mix | flavor=sweets size=weights
   style=sets | 4 34 | easy prepare; grain free; +almond flour; egg free; +whole wheat
 plant milk | Dairy Alternatives › Plant Milk | ~oat milk; ~almond milk; ~coconut milk | flavor=sweets size=volumes | 4
-  42 | shelf stable; +added calcium; lactose free; =barista quality; unsweetened
+  42 | long keeping; +added calcium; lactose free; =barista quality; unsweetened
 """,
 }
 
@@ -325,7 +325,7 @@ plant milk | Dairy Alternatives › Plant Milk | ~oat milk; ~almond milk; ~cocon
 SHARES: Mapping[str, int] = {"beauty": 24, "electronics": 23, "garden": 21, "fashion": 20, "grocery": 12}
 
 # Attributes that exclude each other; a near-duplicate often differs in one of them.
-EXCLUSIVE: tuple[tuple[str, ...], ...] = (
+_EXCLUSIVE = (
     ("machine wash", "hand wash", "dry clean"),
     ("long sleeve", "short sleeve", "sleeveless"),
     ("slim fit", "relaxed fit", "classic fit", "regular fit", "loose fit"),
@@ -349,77 +349,46 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("silicone material", "genuine leather", "stainless steel"),
 )
 
-# Other words for an attribute, which are used in the same place of a sentence.
-PARAPHRASES: Mapping[str, tuple[str, ...]] = {
-    "machine wash": ("machine washable",),
-    "hand wash": ("hand washable",),
-    "dry clean": ("dry clean only",),
-    "long lasting": ("durable", "very long lasting"),
-    "easy use": ("easy to use", "simple to use"),
-    "easy carry": ("easy to carry",),
-    "easy clean": ("easy to clean",),
-    "easy install": ("easy to install",),
-    "easy assemble": ("easy to assemble",),
-    "easy prepare": ("easy to prepare",),
-    "plug play": ("plug and play",),
-    "ready eat": ("ready to eat",),
-    "ready hang": ("ready to hang",),
-    "ready use": ("ready to use",),
-    "light weight": ("lightweight", "not heavy"),
-    "high quality": ("good quality", "well made"),
-    "eco friendly": ("good for the environment", "environmentally friendly"),
-    "leak proof": ("leakproof", "safe from leaks"),
-    "non toxic": ("toxin free", "without toxins"),
-    "fragrance free": ("without fragrance",),
-    "alcohol free": ("without alcohol",),
-    "sugar free": ("without sugar", "with no sugar"),
-    "gluten free": ("without gluten",),
-    "dairy free": ("without dairy",),
-    "nut free": ("without nuts",),
-    "soy free": ("without soy",),
-    "caffeine free": ("without caffeine",),
-    "low carb": ("low in carbs",),
-    "low sodium": ("low in sodium",),
-    "low calorie": ("low in calories",),
-    "high protein": ("rich in protein", "high in protein"),
-    "high fiber": ("high in fiber",),
-    "certified organic": ("organic",),
-    "plant based": ("vegan", "made from plants"),
-    "individually wrapped": ("wrapped one by one",),
-    "heavy duty": ("really sturdy",),
-    "space saving": ("able to save space",),
-    "water resistant": ("resistant to water",),
-    "high speed": ("very fast",),
-    "fast charging": ("quick to charge",),
-    "quick drying": ("quick to dry",),
-    "non slip": ("anti slip",),
-    "living room": ("the living room", "my living room"),
-    "dining room": ("the dining room", "my dining room"),
-    "home decor": ("decorating my home",),
-    "daily wear": ("everyday wear",),
-    "gym workout": ("working out at the gym",),
-    "carrying case": ("case for carrying",),
-    "batteries included": ("included batteries",),
-    "stainless steel": ("made of stainless steel",),
-    "damaged hair": ("my damaged hair",),
-    "curly hair": ("my curly hair",),
-    "back pain": ("my back pain",),
-    "hand painted": ("painted by hand",),
-    "hand woven": ("woven by hand",),
-    "scratch resistant": ("resistant to scratches",),
-    "noise cancelling": ("able to cancel noise",),
-    "pet friendly": ("safe for pets",),
-    "anti aging": ("good against aging",),
-    "sensitive skin": ("my sensitive skin",),
-    "dry skin": ("my dry skin",),
+RIVALS: Mapping[str, frozenset[str]] = {
+    name: frozenset(rival for group in _EXCLUSIVE if name in group for rival in group if rival != name)
+    for names in _EXCLUSIVE
+    for name in names
 }
+
+# Other words for an attribute, which are used in the same place of a sentence.
+_PARAPHRASES = """
+machine wash: machine washable; hand wash: hand washable; dry clean: dry clean only; long lasting: durable / very long
+lasting; easy use: easy to use / simple to use; easy carry: easy to carry; easy clean: easy to clean; easy install: easy
+to install; easy assemble: easy to assemble; easy prepare: easy to prepare; plug play: plug and play; ready eat: ready
+to eat; ready hang: ready to hang; ready use: ready to use; light weight: lightweight; high quality: good quality / well
+made; eco friendly: good for the environment / environmentally friendly; leak proof: leakproof / safe from leaks; non
+toxic: toxin free / without toxins; fragrance free: without fragrance; alcohol free: without alcohol; sugar free:
+without sugar / with no sugar; gluten free: without gluten; dairy free: without dairy; nut free: without nuts; soy free:
+without soy; caffeine free: without caffeine; low carb: low in carbs; low sodium: low in sodium; low calorie: low in
+calories; high protein: rich in protein / high in protein; high fiber: high in fiber; certified organic: organic; plant
+based: vegan / made from plants; individually wrapped: wrapped one by one; heavy duty: really sturdy; space saving: able
+to save space; water resistant: resistant to water; high speed: very fast; fast charging: quick to charge; quick drying:
+quick to dry; non slip: anti slip; living room: the living room / my living room; dining room: the dining room / my
+dining room; home decor: decorating my home; daily wear: everyday wear; gym workout: working out at the gym; carrying
+case: case for carrying; batteries included: included batteries; damaged hair: my damaged hair; curly hair: my curly
+hair; back pain: my back pain; hand painted: painted by hand; hand woven: woven by hand; scratch resistant: resistant to
+scratches; noise cancelling: able to cancel noise; pet friendly: safe for pets; anti aging: good against aging;
+sensitive skin: my sensitive skin; dry skin: my dry skin
+"""
+PARAPHRASES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(others.split(" / "))
+    for name, _, others in (row.partition(": ") for row in _items(" ".join(_PARAPHRASES.split())))
+}
+
+# With one of these words, an adjective stands behind its noun: "easy to clean".
+BEHIND = frozenset(_items("to; without; with; in; for; of; against; by; made; good; one; able"))
 
 _ADJECTIVES = "premium; classic; professional; deluxe; luxury; original; practical; essential; favorite; popular"
 ADJECTIVES: Mapping[str, tuple[str, ...]] = {
     category: _items(f"{_ADJECTIVES}; {own}")
     for category, own in {
         "beauty": "gentle; soft; refreshing; silky; smooth; portable; mini; elegant; natural; gorgeous; pure; radiant",
-        "electronics": "portable; compact; slim; adjustable; durable; mini; smart; modern; upgraded; powerful; reliable",
+        "electronics": "portable; compact; slim; adjustable; durable; smart; modern; upgraded; powerful; reliable",
         "garden": "vintage; modern; rustic; elegant; decorative; durable; soft; stylish; cozy; beautiful; sturdy",
         "fashion": "casual; lightweight; soft; stylish; vintage; trendy; comfortable; elegant; cute; warm; breathable",
         "grocery": "gourmet; delicious; artisan; traditional; crunchy; tasty; fresh; wholesome; authentic; hearty",
@@ -445,7 +414,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
         " graphic pattern; outdoor hiking and camping; office and business; all season; vintage inspired"
     ),
     "grocery": _items(
-        "healthy snack; family favorite; perfect for lunch boxes; made in small batches; bulk value; kitchen pantry"
+        "healthy snack; family favorite; perfect for lunch bags; made in small batches; bulk value; kitchen pantry"
         " staple; real taste; no preservatives; on the go; great for sharing"
     ),
 }
@@ -457,10 +426,9 @@ SYLLABLES = _items(
     "ka; lo; vi; ren; to; mar; si; dex; no; bel; ru; han; zo; fir; qua; pel; ty; os; lum; ar; nex; ela; dor; mi"
 )
 
-# {noun}, {brand}, {adjective}, {people}, {extra} and {attribute} are replaced; {ATTRIBUTE} is in capitals.
-# {this} noun {is}: "this t-shirt is" or "these jeans are". {ATTRIBUTE} and {EXTRA} are in capitals.
+# {this} {noun} {are}: "this t-shirt is" or "these jeans are". {ATTRIBUTE} and {EXTRA} are in capitals.
 BULLETS = (
-    "{ATTRIBUTE}: {this} {noun} {is} {adjective} and made for {people}.",
+    "{ATTRIBUTE}: {this} {noun} {are} {adjective} and made for {people}.",
     "{ATTRIBUTE} - you will enjoy it every day, with friends or alone.",
     "{ATTRIBUTE}: our customers choose it because it is {adjective} and {attribute}.",
     "Designed for {people}: {adjective} and {attribute}.",
@@ -476,7 +444,7 @@ BULLETS = (
     "Only the best for {people}: {attribute} and {adjective} at the same time.",
 )
 DESCRIPTIONS = (
-    "The {brand} {noun}, {attribute}, {is} ready for {people}.",
+    "The {brand} {noun}, {attribute}, {are} ready for {people}.",
     "Whether you buy it for {people} or for yourself, you will find it {adjective}.",
     "Specifications: {attribute}, {adjective}, {extra}.",
     "We believe that {this} {noun} should be {adjective} and {attribute}.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,10 @@ from envkit.cli.tables import print_table
 
 def data(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The data to build; by default, list all.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="PATH", help="Your files, for data that is made from files.", exists=True),
+    ] = None,
 ) -> None:
     """List the data that environments need, or build it and print its folder. Needed only once per machine."""
     from envkit.wiring import data as of_envs
@@ -29,6 +34,6 @@ def data(
         print_table(("NAME", "ENVIRONMENT", "BUILT", "FOLDER"), rows)
         return
     with closing(display_on(sys.stderr)) as display:
-        if not of_envs.build(name, display.announce):
+        if not of_envs.build(name, display.announce, source):
             display.announce(f"{name} is already on this machine")
     typer.echo(of_envs.folder_of(name))

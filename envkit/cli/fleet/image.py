@@ -27,17 +27,32 @@ def build(
             "--with", metavar="PACKAGE", help="Python package to add, such as your own environments; repeatable."
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="NAME", help="Data of environments to add, built if missing; repeatable. See envkit data."
+        ),
+    ] = None,
     tag: Annotated[str | None, typer.Option(metavar="NAME", help="Tag of the image; by default envkit/NAME:1.")] = None,
 ) -> None:
     """Build a Docker image for sandboxes and print its name."""
     from envkit import clock
+    from envkit.wiring import data as of_envs
     from envkit.wiring.sandboxes import images
 
-    print(
-        clock.run(
-            partial(images.build, name, base=base, offline=offline, packages=packages or [], tag=tag, announce=_log)
-        )
+    for one in data or ():
+        of_envs.build(one, _log)
+    build_it = partial(
+        images.build,
+        name,
+        base=base,
+        offline=offline,
+        packages=packages or [],
+        tag=tag,
+        announce=_log,
+        data={one: of_envs.folder_of(one) for one in data or ()},
     )
+    print(clock.run(build_it))
 
 
 @app.command("ls")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from envkit import clock
-from envkit.protocols import Expert
-from envkit.types import JSON, Observation, Options, stable_hash
+from envkit.protocols import Expert, TaskExpert
+from envkit.types import JSON, Observation, Options, Task, stable_hash
 from envkit.wiring.environments import attributed, find, make_here, open_expert
 
 MAX_STEPS = 200
@@ -103,6 +103,7 @@ class EnvUnderTest:
         self.seeds = seeds
         self.spec = find(env_id)
         self.expert: Expert | None = None if self.spec.expert is None else open_expert(env_id, options)
+        self._playing = self.expert
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
@@ -139,6 +140,8 @@ class EnvUnderTest:
         choose = choose or self._default_choice(seed)
         with attributed(self.env_id, "reset"):
             observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
+        if isinstance(self.expert, TaskExpert):
+            self._playing = self.expert.for_task(Task(self.env_id, seed, {**self.options, **(options or {})}))
         played = PlayedEpisode(seed, [Seen(observation, 0.0, False, False, info)])
         until = clock.stopwatch() + within_s
         while len(played.actions) < most and not played.has_ended and clock.stopwatch() < until:
@@ -156,11 +159,11 @@ class EnvUnderTest:
         return self.play(env, recorded.seed, lambda seen: next(actions, None))
 
     def best_moves(self, seen: Seen) -> Sequence[str]:
-        """Return the expert's moves; empty if there is no expert."""
-        if self.expert is None or not isinstance(seen.observation, str):
+        """Return the expert's moves in the episode that `play` started last; empty if there is no expert."""
+        if self._playing is None or not isinstance(seen.observation, str):
             return ()
         with attributed(self.env_id, "moves of the expert"):
-            return self.expert.moves(Observation(seen.observation, seen.legal_moves))
+            return self._playing.moves(Observation(seen.observation, seen.legal_moves))
 
     def _default_choice(self, seed: int) -> Choose:
         rng = random.Random(stable_hash("check-env", seed))
@@ -168,8 +171,8 @@ class EnvUnderTest:
         def choose(seen: Seen) -> str:
             if not seen.legal_moves:
                 return rng.choice(WORDS)
-            best = self.best_moves(seen) if seed % 2 == 1 and rng.random() < 0.7 else ()
-            move = best[0] if best else rng.choice(seen.legal_moves)
+            best = self.best_moves(seen) if seed % 2 == 1 else ()
+            move = best[0] if seed % 2 == 1 and rng.random() < 0.7 and best else rng.choice(seen.legal_moves)
             return move if self.expert is None else self.expert.answer(move)
 
         return choose

@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 
 from envkit.errors import UsageError
-from envkit.protocols import Expert
-from envkit.types import Info, Observation, Options
+from envkit.protocols import Expert, TaskExpert
+from envkit.types import Info, Observation, Options, Task
 from envkit.wiring.environments import attributed, make, make_here, open_expert
 from envkit.wiring.evaluation.outcomes import shortest_of
 from envkit.wiring.evaluation.players import ANY_SPLIT, spec_of, with_split
@@ -74,9 +74,10 @@ class Game:
     ) -> None:
         self.env_id = env_id
         self._env = env
-        self._expert = expert
+        self._expert = self._playing = expert
         self._options = dict(options or {})
         self._scene: Scene | None = None
+        self._unasked: list[Observation] = []
 
     @property
     def has_expert(self) -> bool:
@@ -98,8 +99,11 @@ class Game:
         """
         with attributed(self.env_id, "reset"):
             text, info = self._env.reset(seed=seed, options=dict(self._options))
+        if isinstance(self._expert, TaskExpert):
+            self._playing = self._expert.for_task(Task(self.env_id, seed, self._options))
         drawing, notes = self._drawn(text)
         self._scene = Scene(seed, text, drawing, notes, _moves(info), shortest=shortest_of(info))
+        self._unasked = [Observation(text, self._scene.legal_moves)]
         return self._scene
 
     def act(self, action: str) -> Scene:
@@ -125,6 +129,7 @@ class Game:
             is_effective=_truth(info, "action_is_effective"),
             end=_end(_truth(info, "success"), terminated=bool(terminated), truncated=bool(truncated)),
         )
+        self._unasked.append(Observation(text, self._scene.legal_moves))
         return self._scene
 
     def answer(self, text: str) -> str:
@@ -136,9 +141,12 @@ class Game:
 
     def hint(self) -> Sequence[str]:
         """Return the expert's best moves; empty if the expert finds no move, or if there is no expert."""
-        if self._expert is None:
+        if self._playing is None:
             return ()
-        return self._expert.moves(Observation(self.scene.text, self.scene.legal_moves))
+        # An expert of a task needs every observation.
+        asked = self._unasked if isinstance(self._expert, TaskExpert) else self._unasked[-1:]
+        self._unasked = self._unasked[-1:]
+        return [self._playing.moves(observation) for observation in asked][-1]
 
     def _drawn(self, text: str) -> tuple[str | None, str]:
         """Return the environment's rendering, and the part of the observation that is not in the rendering."""

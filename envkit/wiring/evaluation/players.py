@@ -12,7 +12,6 @@ from typing import Literal, cast
 import anyio
 import anyio.lowlevel
 
-from envkit import registry
 from envkit.config import kinds
 from envkit.errors import (
     CapacityError,
@@ -25,7 +24,7 @@ from envkit.errors import (
     leaves,
 )
 from envkit.metrics import Fold, fold_infos, with_grade
-from envkit.protocols import EnvHost, Episode, EpisodePlayer, Expert, GradedEpisode, Player
+from envkit.protocols import EnvHost, Episode, EpisodePlayer, Expert, GradedEpisode, Player, TaskExpert
 from envkit.registry import EnvSpec
 from envkit.types import (
     JSON,
@@ -39,7 +38,7 @@ from envkit.types import (
     TurnRecord,
     stable_hash,
 )
-from envkit.wiring.environments import find, open_expert, registered
+from envkit.wiring.environments import find, open_expert, open_helper, registered
 
 MAX_SESSIONS = 256
 """Maximum number of concurrent episodes on a server; the server's capacity may be lower."""
@@ -162,11 +161,13 @@ class ExpertPlayer:
     otherwise: RandomPlayer
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return _Chooser(partial(self.choose, rng=rng))
+        expert = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
 
-    def choose(self, observation: Observation, rng: random.Random) -> str:
-        moves = self.expert.moves(observation)
-        return self.expert.answer(moves[0]) if moves else self.otherwise.choose(observation, rng)
+        def choose(observation: Observation) -> str:
+            moves = expert.moves(observation)
+            return expert.answer(moves[0]) if moves else self.otherwise.choose(observation, rng)
+
+        return _Chooser(choose)
 
 
 class NopPlayer:
@@ -247,7 +248,7 @@ def own_player(name: str, spec: EnvSpec | None, options: Options) -> Player:
     """
     if spec is None or name not in spec.players:
         return NopPlayer()
-    player: Player = registry.load(spec.players[name])(**registry.defaults(spec, options))
+    player: Player = open_helper(spec, spec.players[name], options)
     return player
 
 

@@ -246,7 +246,7 @@ def env_sandbox_spec(
     # Limit NumPy to one thread: environments compute little, and many thread pools would compete for the cores.
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     views = tuple(data.views()) if sees_data else ()
-    if views:
+    if sees_data:  # also without views, so that a sandbox does not build data for itself
         env[data.FOLDER_VARIABLE] = data.INSIDE
     if in_image:
         return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image, views=views)

@@ -34,6 +34,8 @@ from envkit.wiring.training.resolve import limits_of, specs_of, task_in, trainer
 
 _VOCABULARY_EPISODES = 64
 """Number of randomly played episodes from which the vocabulary of a tiny policy is built."""
+_EPISODES_BESIDE_VOCABULARY = 8
+"""The same for an environment that has a vocabulary; they only find the moves and the lengths of first observations."""
 
 _HUB_TIMEOUT_S = 10.0
 """Timeout of the request that asks the hub whether it has a model."""
@@ -183,11 +185,11 @@ def _loading(path: str, *, is_local: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts of the environments, collected in episodes with random moves.
+    """Texts of the environments, collected in episodes with random moves and from vocabularies.
 
     Attributes:
         openings: The id of the environment and the first observation of each episode.
-        observations: All observations.
+        observations: All observations, and the texts of vocabularies.
         moves: All legal moves.
     """
 
@@ -210,7 +212,9 @@ def _collect_section(section: EnvSection, spec: EnvSpec, seed: int, rng: random.
     env = environments.open_env(section.id, **section.options)
     if isinstance(env, AsyncEnv):
         raise UsageError(f"engine.model: a tiny policy cannot play {section.id}; name a model")
-    for number in range(_VOCABULARY_EPISODES):
+    if spec.vocabulary is not None:
+        texts.observations.extend(environments.open_helper(spec, spec.vocabulary, section.options))
+    for number in range(_VOCABULARY_EPISODES if spec.vocabulary is None else _EPISODES_BESIDE_VOCABULARY):
         task = task_in(section, spec, "train", seed, number)
         with environments.attributed(section.id, "reset"):
             text, info = env.reset(seed=task.seed, options=dict(task.options))

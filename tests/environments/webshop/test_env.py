@@ -43,10 +43,11 @@ def buy(shop: WebShop, seed: int, folder: Path, *, with_options: bool = True, **
     assert session is not None
     goal = session.goal
     session.act(f"search[{goal.title}]")
-    while f"click[{goal.asin.lower()}]" not in shop.step("click[< prev]")[4]["legal_moves"]:
+    while goal.asin.lower() not in session.clickables():
         session.act("click[next >]")
     shop.step(f"click[{goal.asin}]")
-    for value in dict(goal.options).values() if with_options else ():
+    assert isinstance(goal.options, dict)
+    for value in goal.options.values() if with_options else ():
         shop.step(f"click[{value}]")
     *_, info = shop.step("<answer>click[Buy Now]</answer>")
     return info
@@ -69,7 +70,8 @@ def test_every_goal_of_the_catalogue_scores_one(folder: Path) -> None:
         goal = draw_goal(catalogue, seed, None, "human" if seed % 5 == 0 else "synthetic")
         number = catalogue.number_of(goal.asin)
         assert number is not None
-        assert StrictRules(seed).score(goal, catalogue.product(number), dict(goal.options)).total == 1.0, goal
+        assert isinstance(goal.options, dict)
+        assert StrictRules(seed).score(goal, catalogue.product(number), goal.options).total == 1.0, goal
 
 
 def test_splits_share_no_product(shop: WebShop) -> None:

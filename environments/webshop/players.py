@@ -1,0 +1,220 @@
+"""Players of the shop: two simple rules to compare with, and an expert that knows the goal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+from envkit.protocols import EpisodePlayer, Expert
+from envkit.types import JSON, Observation, Reset, Task
+
+from ..options import override
+from .compact import CompactPage, queries, read
+from .env import VIEWS, View, WebShopOptions, open_session
+from .products import Product
+from .session import BACK, BUY, NEXT, PER_PAGE, PREVIOUS, Session
+
+
+class _Shop:
+    """Opens the sessions of tasks for the players of one environment."""
+
+    def __init__(self, data: Mapping[str, Path], options: Mapping[str, JSON]) -> None:
+        self._data = data
+        self._options = override(WebShopOptions(), options)
+
+    def options(self, task: Task) -> WebShopOptions:
+        return override(self._options, task.options)
+
+    def session(self, task: Task) -> Session:
+        chosen = self.options(task)
+        return open_session(self._data[chosen.catalogue], task.seed, chosen)
+
+
+class FirstHit:
+    """Searches for the instruction, and buys the first product found as it is; see `envkit.protocols.Player`.
+
+    Args:
+        data: Folders of the catalogues by name.
+        options: Options of the environment.
+    """
+
+    chooses_options = False
+
+    def __init__(self, *, data: Mapping[str, Path], **options: JSON) -> None:
+        self._shop = _Shop(data, options)
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        return _Plan(self._shop.session(task), self.plan, is_compact=self._shop.options(task).observation == "compact")
+
+    def plan(self, session: Session) -> Iterator[str]:
+        """Yield the actions of an episode. Each changes `session` before the next one is taken."""
+        yield f"search[{session.goal.instruction.lower()}]"
+        if not session.shown:
+            return
+        yield _click(session.shown[0].asin)
+        assert session.product is not None, "it was clicked"
+        if self.chooses_options:
+            for value in read(session.goal.instruction).values(session.product).values():
+                yield _click(value)
+        yield _click(BUY)
+
+
+class RulePlayer(FirstHit):
+    """Does as `FirstHit`, but chooses those values of the product's options that the instruction asks for."""
+
+    chooses_options = True
+
+
+class _Plan:
+    """One episode of a player whose actions do not depend on what it sees. It plays along in its own session."""
+
+    def __init__(self, session: Session, plan: Callable[[Session], Iterator[str]], *, is_compact: bool) -> None:
+        self._session = session
+        self._actions = plan(session)
+        self._is_compact = is_compact
+
+    @property
+    def generation(self) -> None:
+        return None
+
+    async def act(self, observation: Observation) -> str:
+        action = next(self._actions, "")
+        shown = _answer(self._session, action) if self._is_compact else action
+        self._session.act(action)
+        return shown
+
+
+class WebShopExpert:
+    """Buys what the goal asks for on a shortest path; see `envkit.protocols.TaskExpert`.
+
+    The expert knows the goal of a task, which no page shows. Without a task it knows no moves.
+
+    Args:
+        data: Folders of the catalogues by name.
+        options: Options of the environment.
+    """
+
+    def __init__(self, *, data: Mapping[str, Path], **options: JSON) -> None:
+        self._shop = _Shop(data, options)
+
+    def for_task(self, task: Task) -> Expert:
+        """Return the expert of one episode of `task`. It must see every observation of the episode."""
+        return _EpisodeExpert(self._shop.session(task), self._shop.options(task).observation)
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        return ()
+
+    def is_hazardous(self, observation: Observation) -> bool:
+        return False
+
+    def answer(self, move: str) -> str:
+        return f"<answer>{move}</answer>"
+
+
+class _EpisodeExpert(WebShopExpert):
+    """The expert of an episode that begins with `session`.
+
+    It finds the state of the episode by trying what can be done in the last state. Its aim is to buy a product with the
+    highest score among those that its searches find: in most episodes 1.
+    """
+
+    def __init__(self, session: Session, view: View) -> None:
+        self._state: Session = session
+        self._view = view
+        self._searches: dict[str, Session] = {}
+        self._seen: Observation | None = None
+        self._moves: Sequence[str] = ()
+        self._scores: dict[int, float] = {}
+        actions = [action for action in self._actions(session) if action.startswith("search")]
+        self._searches = {action: self._after(session, action) for action in actions}
+        goal = session.catalogue.number_of(session.goal.asin)
+        assert goal is not None, "the goal was made from it"
+        self._aim = self._score(goal)
+        found = [results.hits for results in self._searches.values()]
+        if all(self._first(hits) is None for hits in found):  # seldom, and scores take time
+            self._aim = max((self._score(hit) for hits in found for hit in hits), default=0.0)
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        if observation is not self._seen:
+            state = self._find(observation.text)
+            self._seen, self._moves = observation, ()
+            if state is not None:
+                self._state = state
+                best = self._best(state)
+                self._moves = [_answer(state, action) for action in best] if self._view == "compact" else best
+        return self._moves
+
+    def _find(self, text: str) -> Session | None:
+        """Return the state that an observation shows: one that follows the last one, or the last one.
+
+        Some states look the same: the view ``text`` does not show the chosen values. Then the best move was played.
+        """
+        last = self._state
+        best = (self._after(last, action) for action in (self._best(last) if self._seen else ()))
+        others = (self._after(last, action) for action in self._actions(last))
+        return next((one for one in chain(best, [last], others) if text.endswith(VIEWS[self._view](one))), None)
+
+    def _actions(self, state: Session) -> list[str]:
+        """Return what can be done in a state; of all searches those that the expert considers."""
+        if self._view == "compact":
+            return list(CompactPage(state).choices.values())
+        texts = [*queries(state.goal.instruction).values(), state.goal.title] if state.has_search_box else []
+        return [f"search[{text}]" for text in texts] + [_click(label) for label in state.clickables()]
+
+    def _best(self, state: Session) -> list[str]:
+        """Return the actions that begin a shortest path."""
+        if state.page == "search":
+            firsts = {action: self._first(results.hits) for action, results in self._searches.items()}
+            pages = {action: first // PER_PAGE for action, first in firsts.items() if first is not None}
+            return [action for action, page in pages.items() if page == min(pages.values())]
+        if state.page == "results":
+            first = (state.number - 1) * PER_PAGE
+            shown = state.hits[first : first + PER_PAGE]
+            if good := [hit for hit in shown if self._score(hit) >= self._aim]:
+                return [_click(state.catalogue.product(hit).asin) for hit in good]
+            if self._first(state.hits[first:]) is not None:
+                return [_click(NEXT)]
+            return [_click(BACK if self._first(state.hits) is None else PREVIOUS)]
+        if state.page != "item" or state.product is None:
+            return [] if state.page == "done" else [_click(PREVIOUS)]
+        number = state.catalogue.number_of(state.product.asin)
+        if number is None or self._score(number) < self._aim:
+            return [_click(PREVIOUS)]
+        missing = (value for name, value in self._wanted(state.product).items() if state.options.get(name) != value)
+        return [_click(next(missing, BUY))]
+
+    def _first(self, hits: Sequence[int]) -> int | None:
+        """Return the place of the first hit that is good enough."""
+        return next((place for place, hit in enumerate(hits) if self._score(hit) >= self._aim), None)
+
+    def _score(self, number: int) -> float:
+        """Return the score for buying a product with the options that the goal asks for."""
+        if number not in self._scores:
+            state, product = self._state, self._state.catalogue.product(number)
+            self._scores[number] = state.rules.score(state.goal, product, self._wanted(product)).total
+        return self._scores[number]
+
+    def _wanted(self, product: Product) -> dict[str, str]:
+        names = {value: name for name, values in product.options.items() for value in values}
+        options = self._state.goal.options
+        if isinstance(options, Mapping):
+            return {name: value for name, value in options.items() if names.get(value) == name}
+        return {names[value]: value for value in options if value in names}
+
+    def _after(self, state: Session, action: str) -> Session:
+        if action in self._searches:
+            return self._searches[action]
+        after = state.copy()
+        after.act(action)
+        return after
+
+
+def _click(label: str) -> str:
+    return f"click[{label.lower()}]"
+
+
+def _answer(session: Session, action: str) -> str:
+    """Return the number of an action on the compact page that a session shows; empty if there is none."""
+    return next((number for number, one in CompactPage(session).choices.items() if one == action), "")

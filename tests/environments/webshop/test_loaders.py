@@ -1,0 +1,253 @@
+"""Products from files of the original shop, of the minimal package and of GEM."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit.environments.webshop.catalogue.loaders import read_products
+from envkit.environments.webshop.products import Instruction, Product
+from envkit.errors import UsageError
+
+SHIRT: dict[str, Any] = {
+    "asin": "B000000001",
+    "name": "Test Shirt",
+    "query": " Men's Shirts ",
+    "category": "fashion",
+    "product_category": "Clothing › Shirts",
+    "full_description": "A shirt.",
+    "small_description": ["Long sleeve", "Soft"],
+    "pricing": "$1,010.50$2,025.00$3.00",
+    "customization_options": {
+        "Color": [{"value": " Navy/Red ", "image": "x.jpg"}, {"value": "White", "image": None}],
+        "Size": None,
+    },
+    "images": ["shirt.jpg", "other.jpg"],
+    "average_rating": 4.5,
+    "brand": "ignored",
+}
+LABELS = {
+    "B000000001": {
+        "attributes": ["long sleeve", "machine wash"],
+        "instruction": "Find me machine wash shirts",
+        "instruction_attributes": ["machine wash"],
+    }
+}
+HUMAN = {
+    "B000000001": [
+        {
+            "asin": "B000000001",
+            "instruction": "i need a navy shirt.",
+            "instruction_attributes": ["long sleeve"],
+            "instruction_options": ["navy | red"],
+        }
+    ]
+}
+LOADED = Product(
+    asin="B000000001",
+    title="Test Shirt",
+    query="men's shirts",
+    category="fashion",
+    path="Clothing › Shirts",
+    description="A shirt.",
+    bullets=("Long sleeve", "Soft"),
+    prices=(1010.5, 2025.0),
+    options={"color": ("navy | red", "white")},
+    attributes=("long sleeve", "machine wash"),
+    instruction="Find me machine wash shirts",
+    instruction_attributes=("machine wash",),
+    human=(Instruction("i need a navy shirt.", ("long sleeve",), ("navy | red",)),),
+    image="shirt.jpg",
+)
+# A row of GEM's table: the fields of the original's file and those that its loader adds.
+GEM_ROW: dict[str, Any] = {
+    "asin": "B000000001",
+    "name": "Test Shirt",
+    "full_description": "A shirt.",
+    "Title": "Test Shirt",
+    "Description": "A shirt.",
+    "BulletPoints": ["Long sleeve", "Soft"],
+    "pricing": [1010.5, 2025.0],
+    "Price": "$1010.5 to $2025.0",
+    "options": '{"color": ["navy | red", "white"]}',
+    "Attributes": ["long sleeve", "machine wash"],
+    "instruction_text": "Find me machine wash shirts",
+    "instruction_attributes": ["machine wash"],
+    "MainImage": "shirt.jpg",
+    "category": "fashion",
+    "query": "men's shirts",
+    "product_category": "Clothing › Shirts",
+    "page": 3,
+}
+GEM_LOADED = Product(**{**{name: getattr(LOADED, name) for name in LOADED.__struct_fields__}, "human": ()})
+
+
+def write(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value).encode()
+    file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
+
+
+def original(folder: Path, *products: dict[str, Any]) -> list[Product]:
+    write(folder / "items_shuffle.json", products)
+    return list(read_products(folder))
+
+
+@pytest.mark.parametrize(
+    ("products", "labels", "human"),
+    [
+        ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"),
+        ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json"),
+        ("data/items_shuffle_1000.json", "data/items_ins_v2_1000.json", "data/items_human_ins.json"),
+        (
+            "webshop_minimal/data/small/items_shuffle_1000.json",
+            "webshop_minimal/data/small/items_ins_v2_1000.json",
+            "webshop_minimal/data/items_human_ins.json",
+        ),
+        ("webshop_items_shuffle.json.gz", "webshop_items_ins_v2.json.gz", "webshop_items_human_ins.json.gz"),
+    ],
+)
+def test_files_of_the_original_are_found_and_cleaned(tmp_path: Path, products: str, labels: str, human: str) -> None:
+    write(tmp_path / products, [SHIRT])
+    write(tmp_path / labels, LABELS)
+    write(tmp_path / human, HUMAN)
+
+    assert list(read_products(tmp_path)) == [LOADED]
+    assert list(read_products(tmp_path / products)) == [LOADED]
+
+
+def test_missing_values_of_the_original_are_empty(tmp_path: Path) -> None:
+    empty = {"customization_options": "", "pricing": "", "small_description": "", "full_description": "", "images": []}
+
+    assert original(tmp_path, {**SHIRT, **empty}) == [
+        Product(
+            asin="B000000001",
+            title="Test Shirt",
+            query="men's shirts",
+            category="fashion",
+            path="Clothing › Shirts",
+        )
+    ]
+
+
+def test_repeated_and_overlong_ids_are_dropped(tmp_path: Path) -> None:
+    rows = [SHIRT, {**SHIRT, "name": "Again"}, *({**SHIRT, "asin": asin} for asin in ("nan", "B0000000001", "B2"))]
+
+    assert [(product.asin, product.title) for product in original(tmp_path, *rows)] == [
+        ("B000000001", "Test Shirt"),
+        ("B2", "Test Shirt"),
+    ]
+
+
+def test_products_are_streamed_across_chunks(tmp_path: Path) -> None:
+    rows = [{**SHIRT, "asin": f"{number:010}", "full_description": "é]},{[" * 50_000} for number in range(20)]
+    whole = json.dumps(rows, ensure_ascii=False, indent=1)
+    (tmp_path / "items_shuffle.json").write_text(whole[:-1000], encoding="utf-8")
+    products = read_products(tmp_path)
+
+    assert [next(products).asin for _ in range(19)] == [f"{number:010}" for number in range(19)]
+    with pytest.raises(UsageError, match=r"items_shuffle\.json: product 19: .*; is the download complete\?"):
+        next(products)
+
+
+def gem_documents(folder: Path) -> None:
+    write(folder / "resources/documents.jsonl", {"id": "B000000001", "contents": "test shirt", "product": GEM_ROW})
+
+
+def gem_json_lines(folder: Path) -> None:
+    write(folder / "train.jsonl", GEM_ROW)
+
+
+def gem_csv(folder: Path) -> None:
+    with (folder / "products.csv").open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(GEM_ROW)
+        rows.writerow([value if isinstance(value, str | int) else json.dumps(value) for value in GEM_ROW.values()])
+
+
+def gem_database(folder: Path) -> None:
+    names = ["bullet_points" if name == "BulletPoints" else name.lower() for name in GEM_ROW]
+    names = ["main_image" if name == "mainimage" else name for name in names]
+    values = [value if isinstance(value, str | int) else json.dumps(value) for value in GEM_ROW.values()]
+    (folder / ".cache/webshop").mkdir(parents=True)
+    connection = sqlite3.connect(folder / ".cache/webshop/webshop.db")
+    connection.execute(f"CREATE TABLE all_products ({', '.join(names)})")
+    connection.execute(f"INSERT INTO all_products VALUES ({', '.join('?' * len(names))})", values)
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize("layout", [gem_documents, gem_json_lines, gem_csv, gem_database])
+def test_tables_of_gem_are_found_and_read(tmp_path: Path, layout: Any) -> None:
+    layout(tmp_path)
+
+    assert list(read_products(tmp_path)) == [GEM_LOADED]
+
+
+def test_a_parquet_table_of_gem_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_pylist([GEM_ROW])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "train-00000-of-00001.parquet")
+
+    assert list(read_products(tmp_path)) == [GEM_LOADED]
+
+
+def test_the_placeholder_for_no_attributes_is_dropped(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", {**GEM_ROW, "Attributes": ["DUMMY_ATTR"], "instruction_text": None})
+
+    assert [(product.attributes, product.instruction) for product in read_products(tmp_path)] == [((), "")]
+
+
+def test_an_unknown_folder_lists_the_files_that_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("nothing")
+
+    with pytest.raises(UsageError, match=r"no file of products; expected .*items_shuffle.*webshop\.db.*parquet"):
+        list(read_products(tmp_path))
+    with pytest.raises(UsageError, match="no such file or folder"):
+        list(read_products(tmp_path / "absent"))
+
+
+def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
+    write(tmp_path / "items_shuffle.json", [SHIRT])
+    write(tmp_path / "items_shuffle_1000.json", [SHIRT])
+
+    with pytest.raises(UsageError, match=r"name one of .*items_shuffle\.json, .*items_shuffle_1000\.json"):
+        list(read_products(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("items_shuffle.json", [{**SHIRT, "name": 3}], r"product 0: Expected `str`, got `int` - at `\$.name`"),
+        ("items_shuffle.json", {"B1": SHIRT}, "expected a JSON array of products"),
+        ("items_shuffle.json", [], "has no products"),
+        ("train.jsonl", [GEM_ROW], "line 1: expected a JSON object"),
+        ("train.jsonl", {"asin": "B1"}, "row 0: Object missing required field `title`"),
+    ],
+)
+def test_errors_name_the_file_and_the_place(tmp_path: Path, name: str, content: Any, message: str) -> None:
+    write(tmp_path / name, content)
+
+    with pytest.raises(UsageError, match=f"{name}: {message}"):
+        list(read_products(tmp_path))
+
+
+def test_malformed_instructions_name_their_file(tmp_path: Path) -> None:
+    write(tmp_path / "items_shuffle.json", [SHIRT])
+    write(tmp_path / "items_ins_v2.json", {"B1": {"attributes": "red"}})
+
+    with pytest.raises(UsageError, match=r"items_ins_v2\.json: Expected `array`, got `str`"):
+        list(read_products(tmp_path))
+
+
+def test_a_damaged_archive_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "items_shuffle.json.gz").write_bytes(gzip.compress(json.dumps([SHIRT]).encode())[:-20])
+
+    with pytest.raises(UsageError, match=r"items_shuffle\.json\.gz: cannot be read"):
+        list(read_products(tmp_path))
