@@ -25,7 +25,7 @@ nav p { flex: 1; color: var(--muted); text-align: center }
 button, input { font: inherit; color: inherit; padding: .4rem .9rem; border: 1px solid var(--line); border-radius: 6px;
   background: var(--card) }
 button { cursor: pointer; overflow-wrap: anywhere } button:hover:enabled { border-color: var(--accent) }
-button:disabled { opacity: .55; cursor: default }
+:disabled { opacity: .55; cursor: default }
 button:focus-visible, input:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 input { flex: 1; min-width: 8rem }
 .search button, .buy button:last-child, .chosen { background: var(--accent); border-color: var(--accent);
@@ -57,7 +57,7 @@ def html(session: Session, answers: Mapping[str, str] | None = None) -> str:
     """Return the page that a session shows as an HTML document without scripts and other files.
 
     A click posts the field ``action`` to the relative address ``act``. In its value, ``{query}`` stands for the value
-    of the field ``query``, which is the search box.
+    of the field ``query``, in which the words of a search are typed.
 
     Args:
         session: The session.
@@ -85,7 +85,8 @@ class _Shop:
         yield f"<header>{_text(parts[0].text)}{_text(parts[1].text)}</header>"
         parts = parts[2:]
         if name == "search":
-            yield '<nav class="search"><input name="query" aria-label="Words" required autocomplete="off">'
+            state = "required" if self._answers is None else "disabled"
+            yield f'<nav class="search"><input name="query" aria-label="Words" autocomplete="off" {state}>'
             yield f"{self._controls(parts)}</nav>"
         elif name == "results":
             first = next((place for place, part in enumerate(parts) if part.kind == "product"), len(parts))
@@ -137,6 +138,9 @@ class _Shop:
 def _receipt(texts: Sequence[str]) -> Iterator[str]:
     """Yield the page after a purchase: a section for each heading, which only the original has."""
     starts = [*(place for place, text in enumerate(texts) if text in _HEADINGS), len(texts)]
+    if len(starts) == 1:
+        yield f"<section>{_text(texts[0], tag='h1')}{''.join(_text(text, 'price') for text in texts[1:])}</section>"
+        return
     yield f'{_text(texts[0], tag="h1")}<div class="note">{"".join(map(_text, texts[1 : starts[0]]))}</div>'
     for start, end in pairwise(starts):
         shown = "".join(map(_text, texts[start + 1 : end]))

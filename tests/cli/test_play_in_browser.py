@@ -24,13 +24,13 @@ from envkit.errors import UsageError
 from envkit.spaces import Utf8Text
 from envkit.wiring.evaluation.interactive import Game
 from tests.cli.commands import SCRIPT, envkit
-from tests.environments.webshop.shop import LAMP, SmallShop
+from tests.environments.webshop.shop import LAMP, make_shop
 
 TIMEOUT_S = 30
 
 
 class Echo(gymnasium.Env[str, str]):
-    """Repeats what it was sent, up to three times. Its page is the text."""
+    """Repeats what it was sent, up to three times. A script in its page tries to change it."""
 
     observation_space = action_space = Utf8Text(1 << 23)
     render_mode = "html"
@@ -46,7 +46,7 @@ class Echo(gymnasium.Env[str, str]):
         return f"heard {action[:99]!r}", 0.25, len(self.actions) == 3, False, {"legal_moves": []}
 
     def render(self) -> Any:
-        return f'<form method="post" action="act" target="_top"><p title="a">{len(self.actions)}</p></form>'
+        return "<title>page</title><p>page</p><script>document.querySelector('p').title = 'changed'</script>"
 
 
 @contextmanager
@@ -256,10 +256,11 @@ def test_control_c_ends_the_server_as_it_ends_other_games(tmp_path: Path) -> Non
 
 @pytest.mark.chromium
 @pytest.mark.slow
-def test_in_chromium_a_shopper_clicks_from_the_search_to_the_purchase() -> None:
+def test_in_chromium_a_shopper_clicks_from_the_search_to_the_purchase(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    with serving(SmallShop()) as server, sync_playwright() as playwright:
+    env = make_shop(tmp_path, observation="text", instructions=False)
+    with serving(env, seed=2) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         page = browser.new_page()
         shop = page.frame_locator("iframe")
@@ -286,9 +287,25 @@ def test_in_chromium_a_shopper_clicks_from_the_search_to_the_purchase() -> None:
         check(7)
         click("Buy Now")
         check(8)
-        assert page.locator("dd").all_text_contents() == ["0", "8", "1", "1"]
+        assert page.locator("dd").all_text_contents() == ["2", "8", "1", "1"]
         assert page.locator(".end").text_content() == "The episode is over: solved."
         page.get_by_role("button", name="Next episode").click()
         check(9)
-        assert page.locator("dd").all_text_contents() == ["1", "0", "–", "0"]
+        assert page.locator("dd").all_text_contents() == ["3", "0", "–", "0"]
+        browser.close()
+
+
+@pytest.mark.chromium
+@pytest.mark.slow
+def test_in_chromium_a_script_in_the_page_of_an_environment_does_not_run(server: GameServer) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        page = browser.new_page()
+        page.goto(server.url)
+        assert page.frame_locator("iframe").locator("p").get_attribute("title") is None
+        elsewhere = browser.new_page()
+        elsewhere.set_content(Echo().render())
+        assert elsewhere.locator("p").get_attribute("title") == "changed"
         browser.close()

@@ -154,7 +154,6 @@ class _RefusedError(Exception):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: GameServer
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
@@ -168,8 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self, *, is_post: bool) -> None:
         server = self.server
+        assert isinstance(server, GameServer), "it creates its handlers"
         try:
-            number, name = self._checked_path(is_post=is_post)
+            number, name = self._checked_path(server, is_post=is_post)
             fields = self._form() if is_post else {}
             with server.lock:
                 if not is_post and number == server.number:
@@ -190,9 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(200, page)
 
-    def _checked_path(self, *, is_post: bool) -> tuple[int | None, str]:
+    def _checked_path(self, server: GameServer, *, is_post: bool) -> tuple[int | None, str]:
         """Return the number of the state and the name of the form in the path."""
-        server = self.server
         if self.headers.get_all("Host") not in [[host] for host in server.hosts]:
             raise _RefusedError(403, f"unknown host; open the address at {server.hosts[0]}")
         path = _PATH.fullmatch(self.path)

@@ -1,20 +1,18 @@
-"""A small shop for tests: a catalogue in memory, and an environment that shows its pages."""
+"""A small shop for tests: a catalogue in memory, and an environment with the same products."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
-import gymnasium
-
-from envkit.environments.webshop import pages
+from envkit.environments.webshop import WebShop
+from envkit.environments.webshop.catalogue.store import write_catalogue
 from envkit.environments.webshop.goals import Goal, original_goals, original_prices
-from envkit.environments.webshop.html_pages import html
 from envkit.environments.webshop.products import Product
 from envkit.environments.webshop.rules import OriginalRules, StrictRules
 from envkit.environments.webshop.session import Session
-from envkit.spaces import Utf8Text
+from envkit.types import JSON
 
 LAMP = Product(
     "B0LAMP0001",
@@ -72,26 +70,7 @@ def open_session(*, is_strict: bool = True) -> Session:
     return Session(SmallCatalogue(), goal(), rules)
 
 
-class SmallShop(gymnasium.Env[str, str]):
-    """The shop under the strict rules, with the observation ``text``."""
-
-    observation_space = action_space = Utf8Text(1 << 20)
-    render_mode = "html"
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        self._session = open_session()
-        return self._shown()
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        is_valid = self._session.act(action)
-        score = self._session.score.total if self._session.score else 0.0
-        text, info = self._shown()
-        info |= {"action_is_valid": is_valid, "success": score == 1.0}
-        return text, score, self._session.page == "done", False, info
-
-    def render(self) -> Any:
-        return html(self._session)
-
-    def _shown(self) -> tuple[str, dict[str, Any]]:
-        moves = [f"click[{label}]" for label in self._session.clickables() if label != "search"]
-        return pages.text(self._session), {"legal_moves": moves}
+def make_shop(folder: Path, **options: JSON) -> WebShop:
+    """Return the environment with the same products, in the empty `folder`; all its goals are for the desk lamp."""
+    write_catalogue(folder, PRODUCTS, source="test", announce=lambda line: None)
+    return WebShop(data={"webshop": folder}, render_mode="html", **options)

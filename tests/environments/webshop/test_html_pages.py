@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from envkit.environments.webshop import pages
+from envkit.environments.webshop import WebShop, pages
 from envkit.environments.webshop.html_pages import html
 from envkit.environments.webshop.session import Session
-from tests.environments.webshop.shop import open_session
+from tests.environments.webshop.shop import LAMP, make_shop, open_session
 
 EPISODE = (
     "search[desk lamps]",
@@ -145,3 +146,34 @@ def test_other_answers_replace_actions_and_disable_the_controls_without_one() ->
     answers = Reader(html(session, {"click[buy now]": "7", "click[sage green]": '<"8">'})).answers
     assert {label: answer for label, answer in answers.items() if answer} == {"Buy Now": "7", "sage green": '<"8">'}
     assert len(answers) == 11
+
+
+def texts_of(env: WebShop) -> str:
+    return " [SEP] ".join(text.strip() for text in Reader(env.render()).texts)
+
+
+def test_the_environment_renders_the_page_of_its_observation_also_after_the_end(tmp_path: Path) -> None:
+    env = make_shop(tmp_path, observation="text", instructions=False)
+    assert env.render() is None
+    observation, _ = env.reset(seed=2)
+    for action in ("search[desk lamp]", "click[B0LAMP0001]", "click[black]", "click[buy now]"):
+        assert texts_of(env) == observation
+        observation, _, terminated, *_ = env.step(action)
+    assert texts_of(env) == observation
+    assert terminated
+
+
+def test_in_the_compact_mode_a_button_posts_the_number_of_its_choice(tmp_path: Path) -> None:
+    env = make_shop(tmp_path, observation="compact")
+    env.reset(seed=2)
+    assert Reader(env.render()).answers == {"Search": None}
+    env.step("1")
+    number = Reader(env.render()).answers[LAMP.asin]
+    env.step(str(number))
+    answers = Reader(env.render()).answers
+    assert answers["Description"] is None
+    for label in ("black", "large"):
+        env.step(str(answers[label]))
+        answers = Reader(env.render()).answers
+    *_, info = env.step(str(answers["Buy Now"]))
+    assert (info["bought"], info["success"]) == (True, True)
