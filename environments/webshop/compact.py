@@ -58,7 +58,7 @@ class Request(NamedTuple):
     Attributes:
         what: The instruction in lower case, without options and price.
         options: The values of options by name, where the instruction names options; else empty.
-        cap: Highest price in dollars, as text; empty if there is none.
+        cap: Highest price in dollars, as text; empty for no limit.
         words: The words of `what` without those that say nothing about the product.
     """
 
@@ -151,9 +151,9 @@ class CompactPage:
         """Return what a product has of what is asked for."""
         request, rules = self._request, self._session.rules
         attributes = [one for one in product.attributes if one in request.what or one in " ".join(request.words)]
-        said = {word for one in attributes for word in one.split()}
+        named = {word for one in attributes for word in one.split()}
         title = {*product.title.lower().split()}
-        words = [word for word in request.words if word in title and word not in said]
+        words = [word for word in request.words if word in title and word not in named]
         fits = not request.cap or rules.price(product) <= float(request.cap)
         return "+".join([" ".join(words), *attributes, *request.values(product), *(["price"] if fits else [])])
 

@@ -231,7 +231,7 @@ class WebShop(gymnasium.Env[str, str]):
             moves: list[JSON] = [*page.choices]
         else:
             text = VIEWS[self._options.observation](session)
-            search = [f"search[{session.goal.instruction}]"] if session.has_search_box else []
+            search = [f"search[{session.goal.instruction}]"] if session.can_search else []
             moves = [*search, *(f"click[{label}]" for label in session.clickables() if label != "search")]
         score = session.score.total if session.score else 0.0
         info: Info = {"bought": session.page == "done", "score": score, "success": score == 1.0}

@@ -30,7 +30,7 @@ class Goal(msgspec.Struct, frozen=True):
         instruction: The whole instruction, with options and highest price.
         attributes: The properties that the product must have.
         options: The values to choose, by the name of the option; for the original's human goals the values alone.
-        cap: Highest price in dollars; `NO_CAP` if there is none.
+        cap: Highest price in dollars; `NO_CAP` for no limit.
         query, title, path, category: Those of the product.
     """
 

@@ -210,7 +210,7 @@ def _compare_page(session: Session, name: str, want: Row) -> Difference:
         "text": pages.text(session),
         "text_rich": pages.rich_text(session),
         "url": pages.url(session, name),
-        "available": {"has_search_bar": session.has_search_box, "clickables": session.clickables()},
+        "available": {"has_search_bar": session.can_search, "clickables": session.clickables()},
     }
     return _first(f"{key} {got!r} instead of {want[key]!r}" for key, got in found.items() if got != want[key])
 

@@ -160,7 +160,7 @@ class _EpisodeExpert(WebShopExpert):
         """Return what can be done in a state; of all searches those that the expert considers."""
         if self._view == "compact":
             return list(CompactPage(state).choices.values())
-        texts = [*queries(state.goal.instruction).values(), state.goal.title] if state.has_search_box else []
+        texts = [*queries(state.goal.instruction).values(), state.goal.title] if state.can_search else []
         return [f"search[{text}]" for text in texts] + [_click(label) for label in state.clickables()]
 
     def _best(self, state: Session) -> list[str]:
@@ -216,5 +216,5 @@ def _click(label: str) -> str:
 
 
 def _answer(session: Session, action: str) -> str:
-    """Return the number of an action on the compact page that a session shows; empty if there is none."""
+    """Return the number of an action on the compact page that a session shows; empty if the page does not offer it."""
     return next((number for number, one in CompactPage(session).choices.items() if one == action), "")

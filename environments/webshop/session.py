@@ -40,7 +40,7 @@ class Rules(Protocol):
 
     @property
     def is_strict(self) -> bool:
-        """Whether an action must be complete, and a search needs a page with a search box."""
+        """Whether an action must be complete, and a search is possible only on the first page."""
         ...
 
     def price(self, product: Product) -> float:
@@ -91,7 +91,7 @@ class Session:
         return other
 
     @property
-    def has_search_box(self) -> bool:
+    def can_search(self) -> bool:
         return self.page == "search"
 
     @property
@@ -137,7 +137,7 @@ class Session:
             name, argument = found[1].lower(), found[2].strip().lower()
             if name == "search":
                 query = " ".join(argument[:MAX_QUERY].split())
-                return self.has_search_box and bool(query) and self._search(query.split(" "), 1)
+                return self.can_search and bool(query) and self._search(query.split(" "), 1)
             return self._click(argument)
         name, argument = _original_action(action)
         return self._search(argument.split(" "), 1) if name == "search" else name == "click" and self._click(argument)
@@ -191,7 +191,7 @@ class Session:
 
 
 def _original_action(action: str) -> tuple[str, str]:
-    r"""Return name and argument of an action; empty if it is none.
+    r"""Return name and argument of an action; empty if the text is not an action.
 
     This is what the original finds with the pattern ``(.+)\[(.+)\]``, which takes quadratic time on some texts.
     """

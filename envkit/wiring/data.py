@@ -45,14 +45,14 @@ def folders(spec: EnvSpec) -> Mapping[str, Path]:
 
 class _Folders(Mapping[str, Path]):
     def __init__(self, spec: EnvSpec) -> None:
-        self._spec = spec
+        self._id, self._builders = spec.id, dict(spec.data)
 
     def __getitem__(self, name: str) -> Path:
-        builder = self._spec.data[name]
+        builder = self._builders[name]
         folder = folder_of(name)
         if folder.is_dir():
             return folder
-        problem = f"{self._spec.id} needs the data {name}, which is not on this machine"
+        problem = f"{self._id} needs the data {name}, which is not on this machine"
         if needs_source(builder):
             raise UsageError(f"{problem}; run: envkit data {name} --from FOLDER")
         if FOLDER_VARIABLE in os.environ:
@@ -62,13 +62,13 @@ class _Folders(Mapping[str, Path]):
         return folder
 
     def __contains__(self, name: object) -> bool:
-        return name in self._spec.data
+        return name in self._builders
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._spec.data)
+        return iter(self._builders)
 
     def __len__(self) -> int:
-        return len(self._spec.data)
+        return len(self._builders)
 
 
 def builders() -> dict[str, tuple[str, str | Callable[..., object]]]:

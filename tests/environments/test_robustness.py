@@ -84,7 +84,7 @@ def _assert_answered(env: gymnasium.Env[Any, Any], step: tuple[Any, ...]) -> Non
     assert env.observation_space.contains(observation)
     assert math.isfinite(reward)
     assert {type(terminated), type(truncated)} == {bool}
-    assert {type(info[name]) for name in env.metadata["metrics"]} == {bool}
+    assert {type(info[name]) for name in env.metadata["metrics"]} <= {bool, float}
     assert info["action_is_valid"] or not info.get("action_is_effective", info["success"])
 
 

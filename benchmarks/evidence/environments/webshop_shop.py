@@ -187,7 +187,7 @@ def memory_of_workers() -> dict[str, Any]:
 
 def main() -> int:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--hash-of", type=int, help="only print the hash of so many seeds")
+    arguments.add_argument("--hash-of", type=int, help="only print the hash of that many seeds")
     asked = arguments.parse_args()
     if asked.hash_of is not None:
         print(hash_of_seeds(asked.hash_of))

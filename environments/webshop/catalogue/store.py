@@ -128,6 +128,9 @@ class Catalogue:
     def __len__(self) -> int:
         return self._count
 
+    def __reduce__(self) -> tuple[Callable[[Path], Catalogue], tuple[Path]]:
+        return open_catalogue, (self._folder,)  # a copy in another process maps the same files
+
     def _product(self, number: int) -> Product:
         """Return the product of a number; raises `IndexError` if no product has it."""
         return self._decoder.decode(self._blob[self._ends[number - 1] if number else 0 : self._ends[number]])

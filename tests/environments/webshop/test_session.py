@@ -27,7 +27,7 @@ LAMP = Product(
     instruction="Find me dimmable lamps",
     instruction_attributes=("dimmable",),
 )
-SHELF = [
+LAMPS = [
     LAMP,
     *(
         Product(f"B0LAMP01{n:02}", f"Lamp {n}", "lamps", "garden", "Home › Lighting", prices=(5.0, 9.0))
@@ -36,31 +36,31 @@ SHELF = [
 ]
 
 
-class Shelf:
+class FewProducts:
     """A catalogue whose search finds everything, or nothing if the query is ``nothing``."""
 
     def product(self, number: int) -> Product:
-        return SHELF[number]
+        return LAMPS[number]
 
     def number_of(self, asin: str) -> int | None:
-        return next((number for number, one in enumerate(SHELF) if one.asin == asin), None)
+        return next((number for number, one in enumerate(LAMPS) if one.asin == asin), None)
 
     def search(self, query: str, limit: int = 50) -> Sequence[int]:
-        return range(0 if query == "nothing" else min(limit, len(SHELF)))
+        return range(0 if query == "nothing" else min(limit, len(LAMPS)))
 
 
 def goal() -> Goal:
     rng = random.Random(0)
-    goals = original_goals(SHELF, original_prices(SHELF, rng), "synthetic", rng)
+    goals = original_goals(LAMPS, original_prices(LAMPS, rng), "synthetic", rng)
     return next(one for one in goals if one.options == {"color": "red", "size": "large"})
 
 
 def original() -> Session:
-    return Session(Shelf(), goal(), OriginalRules(original_prices(SHELF, random.Random(0))))
+    return Session(FewProducts(), goal(), OriginalRules(original_prices(LAMPS, random.Random(0))))
 
 
 def strict() -> Session:
-    return Session(Shelf(), goal(), StrictRules(7))
+    return Session(FewProducts(), goal(), StrictRules(7))
 
 
 def act(session: Session, *actions: str) -> list[bool]:
@@ -150,7 +150,7 @@ def test_actions_are_found_as_the_pattern_of_the_original_finds_them() -> None:
         assert _original_action(text) == ((found[1], found[2].lower()) if found else ("", "")), text
 
 
-def test_our_rules_need_whole_actions_and_a_search_box() -> None:
+def test_our_rules_need_whole_actions_and_a_page_with_a_search() -> None:
     session = strict()
     assert act(session, "search[lamp] please", "search[ ]", "SEARCH[lamp]") == [False, False, True]
     assert act(session, "search[lamp]", "click[b0lamp0001]x", "click[ B0LAMP0001 ]") == [False, False, True]
@@ -188,9 +188,9 @@ def test_pages_of_our_rules_show_the_price_that_is_charged() -> None:
     session = strict()
     act(session, "search[lamp]")
     tag = pages.text(session).split(" [SEP] ")[10]
-    assert tag == f"${session.rules.price(SHELF[1]):.2f}"
-    assert 5 <= session.rules.price(SHELF[1]) <= 9
-    assert {StrictRules(seed).price(SHELF[1]) for seed in range(20)} != {session.rules.price(SHELF[1])}
+    assert tag == f"${session.rules.price(LAMPS[1]):.2f}"
+    assert 5 <= session.rules.price(LAMPS[1]) <= 9
+    assert {StrictRules(seed).price(LAMPS[1]) for seed in range(20)} != {session.rules.price(LAMPS[1])}
 
 
 def test_the_last_page_says_what_was_bought_and_its_score() -> None:
