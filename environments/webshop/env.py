@@ -35,7 +35,7 @@ from ..options import check_boolean, check_choice, check_integer, override
 from ..split import SPLITS, Split
 from . import pages
 from .catalogue.store import Catalogue, open_catalogue
-from .compact import CompactPage
+from .compact import CompactPage, queries
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
 from .html_pages import html
 from .rules import VERSION, OriginalRules, StrictRules
@@ -231,8 +231,9 @@ class WebShop(gymnasium.Env[str, str]):
             moves: list[JSON] = [*page.choices]
         else:
             text = VIEWS[self._options.observation](session)
-            search = [f"search[{session.goal.instruction}]"] if session.can_search else []
-            moves = [*search, *(f"click[{label}]" for label in session.clickables() if label != "search")]
+            searches = queries(session.goal.instruction).values() if session.can_search else ()
+            moves = [f"search[{query}]" for query in searches]
+            moves += [f"click[{label}]" for label in session.clickables() if label != "search"]
         score = session.score.total if session.score else 0.0
         info: Info = {"bought": session.page == "done", "score": score, "success": score == 1.0}
         return notice + text, {"legal_moves": moves, **info}

@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, JSON]] = {
     **{id: {"max_moves": 99 if "Lake" in id else 12} for id in BOARDS},
     "Arithmetic-v0": {"terms": 3},
     "Questions-v0": {"prompt": "What is 1+1?", "answer": "2"},
-    "WebShop-v0": {"max_turns": 20},
+    "WebShop-v0": {"instructions": False},
 }
 """Options that are tried at reset."""
 
