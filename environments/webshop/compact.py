@@ -23,8 +23,8 @@ from typing import NamedTuple
 from envkit.types import JSON
 
 from .catalogue.store import open_catalogue
-from .products import Product
-from .session import BACK, BUY, NEXT, PREVIOUS, Session
+from .products import BACK, BUY, NEXT, PREVIOUS, Product
+from .session import Session
 
 MAX_VALUES = 8
 """Largest number of values of options on a page; those that the instruction asks for come first."""

@@ -16,6 +16,7 @@ An action that the page does not offer changes nothing. Under the strict rules t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,7 +35,7 @@ from ..answer import answer_text
 from ..options import check_boolean, check_choice, check_integer, override
 from ..split import SPLITS, Split
 from . import pages
-from .catalogue.store import Catalogue, open_catalogue
+from .catalogue.store import open_catalogue
 from .compact import CompactPage, queries
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
 from .html_pages import html
@@ -90,6 +91,8 @@ class WebShopOptions:
             check_integer("max_turns", self.max_turns, low=1, high=10_000)
         if self.instructions is not None:
             check_boolean("instructions", self.instructions)
+        if self.observation == "compact" and not self.is_strict:
+            raise OptionError("observation", "compact pages are only for rules='strict'; use text or text_rich")
         for name, rules in (("split", "strict"), ("goal", "parity")):
             if getattr(self, name) is not None and self.rules != rules:
                 raise OptionError(name, f"only for rules={rules!r}; leave it out")
@@ -125,7 +128,7 @@ def open_session(folder: Path, seed: int, options: WebShopOptions) -> Session:
     index = options.goal
     if index is None:
         drawn = stable_hash("WebShop original goal", seed) / 2**64 * cumulative[-1]
-        index = next(place for place, total in enumerate(cumulative) if total > drawn)
+        index = min(bisect_right(cumulative, drawn), len(goals) - 1)
     return Session(catalogue, goals[index], rules)
 
 
@@ -182,13 +185,11 @@ class WebShop(gymnasium.Env[str, str]):
         session = open_session(self._folder(chosen), drawn, chosen)
         self._session = self._shown = session
         self._options, self._turns = chosen, 0
-        catalogue = session.catalogue
-        assert isinstance(catalogue, Catalogue), "open_session opens it"
         has_instructions = chosen.is_strict if chosen.instructions is None else chosen.instructions
         notice = _HOW_TO if has_instructions and chosen.observation != "compact" else ""
         shown, info = self._observe(session, notice)
         level: Info = {"options": len(session.goal.options), "attributes": len(session.goal.attributes)}
-        versions: Info = {"rules": f"{chosen.rules} {VERSION}", "catalogue": catalogue.digest}
+        versions: Info = {"rules": f"{chosen.rules} {VERSION}", "catalogue": session.catalogue.digest}
         return shown, {**info, "level": level, "versions": versions}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
@@ -70,11 +71,11 @@ def draw_goal(catalogue: GoalCatalogue, seed: int, split: Split | None, kind: Go
     second = int(chance() * (len(above) - 1)) if above else 0
     cap = max(above[first], above[second + (second >= first)]) if len(above) > 1 else NO_CAP
     if kind == "human":
-        chosen = product.human[int(chance() * len(product.human))]
-        names = {value: name for name, values in product.options.items() for value in values}
-        options = {names[value]: value for value in chosen.options if value in names}
+        chosen = product.human_goals[int(chance() * len(product.human_goals))]
+        names = {value: name for name, values in product.choices.items() for value in values}
+        options = {names[value]: value for value in chosen.options}
         return _goal(product, chosen.text.strip(". "), chosen.attributes, options, cap)
-    options = {name: values[int(chance() * len(values))] for name, values in sorted(product.options.items())}
+    options = {name: values[int(chance() * len(values))] for name, values in sorted(product.choices.items())}
     return _goal(product, product.instruction + _with(options), product.instruction_attributes, options, cap)
 
 
@@ -106,7 +107,7 @@ def original_goals(products: Iterable[Product], prices: Mapping[str, float], kin
     """
     goals: list[Goal] = []
     for product in products:
-        if kind == "synthetic" and product.instruction:
+        if kind == "synthetic" and product.instruction and product.instruction_attributes:
             cap = _original_cap(prices[product.asin], rng)
             names = sorted(product.options)
             for values in itertools.product(*(product.options[name] for name in names)):
@@ -125,7 +126,7 @@ def original_goals(products: Iterable[Product], prices: Mapping[str, float], kin
 def weights(goals: Sequence[Goal]) -> list[float]:
     """Return the weights with which the original draws its synthetic goals: rare attributes weigh more."""
     counts = Counter(attribute for goal in goals for attribute in goal.attributes)
-    return [sum(1 / counts[one] for one in goal.attributes) / len(goal.attributes) for goal in goals]
+    return [math.fsum(1 / counts[one] for one in goal.attributes) / len(goal.attributes) for goal in goals]
 
 
 def _original_cap(price: float, rng: Random) -> float:

@@ -7,7 +7,8 @@ from html import escape
 from itertools import groupby, pairwise
 
 from .pages import Element, elements
-from .session import SEARCH, Session
+from .products import SEARCH
+from .session import Session
 
 _STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#dfe3e8, #363c45); --card: light-dark(#fff, #1d2127);

@@ -26,7 +26,7 @@ _OTHERS = frozenset(
     super full half double single dual triple professional personal everyday daily easy quick fast""".split()  # noqa: SIM905 - easier to read
 )
 """Function words, verbs and adjectives that are frequent in titles."""
-_ADJECTIVE = re.compile(r".{3,}(able|ible|ful|less|ous|ive|ic|ish|proof)|.*ly")
+_ADJECTIVE_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ic", "ish", "proof")
 _NUMBER = re.compile(r"[\d.,/%\"'x*]+")
 _TOKEN = re.compile(r"[a-z]+(?='s\b)|'s|[^\W\d_]+|\d[\w.,/%\"'*]*|\w+|[^\w\s]")
 
@@ -39,6 +39,6 @@ def nouns(title: str) -> Sequence[str]:
         for token in _TOKEN.findall(title.lower())
         if any(one.isascii() and one.isalnum() for one in token)
         and token not in _OTHERS
-        and not (_ADJECTIVE.fullmatch(token) and (len(token) > 5 or token.endswith("ly")))
+        and not (token.endswith("ly") or (len(token) > 5 and token.endswith(_ADJECTIVE_ENDINGS)))
         and not _NUMBER.fullmatch(token)
     )

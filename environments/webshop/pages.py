@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from .session import DETAILS, Session
+from .products import DETAILS
+from .session import Session
 
 _HOST = "http://127.0.0.1:3000"
 """Address of the original's server, which runs only inside its process."""
+
+
+_ASCII_SPACE = " \n\t\f\r"
 
 
 class Element(NamedTuple):
@@ -29,6 +33,10 @@ class Element(NamedTuple):
 
 def elements(session: Session) -> Iterator[Element]:
     """Yield the visible parts of the page that a session shows, from top to bottom."""
+    return (element for element in _elements(session) if element.text)
+
+
+def _elements(session: Session) -> Iterator[Element]:
     if session.page == "done":
         yield from map(Element, _receipt(session) if session.rules.is_strict else _original_receipt(session))
         return
@@ -116,8 +124,8 @@ def _detail(session: Session) -> Iterator[Element]:
         texts = []
     for shown in texts:
         # The parser of the original drops blank texts with a line feed, and shortens others to a space.
-        if shown.strip() or (shown and "\n" not in shown):
-            yield Element(shown if shown.strip() else " ")
+        if shown.strip(_ASCII_SPACE) or (shown and "\n" not in shown):
+            yield Element(shown if shown.strip(_ASCII_SPACE) else " ")
 
 
 def _escaped(options: Mapping[str, str]) -> str:

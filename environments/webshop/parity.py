@@ -3,8 +3,9 @@
 A file has JSON lines, plain or compressed with gzip, of one kind; its first line tells which:
 
 reward cases     goal, product, options, price and the nouns of both titles, with the expected score
-search results   a query with the expected products and scores, best first
-episodes         a goal, and for each action the expected reward, address, text, rich text and available actions
+search results   a query with the expected products, best first
+episodes         a goal, and for each action the expected reward, address, text, rich text and available actions,
+                 until an action that made the original's server fail
 goals            goals of the original with their places in its order
 prices           one object with the prices by product id
 
@@ -170,6 +171,8 @@ def compare_reward(row: Row) -> Difference:
         "query_match": score.same_query,
         "category_match": score.same_category,
         "r_price": score.price,
+        "r_att": score.attributes / len(row["goal"]["attributes"]),
+        "r_option": score.options / max(1, len(row["goal"]["goal_options"])),
     }
     return _first(
         f"{name} {found[name]!r} instead of {want!r}"

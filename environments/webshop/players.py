@@ -13,8 +13,8 @@ from envkit.types import JSON, Observation, Reset, Task
 from ..options import override
 from .compact import CompactPage, queries, read
 from .env import VIEWS, View, WebShopOptions, open_session
-from .products import Product
-from .session import BACK, BUY, NEXT, PER_PAGE, PREVIOUS, Session
+from .products import BACK, BUY, NEXT, PREVIOUS, Product
+from .session import PER_PAGE, Session
 
 
 class _Shop:

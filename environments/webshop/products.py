@@ -6,6 +6,16 @@ from collections.abc import Mapping
 
 import msgspec
 
+SEARCH = "Search"
+BACK = "Back to Search"
+PREVIOUS = "< Prev"
+NEXT = "Next >"
+BUY = "Buy Now"
+DETAILS = ("Description", "Features", "Reviews")
+"""The labels of the shop's buttons."""
+
+_LABELS = frozenset(label.lower() for label in (SEARCH, BACK, PREVIOUS, NEXT, BUY, *DETAILS))
+
 
 class Instruction(msgspec.Struct, frozen=True):
     """An instruction that a person wrote for a product.
@@ -60,6 +70,22 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
     def price_tag(self) -> str:
         """The price as pages show it, such as ``$12.9`` or ``$10.99 to $25.0``; ``$100.0`` if it has no price."""
         return " to ".join(f"${price}" for price in self.prices) or "$100.0"
+
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The values that a click chooses, by option: none that a later option has too, and no labels of buttons."""
+        names = {value: name for name, values in self.options.items() for value in values}
+        found = {
+            name: tuple(value for value in values if names[value] == name and value not in _LABELS)
+            for name, values in self.options.items()
+        }
+        return {name: values for name, values in found.items() if values}
+
+    @property
+    def human_goals(self) -> tuple[Instruction, ...]:
+        """The instructions of people that ask for attributes, and for no other options than those that exist."""
+        values = {value for values in self.choices.values() for value in values}
+        return tuple(one for one in self.human if one.attributes and values.issuperset(one.options))
 
     @property
     def document(self) -> str:

@@ -2,7 +2,8 @@
 
 ``score = type * (attributes + options + price) / (goal attributes + goal options + 1)``. The three sums count what the
 purchase has of what the goal asks for, and the type says how similar the products are. Our rules match options by
-their names, and the goal's own product always has its attributes, so that buying what the goal asks for scores 1.
+their names, and the goal's own product always has its attributes, so that buying what the goal asks for scores 1. A
+product of another search has a type of at most 0.5: similar words do not make a rug a metal sign.
 """
 
 from __future__ import annotations
@@ -102,9 +103,11 @@ def _score(
     title = len({*want} & {*have}) / len(want) if want else 0.2
     same_query = product.query == goal.query
     same_category = len(_categories(product.path) & _categories(goal.path)) >= 2
-    kind = 1.0 if is_same or same_query or same_category or title > 0.2 else 0.5
-    if title < 0.1 and not is_same:
+    kind = 1.0 if same_query or same_category or title > 0.2 else 0.5
+    if title < 0.1:
         kind = 0.1 if title else 0.0
+    if is_strict:
+        kind = 1.0 if is_same or same_query else min(kind, 0.5)
     texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
     attributes = sum(
         is_same

@@ -7,17 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from .goals import Goal
-from .products import Product
+from .products import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEARCH, Product
 from .rewards import Score
 
 PageName: TypeAlias = Literal["search", "results", "item", "detail", "done"]
-
-SEARCH = "Search"
-BACK = "Back to Search"
-PREVIOUS = "< Prev"
-NEXT = "Next >"
-BUY = "Buy Now"
-DETAILS = ("Description", "Features", "Reviews")
 
 MAX_RESULTS = 50
 PER_PAGE = 10
@@ -30,6 +23,8 @@ _STRICT_ACTION = re.compile(r"(search|click)\s*\[([^\n]*)\]", re.IGNORECASE)
 class Catalogue(Protocol):
     """What a session needs of a catalogue."""
 
+    @property
+    def digest(self) -> str: ...
     def product(self, number: int) -> Product: ...
     def number_of(self, asin: str) -> int | None: ...
     def search(self, query: str, limit: int = 50) -> Sequence[int]: ...
@@ -173,9 +168,8 @@ class Session:
                 return True
             return self._search(self.keywords, self.number - (self.page == "results"))
         if self.page == "results":
-            number = self.catalogue.number_of(label.upper())
-            assert number is not None, "the page shows it"
-            self.page, self.product = "item", self.catalogue.product(number)
+            self.page = "item"
+            self.product = next(product for product in self.shown if product.asin.lower() == label)
             self.visited.add(self.product.asin)
             return True
         assert self.product is not None, "only results have no product"

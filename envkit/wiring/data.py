@@ -58,7 +58,7 @@ class _Folders(Mapping[str, Path]):
         if FOLDER_VARIABLE in os.environ:
             raise UsageError(f"{problem}; run: envkit data {name}")
         print(f"{problem}; building it once in {folder}", file=sys.stderr)
-        _build(folder, builder, None, lambda _: None)
+        _build(folder, builder, None, lambda line: print(line, file=sys.stderr))
         return folder
 
     def __contains__(self, name: object) -> bool:

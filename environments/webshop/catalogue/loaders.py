@@ -176,9 +176,9 @@ def _original_products(file: Path) -> Iterator[Product]:
 
 
 def _prices(tag: str) -> tuple[float, ...]:
-    """Return the prices in a tag such as "$10.99" or "$1,010.99$2,025.00"."""
+    """Return the prices in a tag such as "$10.99" or "$1,010.99$2,025.00". A part that is no number is left out."""
     digits = (re.sub(r"[^\d.]", "", part) for part in tag.split("$")[1:])
-    return tuple(float(price) for price in digits if price)[:2]
+    return tuple(float(price) for price in digits if re.fullmatch(r"\d+\.?\d*|\.\d+", price))[:2]
 
 
 def _options(choices: Mapping[str, list[_Choice] | None] | str | None) -> dict[str, tuple[str, ...]]:
@@ -258,7 +258,10 @@ def _gem_products(file: Path) -> Iterator[Product]:
             description=raw.description or "",
             bullets=tuple(bullets if isinstance(bullets, list) else [bullets or ""]) or ("",),
             prices=tuple(raw.pricing or ())[:2],
-            options=raw.options or {},
+            options={
+                name.strip().lower(): tuple(value.strip().lower() for value in values)
+                for name, values in (raw.options or {}).items()
+            },
             attributes=() if attributes == (_PLACEHOLDER,) else attributes,
             instruction=raw.instructiontext or "",
             instruction_attributes=raw.instructionattributes or (),

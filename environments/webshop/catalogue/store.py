@@ -65,8 +65,9 @@ def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, a
                 ends.append(file.tell())
                 asins.append(product.asin.encode())
                 split = split_of(product.asin)
-                for human, instruction in ((False, product.instruction), (True, product.human)):
-                    for part in (split, None) if instruction else ():
+                is_goal = bool(product.instruction and product.instruction_attributes)
+                for human, has_goal in ((False, is_goal), (True, bool(product.human_goals))):
+                    for part in (split, None) if has_goal else ():
                         numbers[human, part].append(number)
                 if split == "train":
                     words = set(_WORDS.findall(_text_of(product).lower()))

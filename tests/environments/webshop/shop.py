@@ -48,14 +48,19 @@ PRODUCTS = [
 class SmallCatalogue:
     """A catalogue whose search finds everything, or nothing if the query is ``nothing``."""
 
+    digest = "small"
+
+    def __init__(self, products: Sequence[Product] = ()) -> None:
+        self._products = products or PRODUCTS
+
     def product(self, number: int) -> Product:
-        return PRODUCTS[number]
+        return self._products[number]
 
     def number_of(self, asin: str) -> int | None:
-        return next((number for number, one in enumerate(PRODUCTS) if one.asin == asin), None)
+        return next((number for number, one in enumerate(self._products) if one.asin == asin), None)
 
     def search(self, query: str, limit: int = 50) -> Sequence[int]:
-        return range(0 if query == "nothing" else min(limit, len(PRODUCTS)))
+        return range(0 if query == "nothing" else min(limit, len(self._products)))
 
 
 def goal() -> Goal:

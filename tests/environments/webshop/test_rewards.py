@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from envkit.environments.webshop.goals import NO_CAP, Goal
@@ -82,6 +83,14 @@ def test_our_rules_match_options_by_name() -> None:
 def test_the_type_compares_titles_searches_and_categories(title: str, query: str, path: str, kind: float) -> None:
     other = goal(title=title, query=query, path=path)
     assert original_score(other, SHIRT, {}, 10.0).type == kind
+
+
+def test_by_our_rules_a_product_of_another_search_earns_at_most_half() -> None:
+    rug = msgspec.structs.replace(SHIRT, asin="B0RUG00001", query="rugs", options={})
+    assert original_score(goal(), rug, {}, 10.0).total == 1.0  # its title and its categories are the same
+    assert strict_score(goal({}), rug, {}, 10.0).total == 0.5
+    other = msgspec.structs.replace(SHIRT, asin="B0SHIRT002", title="Xyz")  # of the same search
+    assert (original_score(goal(), other, {}, 10.0).total, strict_score(goal({}), other, {}, 10.0).total) == (0.0, 1.0)
 
 
 def test_buying_what_our_goal_asks_for_scores_one_even_if_its_texts_lack_an_attribute() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from envkit.environments.webshop import pages
 from envkit.environments.webshop.goals import Goal, original_goals, original_prices
-from envkit.environments.webshop.products import Product
+from envkit.environments.webshop.products import Instruction, Product
 from envkit.environments.webshop.rules import OriginalRules, StrictRules
 from envkit.environments.webshop.session import Session, _original_action
+from tests.environments.webshop.shop import SmallCatalogue
 
 LAMP = Product(
     "B0LAMP0001",
@@ -36,19 +37,6 @@ LAMPS = [
 ]
 
 
-class FewProducts:
-    """A catalogue whose search finds everything, or nothing if the query is ``nothing``."""
-
-    def product(self, number: int) -> Product:
-        return LAMPS[number]
-
-    def number_of(self, asin: str) -> int | None:
-        return next((number for number, one in enumerate(LAMPS) if one.asin == asin), None)
-
-    def search(self, query: str, limit: int = 50) -> Sequence[int]:
-        return range(0 if query == "nothing" else min(limit, len(LAMPS)))
-
-
 def goal() -> Goal:
     rng = random.Random(0)
     goals = original_goals(LAMPS, original_prices(LAMPS, rng), "synthetic", rng)
@@ -56,11 +44,11 @@ def goal() -> Goal:
 
 
 def original() -> Session:
-    return Session(FewProducts(), goal(), OriginalRules(original_prices(LAMPS, random.Random(0))))
+    return Session(SmallCatalogue(LAMPS), goal(), OriginalRules(original_prices(LAMPS, random.Random(0))))
 
 
 def strict() -> Session:
-    return Session(FewProducts(), goal(), StrictRules(7))
+    return Session(SmallCatalogue(LAMPS), goal(), StrictRules(7))
 
 
 def act(session: Session, *actions: str) -> list[bool]:
@@ -198,3 +186,17 @@ def test_the_last_page_says_what_was_bought_and_its_score() -> None:
     act(session, "search[lamp]", "click[b0lamp0001]", "click[red]", "click[buy now]")
     assert pages.rich_text(session) == "You have bought Lumo Desk Lamp, color: red.\nYour score, 0 to 1: 0.75\n"
     assert (session.clickables(), session.act("click[back to search]")) == ([], False)
+
+
+def test_of_an_option_only_values_can_be_asked_for_that_a_click_chooses() -> None:
+    options = {"size": ("small", "both"), "fit": ("both", "wide"), "note": ("description",), "empty": ()}
+    assert Product("B0", "", "", "", "", options=options).choices == {"size": ("small",), "fit": ("both", "wide")}
+
+
+def test_of_the_instructions_of_people_those_are_goals_that_can_be_reached() -> None:
+    human = (
+        Instruction("a", ("dimmable",), ("red",)),
+        Instruction("no attribute", (), ("red",)),
+        Instruction("no such value", ("dimmable",), ("blue",)),
+    )
+    assert msgspec.structs.replace(LAMP, human=human).human_goals == (human[0],)

@@ -28,8 +28,10 @@ _LAMP = Product(
     ("easy assemble",),
     (Instruction("a small lamp that dims", ("easy assemble",), ("small",)),),
 )
-_MUG = Product("B0AMUG0002", "Mug", "mugs", "garden", "", instruction="i want a mug")
-_PLAIN = Product("B0PLAIN003", "Plain Mug", "mugs", "garden", "")
+_MUG = Product(
+    "B0AMUG0002", "Mug", "mugs", "garden", "", instruction="i want a mug", instruction_attributes=("dishwasher safe",)
+)
+_PLAIN = Product("B0PLAIN003", "Plain Mug", "mugs", "garden", "", instruction="a mug without an attribute is no goal")
 
 
 def _write(folder: Path, products: list[Product]) -> Catalogue:
