@@ -69,7 +69,7 @@ class _Original(msgspec.Struct):
 class _Labels(msgspec.Struct):
     """What ``items_ins_v2*.json`` says about a product."""
 
-    attributes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] | None = None
     instruction: str | None = None
     instruction_attributes: tuple[str, ...] | None = None
 
@@ -162,7 +162,7 @@ def _original_products(file: Path) -> Iterator[Product]:
             bullets=tuple(bullets if isinstance(bullets, list) else [bullets or ""]) or ("",),
             prices=_prices(raw.pricing or ""),
             options=_options(raw.customization_options),
-            attributes=label.attributes,
+            attributes=label.attributes or (),
             instruction=label.instruction or "",
             instruction_attributes=label.instruction_attributes or (),
             human=tuple(

@@ -125,6 +125,7 @@ class Catalogue:
         }
         self._decoder = msgspec.msgpack.Decoder(Product)
         self.product = lru_cache(maxsize=1024)(self._product)
+        self._search = lru_cache(maxsize=1024)(self._index.search)
 
     def __len__(self) -> int:
         return self._count
@@ -146,7 +147,7 @@ class Catalogue:
 
     def search(self, query: str, limit: int = 50) -> Sequence[int]:
         """Return the numbers of the products that a search finds, best first and in the order of Lucene."""
-        return self._index.search(query, limit)
+        return self._search(query, limit)
 
     def goals(self, split: Split | None) -> Sequence[int]:
         """Return the numbers of the products of a split that have an instruction; None: of all splits."""
