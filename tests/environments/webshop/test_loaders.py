@@ -242,7 +242,7 @@ def test_malformed_instructions_name_their_file(tmp_path: Path) -> None:
     write(tmp_path / "items_shuffle.json", [SHIRT])
     write(tmp_path / "items_ins_v2.json", {"B1": {"attributes": "red"}})
 
-    with pytest.raises(UsageError, match=r"items_ins_v2\.json: Expected `array`, got `str`"):
+    with pytest.raises(UsageError, match=r"items_ins_v2\.json: Expected `array \| null`, got `str`"):
         list(read_products(tmp_path))
 
 
