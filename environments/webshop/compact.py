@@ -1,12 +1,13 @@
 """The compact mode: short pages of numbered choices, in which a policy that is trained from scratch can learn to shop.
 
-A page shows what a customer can see or work out, and marks what the instruction asks for, as the snippets of a search
-engine do. Of a product it shows the attributes and the words of the title that occur in the instruction, the names of
-the options whose wanted value it has, and whether the price fits. It knows nothing else of the goal.
+Each word of the instruction that says something about the product has a letter. A page lists what a product lacks: the
+letters of the words that do not occur in its texts, a ``V`` for each option without the wanted value, and a ``$`` if it
+costs too much. A customer could find all that in the shop; the page knows only the instruction of a goal.
 
-Results  a line for each product, such as ``mattress+heavy duty+size+price=3``, and ``back``, ``previous``, ``next``
-Product  such a line without a number, and a line for each value of an option: ``size king=2``; ``*size queen=1`` is
-         asked for, and ``size queen chosen=1`` was chosen
+First page  ``A desk B lamp; color red; under 40``, and the searches that can be made
+Results     a line for each product: ``AV=3`` lacks a word and a value, ``ok=4`` nothing; and ``back``, ``next``
+Product     such a line without a number, and a line for each value of an option: ``color blue=2``; ``*color red=1`` is
+            asked for, and ``color red chosen=1`` was chosen
 
 The choices are the numbers behind ``=``.
 """
@@ -26,23 +27,19 @@ from .catalogue.store import open_catalogue
 from .products import BACK, BUY, NEXT, PREVIOUS, Product
 from .session import Session
 
-MAX_VALUES = 8
+MAX_VALUES = 6
 """Largest number of values of options on a page; those that the instruction asks for come first."""
 
 _LABELS = {BACK: "back", PREVIOUS: "previous", NEXT: "next", BUY: "buy"}
 _QUERIES = ("all", "what and values", "what")
+_LETTERS = "ABCDEFGHIJKLMNOPQRST"
 _FIXED = (
-    *_LABELS.values(),
-    *_QUERIES,
-    "page of another search",
-    "chosen",
-    "price",
-    "under",
-    "bought, score",
-    string.digits + string.punctuation,
+    *(*_LABELS.values(), *_QUERIES, "another search, page", "chosen", "ok", "under", "bought, score"),
+    *(_LETTERS, "V", string.digits, string.punctuation),
 )
+_WORDS = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 _PRICE = re.compile(r",? and price lower than (\d+\.\d+) dollars$")
-_OPTIONS = re.compile(r" with ([^:,]+: .+)$")
+_OPTIONS = re.compile(r" with ((?:(?! with )[^:,])+: .+)$")
 _FILLERS = frozenset(
     """a an the and or of to for with in on by that which are is be am was it its this these those i me my we us you
     your he she they find get need want like would looking look search searching shopping buy show see let please help
@@ -69,8 +66,8 @@ class Request(NamedTuple):
 
     def value(self, name: str, values: Sequence[str]) -> str | None:
         """Return which of the values of an option is asked for; None if none is."""
-        if name in self.options:
-            return self.options[name] if self.options[name] in values else None
+        if self.options:
+            return self.options[name] if self.options.get(name) in values else None
         named = (one for one in values if re.search(rf"(?<!\w){re.escape(one)}(?!\w)", self.what))
         return max(named, key=len, default=None)
 
@@ -89,12 +86,12 @@ def read(instruction: str) -> Request:
     named = _OPTIONS.search(text)
     text = text[: named.start()] if named else text
     pairs = (pair.partition(": ") for pair in named[1].split(", and ")) if named else ()
-    words = (word.strip(".,?!") for word in text.split())
+    words = _WORDS.findall(text)
     return Request(
         what=text,
         options={name: value for name, _, value in pairs},
         cap=price[1] if price else "",
-        words=tuple(word for word in words if word and word not in _FILLERS),
+        words=tuple(dict.fromkeys(word for word in words if word not in _FILLERS)),
     )
 
 
@@ -117,19 +114,19 @@ class CompactPage:
         if session.score is not None:
             yield f"bought, score {session.score.total:.2f}"
             return
-        yield self._wanted()
         if session.page == "search":
+            yield self._wanted()
             for name, query in queries(session.goal.instruction).items():
                 yield self._choice(name, f"search[{query}]")
             return
         if session.page == "results":
             searches = queries(session.goal.instruction).items()
             found = (name for name, query in searches if query.split() == list(session.keywords))
-            yield f"page {session.number} of {next(found, 'another search')}"
+            yield f"{next(found, 'another search')}, page {session.number}"
             for product in session.shown:
-                yield self._choice(self._matches(product), f"click[{product.asin.lower()}]")
+                yield self._choice(self._lacks(product), f"click[{product.asin.lower()}]")
         if session.page == "item" and session.product is not None:
-            yield self._matches(session.product)
+            yield self._lacks(session.product)
             for name, value, mark in self._values(session.product):
                 line = f"{name} {value} chosen" if session.options.get(name) == value else f"{mark}{name} {value}"
                 yield self._choice(line, f"click[{value}]")
@@ -144,18 +141,20 @@ class CompactPage:
 
     def _wanted(self) -> str:
         request = self._request
+        words = " ".join(map(" ".join, zip(_LETTERS, request.words, strict=False)))
         price = [f"under {request.cap.removesuffix('.00')}"] if request.cap else []
-        return "; ".join([" ".join(request.words), *map(" ".join, request.options.items()), *price])
+        return "; ".join([words, *map(" ".join, request.options.items()), *price])
 
-    def _matches(self, product: Product) -> str:
-        """Return what a product has of what is asked for."""
+    def _lacks(self, product: Product) -> str:
+        """Return what a product lacks of what is asked for."""
         request, rules = self._request, self._session.rules
-        attributes = [one for one in product.attributes if one in request.what or one in " ".join(request.words)]
-        named = {word for one in attributes for word in one.split()}
-        title = {*product.title.lower().split()}
-        words = [word for word in request.words if word in title and word not in named]
-        fits = not request.cap or rules.price(product) <= float(request.cap)
-        return "+".join([" ".join(words), *attributes, *request.values(product), *(["price"] if fits else [])])
+        values = (value for values in product.options.values() for value in values)
+        texts = " ".join([product.title, *product.attributes, *product.bullets, product.description, *values])
+        has = {*_WORDS.findall(texts.lower())}
+        letters = [letter for letter, word in zip(_LETTERS, request.words, strict=False) if word not in has]
+        missing = len(request.options) - len(request.values(product)) if request.options else 0
+        is_dear = bool(request.cap) and rules.price(product) > float(request.cap)
+        return "".join([*letters, "V" * missing, "$" * is_dear]) or "ok"
 
     def _values(self, product: Product) -> Sequence[tuple[str, str, str]]:
         """Return name, value and mark of the values to show."""

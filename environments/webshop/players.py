@@ -122,7 +122,7 @@ class _EpisodeExpert(WebShopExpert):
 
     def __init__(self, session: Session, view: View) -> None:
         self._state: Session = session
-        self._view = view
+        self._view: View = view
         self._searches: dict[str, Session] = {}
         self._seen: Observation | None = None
         self._moves: Sequence[str] = ()
@@ -143,7 +143,9 @@ class _EpisodeExpert(WebShopExpert):
             if state is not None:
                 self._state = state
                 best = self._best(state)
-                self._moves = [_answer(state, action) for action in best] if self._view == "compact" else best
+                self._moves = best
+                if self._view == "compact":
+                    self._moves = [number for action in best if (number := _answer(state, action))]
         return self._moves
 
     def _find(self, text: str) -> Session | None:

@@ -163,7 +163,7 @@ async def lessons(
                     found.append(lesson)
                     if on_lesson is not None:
                         on_lesson()
-                step = await episode.step(teacher.answer(teacher.move(observation, rng)))
+                step = await episode.step(playing.answer(playing.move(observation, rng)))
                 observation, ended = step.observation, step.ended
         if len(found) >= count:
             break

@@ -167,6 +167,38 @@ def test_collecting_lessons_can_be_cancelled_if_the_environment_never_yields() -
     assert clock.run(main)
 
 
+class SeedExpert(SignExpert):
+    """Knows a move only for a task: the letter that the seed chooses, once the episode has shown it everything."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self.seen: list[str] = []
+
+    def for_task(self, task: Task) -> SeedExpert:
+        return SeedExpert(task.seed)
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        if self.seed is None:
+            return []
+        self.seen += [observation.text] if observation.text not in self.seen else []
+        return [MOVES[(self.seed + len(self.seen)) % len(MOVES)]]
+
+
+def test_an_expert_of_tasks_demonstrates_each_task_anew() -> None:
+    script = [Answer("a"), Answer("b"), Answer(ends="terminated")]
+    host = ScriptedHost(lambda task, time: script)
+    shown = Teacher(SeedExpert(), LetterRenderer(), 0.0, is_bare=True)
+
+    async def main() -> tuple[list[Lesson], list[demonstrations.Demonstration]]:
+        found = await demonstrations.lessons(host, shown, numbered(), 4, 0)
+        limits = {"max_turns": 9, "max_tokens": 99}
+        return found, await demonstrations.demonstrations(host, shown, numbered(), 2, 0, **limits)
+
+    found, _ = clock.run(main, virtual=True)
+    assert [lesson.good for lesson in found] == [(letters(move),) for move in "dllr"]
+    assert [episode.actions for episode in host.episodes] == [["d", "l"], ["l", "r"]] * 2
+
+
 # --- Answers ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from envkit.env import AsyncEnv, BlockingEnv
 from envkit.errors import EnvError, OptionError, UnknownEnvError, UsageError
 from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
-from envkit.types import Info, Observation, Options, Reset, Step
+from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.vector import SlotHost
 from envkit.wiring.evaluation.interactive import Game, Scene, open_game
 
@@ -125,6 +125,30 @@ def test_a_hint_is_for_the_current_observation() -> None:
     assert game.hint() == ["up"]
     game.act("on")
     assert game.hint() == []
+
+
+class CountingExpert(EchoExpert):
+    """Answers with the seed of the task and what it saw of the episode."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self.seen = ""
+
+    def for_task(self, task: Task) -> CountingExpert:
+        return CountingExpert(task.seed)
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        self.seen += f"[{observation.text}]"
+        return [f"{self.seed} {self.seen}"]
+
+
+def test_an_expert_of_tasks_gets_every_observation_before_it_gives_a_hint() -> None:
+    game = Game(Echo(), "Echo-v0", expert=CountingExpert())
+    first = game.begin(3).text
+    texts = [first, *(game.act(action).text for action in ("on", "up"))]
+    assert game.hint() == ["3 " + "".join(f"[{text}]" for text in texts)]
+    again = game.begin(4).text
+    assert game.hint() == [f"4 [{again}]"]
 
 
 def test_an_environment_that_raises_is_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +77,48 @@ def test_the_oracle_of_the_environment_succeeds_and_doing_nothing_does_not() -> 
     oracle, nop = (evaluate("Parity-v0", policy, episodes=20) for policy in ("oracle", "nop"))
     assert (oracle.metrics["success"].mean, oracle.metrics["return"].mean) == (1.0, 1.0)
     assert (nop.metrics["success"].mean, nop.metrics["return"].mean) == (0.0, 0.0)
+
+
+class Shelved(Parity):
+    def __init__(self, *, data: Mapping[str, Path], points: float = 1.0) -> None:
+        super().__init__(points, broken=0)
+
+
+class Reader(Oracle):
+    """An expert and a player that finds its answers in the data, and must get the options."""
+
+    def __init__(self, *, data: Mapping[str, Path], points: float) -> None:
+        super().__init__()
+        self.answers = (data["answers"] / "all.txt").read_text().split() if points == 0.5 else []
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> Reader:
+        return self
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        return [self.answers[int(observation.text.removeprefix("even: ").removesuffix("?")) % 2]]
+
+    def is_hazardous(self, observation: Observation) -> bool:
+        return False
+
+    def answer(self, move: str) -> str:
+        return move
+
+    async def act(self, observation: Observation) -> str:
+        return self.moves(observation)[0]
+
+
+@pytest.mark.parametrize("policy", ["expert", "reader"])
+def test_experts_and_players_get_the_data_of_the_environment(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers" / "all.txt").write_text("yes no")
+    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
+    options = {"points": 0.5}
+    registry.register(
+        "Shelved-v0", Shelved, options=options, expert=Reader, players={"reader": Reader}, data={"answers": print}
+    )
+    assert evaluate("Shelved-v0", policy, episodes=10).metrics["return"].mean == 0.5
 
 
 @pytest.mark.parametrize(("policy", "nearest"), [("oracel", "oracle"), ("cheat:skpi", "cheat:skip"), ("npo", "nop")])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envkit import TrainSummary, clock, config, register
+from envkit import TrainSummary, clock, config, register, registry
 from envkit.cli.training.train import _rows
 from envkit.config import RunConfig
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
@@ -26,6 +26,7 @@ from tests.trainer_bridge.models import write_tiny
 from tests.trainer_bridge.policies import open_policy
 
 LAKE: dict[str, Any] = {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3}}
+LAKE_EXPERT = "envkit.environments.frozen_lake:FrozenLakeExpert"
 SOKOBAN: dict[str, Any] = {
     "id": "Sokoban-v0",
     "num_envs": 8,
@@ -124,6 +125,24 @@ def test_a_tiny_policy_reads_compact_text_of_every_environment_and_knows_all_the
                 assert policy.tokenizer.unk_token_id not in policy.renderer.open(Observation(text))
                 moves = [policy.renderer.demonstrate(f"<answer>{move}</answer>") for move in info["legal_moves"]]
                 assert {len(move) for move in moves} == {1}
+
+
+def words_of(*, size: int, **options: JSON) -> list[str]:
+    return ["ice", "cold and wet", f"{size} fish"]
+
+
+def test_a_tiny_policy_knows_the_vocabulary_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(registry, "_SPECS", dict(registry._SPECS))
+        register("WordyLake-v0", "envkit.environments.frozen_lake:FrozenLake", expert=LAKE_EXPERT, vocabulary=words_of)
+        engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+        policy = open_policy(resolve.resolve(run_of({**LAKE, "id": "WordyLake-v0"}, engine=engine)))
+    unknown = policy.tokenizer.unk_token_id
+    assert unknown not in policy.renderer.open(Observation("cold and wet ice\n3 fish"))
+    assert unknown in policy.renderer.open(Observation("bears"))
+    with environments.make("FrozenLake-v0", size=3, instructions=False) as env:
+        for seed in range(100):
+            assert unknown not in policy.renderer.open(Observation(env.reset(seed=seed)[0]))
 
 
 def test_a_saved_policy_records_every_environment_that_it_was_trained_in(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""The compact mode: what its pages say, and what can be done there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from envkit.environments.webshop import WebShop, compact
+from envkit.environments.webshop.catalogue.generate import generate
+from envkit.environments.webshop.catalogue.store import write_catalogue
+from envkit.environments.webshop.compact import CompactPage, read
+from envkit.environments.webshop.goals import Goal
+from envkit.environments.webshop.products import Product
+from envkit.environments.webshop.rules import StrictRules
+from envkit.environments.webshop.session import Session
+from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
+
+COLORS = ("red", "light grey", "grey")
+SIZES = tuple(f"{number} inch" for number in range(1, 13))
+LAMP = Product(
+    "B0LAMP0001",
+    "Lumo Desk Lamp",
+    "lamps",
+    "garden",
+    "Home › Lamps",
+    prices=(35.0,),
+    options={"color": COLORS, "size": SIZES},
+    attributes=("easy clean", "dimmable", "heavy duty"),
+)
+DEAR_LAMP = Product("B0LAMP0002", "Floor Lamp Dimmable", "lamps", "garden", "Home › Lamps", prices=(60.0,))
+WHAT = "Find me a dimmable desk lamp that is easy to clean"
+TEXT = f"{WHAT} with color: grey, and size: 9 inch, and price lower than 40.00 dollars"
+WANTED = "A dimmable B desk C lamp D easy E clean; color grey; size 9 inch; under 40"
+
+
+@dataclass
+class FewProducts:
+    products: Sequence[Product]
+
+    def product(self, number: int) -> Product:
+        return self.products[number]
+
+    def number_of(self, asin: str) -> int | None:
+        return next((number for number, one in enumerate(self.products) if one.asin == asin), None)
+
+    def search(self, query: str, limit: int = 50) -> Sequence[int]:
+        return range(len(self.products))
+
+
+def goal(asin: str = LAMP.asin, text: str = TEXT) -> Goal:
+    options = {"color": "grey", "size": "9 inch"} if asin == LAMP.asin else {}
+    return Goal(
+        asin, text, ("dimmable", "easy clean"), options, 40.0, "lamps", "Lumo Desk Lamp", "Home › Lamps", "garden"
+    )
+
+
+def session(*products: Product, goal: Goal = goal()) -> Session:  # noqa: B008 - frozen
+    return Session(FewProducts(products or (LAMP, DEAR_LAMP)), goal, StrictRules(0))
+
+
+def play(shop: Session, *numbers: str) -> str:
+    """Choose numbers on the pages that follow each other, and return the text of the last page."""
+    for number in numbers:
+        assert shop.act(CompactPage(shop).choices[number])
+    return CompactPage(shop).text
+
+
+def test_the_pages_of_a_purchase_say_what_the_products_lack() -> None:
+    shop = session()
+    assert play(shop).splitlines() == [WANTED, "all=1", "what and values=2", "what=3"]
+    assert play(shop, "2").splitlines() == [
+        "what and values, page 1",
+        "ok=1",
+        "BDEVV$=2",
+        "back=3",
+        "next=4",
+    ]
+    assert play(shop, "1").splitlines() == [
+        "ok",
+        "*color grey=1",
+        "*size 9 inch=2",
+        "color red=3",
+        "color light grey=4",
+        "size 1 inch=5",
+        "size 2 inch=6",
+        "back=7",
+        "previous=8",
+        "buy=9",
+    ]
+    assert play(shop, "1").splitlines()[1] == "color grey chosen=1"
+    assert play(shop, "2", "9") == "bought, score 1.00"
+    assert not CompactPage(shop).choices
+
+
+def test_choices_also_lead_to_later_results_and_back() -> None:
+    shop = session(*(Product(f"B0LAMP{n:04}", f"Lamp {n}", "lamps", "garden", "", prices=(9.0,)) for n in range(12)))
+    second = ["all, page 2", "ABDEVV=1", "ABDEVV=2", "back=3", "previous=4", "next=5"]
+    assert play(shop, "1", "12").splitlines() == second
+    assert play(shop, "2", "2").splitlines() == second, "from a product back to the page that showed it"
+    assert play(shop, "4").splitlines()[0] == "all, page 1"
+    assert play(shop, "11").splitlines() == [WANTED, "all=1", "what and values=2", "what=3"]
+
+
+def test_pages_know_nothing_of_the_goal_but_its_instruction() -> None:
+    ours, others = session(), session(goal=goal(DEAR_LAMP.asin))
+    for number in (None, "1", "1", "2"):
+        pages = [play(shop, *([number] if number else [])) for shop in (ours, others)]
+        assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "value", "cap"),
+    [
+        (
+            "i need a desk lamp in light grey, and price lower than 20.00 dollars",
+            "desk lamp light grey",
+            "light grey",
+            "20.00",
+        ),
+        ("Get me lamps with usb port with color: light grey", "lamps usb port", "light grey", ""),
+        ("Get me lamps with color: light", "lamps", None, ""),
+        ("Get me red lamps with size: large", "red lamps", None, ""),
+        ("please help me get a lamp", "lamp", None, ""),
+    ],
+)
+def test_instructions_are_read(text: str, words: str, value: str | None, cap: str) -> None:
+    request = read(text)
+    assert (" ".join(request.words), request.value("color", COLORS), request.cap) == (words, value, cap)
+
+
+def test_words_of_unseen_products_are_in_the_vocabulary(tmp_path: Path) -> None:
+    write_catalogue(tmp_path, generate(3000, 0), source="generated", announce=lambda line: None)
+    moves = [str(number) for number in range(1, 14)]
+    tokenizer = make_tokenizer(compact.vocabulary(data={"webshop": tmp_path}, observation="compact"), moves)
+    shop = WebShop(data={"webshop": tmp_path}, split="eval", observation="compact")
+    ids: list[int] = []
+    for seed in range(100):
+        text, info = shop.reset(seed=seed)
+        ids += tokenizer(text)["input_ids"]
+        for _ in range(3):
+            legal = info["legal_moves"]
+            assert isinstance(legal, list)
+            text, _, is_over, _, info = shop.step(str(1 + seed % len(legal)))
+            ids += tokenizer(text)["input_ids"]
+            if is_over:
+                break
+    unknown = tokenizer.convert_tokens_to_ids("<unk>")
+    assert sum(one == unknown for one in ids) < 0.01 * len(ids)
+    assert len(ids) < 100 * 400, "a page has at most 100 tokens on average"
