@@ -33,7 +33,7 @@ from envkit.types import JSON, Info, stable_hash
 
 from ..answer import answer_text
 from ..options import check_boolean, check_choice, check_integer, override
-from ..split import SPLITS, Split
+from ..split import SPLITS, Split, split_of
 from . import pages
 from .catalogue.store import open_catalogue
 from .compact import CompactPage, queries
@@ -64,8 +64,8 @@ class WebShopOptions:
             line without marks. ``"compact"``: short pages of numbered choices, for policies trained from scratch.
         catalogue: Name of the data with the products, such as ``webshop`` or ``webshop-files``; see ``envkit data``.
         goals: ``"synthetic"`` or ``"human"``, by who wrote the instruction.
-        split: Split of the goals by product, only under the strict rules; None for all.
-        goal: Index of the goal, only under the parity rules; None: the seed chooses.
+        split: Split of the goals by product; None for all. The original has no splits.
+        goal: Index of the goal in the original's order, only under the parity rules; None: the seed chooses.
         max_turns: Actions after which the episode is truncated; None: 15 under the strict rules, else no limit.
         instructions: Whether the first observation begins with how to act; None: only under the strict rules.
     """
@@ -93,9 +93,8 @@ class WebShopOptions:
             check_boolean("instructions", self.instructions)
         if self.observation == "compact" and not self.is_strict:
             raise OptionError("observation", "compact pages are only for rules='strict'; use text or text_rich")
-        for name, rules in (("split", "strict"), ("goal", "parity")):
-            if getattr(self, name) is not None and self.rules != rules:
-                raise OptionError(name, f"only for rules={rules!r}; leave it out")
+        if self.goal is not None and (self.is_strict or self.split is not None):
+            raise OptionError("goal", "only for rules='parity' and goals of any split; leave it out")
 
     @property
     def is_strict(self) -> bool:
@@ -120,28 +119,35 @@ def open_session(folder: Path, seed: int, options: WebShopOptions) -> Session:
     catalogue = open_catalogue(folder)
     if options.is_strict:
         return Session(catalogue, draw_goal(catalogue, seed, options.split, options.goals), StrictRules(seed))
-    rules, goals, cumulative = _original(folder, options.goals)
+    rules, all_goals = _original(folder, options.goals)
+    goals, cumulative = _part(folder, options.goals, options.split)
     if not goals:
-        raise OptionError("goals", f"the catalogue has no {options.goals} goals; choose another kind")
-    if options.goal is not None and options.goal >= len(goals):
-        raise OptionError("goal", f"the catalogue has {len(goals)} goals; use at most {len(goals) - 1}")
-    index = options.goal
-    if index is None:
+        raise OptionError("goals", f"the catalogue has no {options.goals} goals of split {options.split or 'any'}")
+    if options.goal is None:
         drawn = stable_hash("WebShop original goal", seed) / 2**64 * cumulative[-1]
-        index = min(bisect_right(cumulative, drawn), len(goals) - 1)
-    return Session(catalogue, goals[index], rules)
+        return Session(catalogue, goals[min(bisect_right(cumulative, drawn), len(goals) - 1)], rules)
+    if options.goal >= len(all_goals):
+        raise OptionError("goal", f"the catalogue has {len(all_goals)} goals; use at most {len(all_goals) - 1}")
+    return Session(catalogue, all_goals[options.goal], rules)
 
 
 @lru_cache(maxsize=2)
-def _original(folder: Path, kind: GoalKind) -> tuple[Rules, list[Goal], list[float]]:
-    """Return the original's rules with all prices, its goals, and their cumulative weights."""
+def _original(folder: Path, kind: GoalKind) -> tuple[Rules, list[Goal]]:
+    """Return the original's rules with all prices, and its goals."""
     catalogue = open_catalogue(folder)
     products = [catalogue.product(number) for number in range(len(catalogue))]
     rng = Random(0)
     prices = original_prices(products, rng)
-    goals = original_goals(products, prices, kind, rng)
+    return OriginalRules(prices), original_goals(products, prices, kind, rng)
+
+
+@lru_cache(maxsize=8)
+def _part(folder: Path, kind: GoalKind, split: Split | None) -> tuple[list[Goal], list[float]]:
+    """Return the original's goals of a split, and their cumulative weights."""
+    _, goals = _original(folder, kind)
     weighted = weights(goals) if kind == "synthetic" else [1.0] * len(goals)
-    return OriginalRules(prices), goals, list(accumulate(weighted))
+    pairs = [pair for pair in zip(goals, weighted, strict=True) if split in (None, split_of(pair[0].asin))]
+    return [goal for goal, _ in pairs], list(accumulate(weight for _, weight in pairs))
 
 
 class WebShop(gymnasium.Env[str, str]):

@@ -53,10 +53,13 @@ class _Folders(Mapping[str, Path]):
         if folder.is_dir():
             return folder
         problem = f"{self._id} needs the data {name}, which is not on this machine"
-        if needs_source(builder):
-            raise UsageError(f"{problem}; run: envkit data {name} --from FOLDER")
+        command = f"envkit data {name}{' --from FOLDER' if needs_source(builder) else ''}"
         if FOLDER_VARIABLE in os.environ:
-            raise UsageError(f"{problem}; run: envkit data {name}")
+            problem = f"{self._id} needs the data {name}, which this sandbox does not see"
+            remedy = f"run `{command}` on the machine of the server or training run, and start that again"
+            raise UsageError(f"{problem}; {remedy}")
+        if needs_source(builder):
+            raise UsageError(f"{problem}; run: {command}")
         print(f"{problem}; building it once in {folder}", file=sys.stderr)
         _build(folder, builder, None, lambda line: print(line, file=sys.stderr))
         return folder

@@ -76,7 +76,7 @@ def test_missing_data_is_built_when_it_is_first_used(capsys: pytest.CaptureFixtu
             assert env.reset(seed=0)[0].endswith("/data/wordy/words.txt: apple pear")
     announced = capsys.readouterr().err
     assert announced.startswith("Wordy-v0 needs the data wordy, which is not on this machine; building it once in ")
-    assert announced.count("\n") == 1
+    assert announced.count("needs the data") == 1
 
 
 def test_processes_that_first_use_data_at_once_all_get_it(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_missing_data_in_a_sandbox_is_named_with_the_command_that_builds_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(data.FOLDER_VARIABLE, str(tmp_path))
-    with pytest.raises(UsageError, match=r"Wordy-v0 needs the data wordy.*run: envkit data wordy$"):
+    with pytest.raises(UsageError, match=r"Wordy-v0 needs the data wordy.*; run `envkit data wordy` on the machine of"):
         environments.open_env("Wordy-v0")
     with pytest.raises(UsageError, match=r"no environment has data 'wordi'.*wordy"):
         data.build("wordi", print)
@@ -155,7 +155,9 @@ def test_a_sandbox_does_not_build_missing_data() -> None:
         ):
             await episode.reset()
 
-    with pytest.raises(EnvkitError, match="needs the data wordy, which is not on this machine; run: envkit data wordy"):
+    with pytest.raises(
+        EnvkitError, match="needs the data wordy, which this sandbox does not see; run `envkit data wordy` on"
+    ):
         clock.run(play)
 
 

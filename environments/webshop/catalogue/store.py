@@ -48,7 +48,10 @@ def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, a
         folder: Folder to fill.
         products: The products, of which one at a time is in memory.
         source: Where the products come from; kept in the meta data.
-        announce: Called with a line of progress every 10,000 products.
+        announce: Called with a line of progress every 10,000 products, and with a summary.
+
+    Raises:
+        UsageError: No product has an instruction.
     """
     ends, asins = array("q"), list[bytes]()
     numbers: dict[tuple[bool, Split | None], array[int]] = {
@@ -85,6 +88,10 @@ def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, a
     np.save(folder / "asin_numbers.npy", np.array(order, np.uint32))
     for (human, part), chosen in numbers.items():
         np.save(folder / _goal_file(human, part), np.asarray(chosen, np.uint32))
+    goals, human_goals = len(numbers[False, None]), len(numbers[True, None])
+    announce(f"{len(asins):,} products, {goals:,} with an instruction, {human_goals:,} with instructions of people")
+    if not (goals or human_goals):
+        raise UsageError(f"{source}: no product has an instruction; of the original, items_ins_v2*.json has them")
     (folder / "words.txt").write_text("".join(f"{word}\n" for word in sorted(common)))
     meta = _Meta(_FORMAT, len(asins), source, digest.hexdigest()[:32])
     (folder / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
@@ -116,6 +123,10 @@ class Catalogue:
         meta = _read_meta(folder)
         self.digest, self.source, self._count = meta.digest, meta.source, meta.count
         self._blob, self._ends = map_bytes(folder / "products.bin"), map_array(folder / "product_ends.npy").data
+        if len(self._blob) != (self._ends[-1] if self._count else 0):
+            raise UsageError(
+                f"{folder} is damaged; delete the folder and build it again with envkit data {folder.name}"
+            )
         self._asins, self._asin_numbers = map_array(folder / "asins.npy"), map_array(folder / "asin_numbers.npy")
         self._index = Index(folder / "search")
         self._goals: dict[tuple[bool, Split | None], Sequence[int]] = {
@@ -179,7 +190,8 @@ def _read_meta(folder: Path) -> _Meta:
     try:
         meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=_Meta)
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{folder} has no catalogue of products: {error}; choose a folder of envkit data") from None
+        remedy = f"delete the folder and build it again with envkit data {folder.name}"
+        raise UsageError(f"{folder} has no catalogue of products: {error}; {remedy}") from None
     if meta.format != _FORMAT:
         problem = f"has a catalogue of format {meta.format}, but this version of envkit reads format {_FORMAT}"
         raise UsageError(f"{folder} {problem}; delete the folder and build it again with envkit data {folder.name}")

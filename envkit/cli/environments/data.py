@@ -20,10 +20,13 @@ def data(
     ] = None,
 ) -> None:
     """List the data that environments need, or build it and print its folder. Needed only once per machine."""
+    from envkit.errors import UsageError
     from envkit.wiring import data as of_envs
     from envkit.wiring.api import display_on
 
     if name is None:
+        if source is not None:
+            raise UsageError("--from needs the name of the data to build, such as webshop-files")
         rows = [
             (one, env_id, "yes" if of_envs.folder_of(one).is_dir() else "no", str(of_envs.folder_of(one)))
             for one, (env_id, _) in sorted(of_envs.builders().items())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
+from envkit.errors import UsageError
 from envkit.metrics import pass_at
 from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import JSON, Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
@@ -167,6 +168,9 @@ class OutcomeTally:
         outcome = outcome_of(episode)
         versions = episode.start_info.get("versions")
         if isinstance(versions, dict):
+            if self.versions and versions != self.versions:
+                problem = f"episodes of different versions, {dict(self.versions)} and {versions}"
+                raise UsageError(f"the evaluation has {problem}; replace it with --force, or choose another folder")
             self.versions = versions
         attempts = self._outcomes[episode.index]
         self._count += episode.member not in attempts

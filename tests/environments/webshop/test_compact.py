@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from envkit.environments.webshop.products import Product
 from envkit.environments.webshop.rules import StrictRules
 from envkit.environments.webshop.session import Session
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
+from tests.environments.webshop.shop import SmallCatalogue
 
 COLORS = ("red", "light grey", "grey")
 SIZES = tuple(f"{number} inch" for number in range(1, 13))
@@ -36,20 +35,6 @@ TEXT = f"{WHAT} with color: grey, and size: 9 inch, and price lower than 40.00 d
 WANTED = "A dimmable B desk C lamp D easy E clean; color grey; size 9 inch; under 40"
 
 
-@dataclass
-class FewProducts:
-    products: Sequence[Product]
-
-    def product(self, number: int) -> Product:
-        return self.products[number]
-
-    def number_of(self, asin: str) -> int | None:
-        return next((number for number, one in enumerate(self.products) if one.asin == asin), None)
-
-    def search(self, query: str, limit: int = 50) -> Sequence[int]:
-        return range(len(self.products))
-
-
 def goal(asin: str = LAMP.asin, text: str = TEXT) -> Goal:
     options = {"color": "grey", "size": "9 inch"} if asin == LAMP.asin else {}
     return Goal(
@@ -58,7 +43,7 @@ def goal(asin: str = LAMP.asin, text: str = TEXT) -> Goal:
 
 
 def session(*products: Product, goal: Goal = goal()) -> Session:  # noqa: B008 - frozen
-    return Session(FewProducts(products or (LAMP, DEAR_LAMP)), goal, StrictRules(0))
+    return Session(SmallCatalogue(products or (LAMP, DEAR_LAMP)), goal, StrictRules(0))
 
 
 def play(shop: Session, *numbers: str) -> str:

@@ -94,11 +94,12 @@ def test_only_products_of_the_goals_search_score_one(folder: Path) -> None:
     assert ones > 40
 
 
-def test_splits_share_no_product(shop: WebShop) -> None:
+@pytest.mark.parametrize("rules", ["strict", "parity"])
+def test_splits_share_no_product(shop: WebShop, rules: str) -> None:
     found: dict[str, set[str]] = {}
     for split in ("train", "validation", "eval"):
         for seed in range(100):
-            begin(shop, seed, split=split)
+            begin(shop, seed, split=split, rules=rules)
             assert shop._session is not None
             found.setdefault(split, set()).add(shop._session.goal.asin)
     assert all(found.values())
@@ -216,9 +217,9 @@ def test_parity_goals_can_be_chosen_by_index(shop: WebShop) -> None:
         ({"rules": "lax"}, "rules: 'lax' is not a known value"),
         ({"observation": "image"}, "observation"),
         ({"catalogue": "webshop-1m"}, "catalogue"),
-        ({"goal": 1}, "goal: only for rules='parity'; leave it out"),
+        ({"goal": 1}, "goal: only for rules='parity' and goals of any split; leave it out"),
         ({"rules": "parity", "observation": "compact"}, "observation: compact pages are only for rules='strict'"),
-        ({"rules": "parity", "split": "eval"}, "split: only for rules='strict'; leave it out"),
+        ({"rules": "parity", "split": "eval", "goal": 1}, "goal: only for rules='parity' and goals of any split"),
         ({"max_turns": 0}, "max_turns"),
         ({"turns": 3}, "turns: no such option"),
     ],

@@ -79,7 +79,9 @@ def test_words_are_those_of_at_least_two_products_to_train_on(tmp_path: Path) ->
 
     seen, unseen = products("train"), products("eval")
     common = [next(unseen), next(unseen)]
-    first = msgspec.structs.replace(next(seen), options={"size": ("big",)}, instruction="i want oak")
+    first = msgspec.structs.replace(
+        next(seen), options={"size": ("big",)}, instruction="i want oak", instruction_attributes=("oak",)
+    )
     second = msgspec.structs.replace(next(seen), options={"fit": ("big",)}, attributes=("oak wood",))
     assert _write(tmp_path / "shop", [first, second, *common]).words() == ["big", "chairs", "oak", "train"]
 
