@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from envkit.errors import UsageError
 from envkit.protocols import EpisodePlayer, Expert
 from envkit.types import JSON, Observation, Reset, Task
 
@@ -46,7 +48,9 @@ class FirstHit:
         self._shop = _Shop(data, options)
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return _Plan(self._shop.session(task), self.plan, is_compact=self._shop.options(task).observation == "compact")
+        session, view = self._shop.session(task), self._shop.options(task).observation
+        _check_same(session, view, start.observation.text)
+        return _Plan(session, self.plan, is_compact=view == "compact")
 
     def plan(self, session: Session) -> Iterator[str]:
         """Yield the actions of an episode. Each changes `session` before the next one is taken."""
@@ -138,9 +142,15 @@ class _EpisodeExpert(WebShopExpert):
 
     def moves(self, observation: Observation) -> Sequence[str]:
         if observation is not self._seen:
+            if self._seen is None:
+                _check_same(self._state, self._view, observation.text)
             state = self._find(observation.text)
-            self._seen, self._moves = observation, ()
-            if state is not None:
+            self._seen = observation
+            if state is None:  # after a search of somebody else
+                self._moves = [move for move in [_back(observation)] if move]
+                self._state = self._state.copy()
+                self._state.act(_click(BACK))
+            else:
                 self._state = state
                 best = self._best(state)
                 self._moves = best
@@ -220,3 +230,23 @@ def _click(label: str) -> str:
 def _answer(session: Session, action: str) -> str:
     """Return the number of an action on the compact page that a session shows; empty if the page does not offer it."""
     return next((number for number, one in CompactPage(session).choices.items() if one == action), "")
+
+
+def _check_same(session: Session, view: View, text: str) -> None:
+    """Check that an episode begins with the page of `session`, so that its shop has the same catalogue.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if not text.endswith(VIEWS[view](session)):
+        problem = "the shop of this episode has another catalogue or version than this machine"
+        raise UsageError(f"{problem}; build the same data on both, or use --policy random")
+
+
+def _back(observation: Observation) -> str:
+    """Return the move that goes back to the first page; empty if a page does not offer it."""
+    label = _click(BACK)
+    if label in observation.legal_moves:
+        return label
+    numbered = re.search(r"^back=(\d+)$", observation.text, re.MULTILINE)
+    return numbered[1] if numbered else ""

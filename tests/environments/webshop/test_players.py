@@ -14,6 +14,7 @@ from envkit.environments.webshop import WebShop
 from envkit.environments.webshop.catalogue.generate import generate
 from envkit.environments.webshop.catalogue.store import write_catalogue
 from envkit.environments.webshop.players import FirstHit, RulePlayer, WebShopExpert
+from envkit.errors import UsageError
 from envkit.protocols import Expert, TaskExpert
 from envkit.types import JSON, Info, Observation, Reset, Task
 
@@ -125,3 +126,27 @@ def test_the_rule_beats_the_first_hit_and_both_score_the_same_on_all_pages(data:
     assert rule[0] == rule[1] == rule[2]
     assert all(ours >= theirs for ours, theirs in zip(rule[0], first[0], strict=True))
     assert sum(rule[0]) > sum(first[0]) + 1
+
+
+@pytest.mark.parametrize("view", ["text", "text_rich"])
+def test_the_expert_goes_back_from_the_results_of_another_search(data: dict[str, Path], view: str) -> None:
+    shop, expert = WebShop(data=data, observation=view), expert_of(data, 3, view)
+    expert.moves(begin(shop, 3))
+    text, *_, info = shop.step("search[shoes]")
+    assert expert.moves(seen(text, info)) == ["click[back to search]"]
+    text, *_, info = shop.step("click[back to search]")
+    observation, bought = seen(text, info), False
+    while not bought:
+        text, _, bought, _, info = shop.step(best(expert)(observation))
+        observation = seen(text, info)
+    assert info["score"] == 1.0
+
+
+def test_players_refuse_a_shop_with_another_catalogue(data: dict[str, Path], tmp_path: Path) -> None:
+    write_catalogue(tmp_path, generate(600, 1), source="another", announce=lambda line: None)
+    shop = WebShop(data={"webshop": tmp_path})
+    observation = begin(shop, 3)
+    with pytest.raises(UsageError, match="has another catalogue or version than this machine"):
+        expert_of(data, 3, "text_rich").moves(observation)
+    with pytest.raises(UsageError, match="has another catalogue or version than this machine"):
+        FirstHit(data=data).begin(Task("WebShop-v0", 3), Reset(observation, {}), random.Random(0))
