@@ -1,0 +1,1 @@
+"""SWE: find and fix a bug in a Python package."""
