@@ -91,7 +91,7 @@ def unpack(base: Path, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             with tarfile.open(base) as archive:
                 archive.extractall(scratch, filter="data")
-            _put(next(iter(Path(scratch).iterdir())), target)
+            put(next(iter(Path(scratch).iterdir())), target)
     return target
 
 
@@ -108,7 +108,7 @@ def environment(requirements: Sequence[str], folder: Path, announce: Callable[[s
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             _pip("install", "--no-deps", "--only-binary", ":all:", "--target", f"{scratch}/made", *requirements)
-            _put(Path(scratch) / "made", target)
+            put(Path(scratch) / "made", target)
     return target
 
 
@@ -173,7 +173,7 @@ def _pack(source: Path, target: Path) -> Path:
     return Path(made.name).replace(target)
 
 
-def _put(source: Path, target: Path) -> None:
+def put(source: Path, target: Path) -> None:
     """Move a finished folder to its place, unless another process has put one there."""
     try:
         source.rename(target)

@@ -1,18 +1,22 @@
 """The pytest plugin that runs in sandboxes: it writes the outcome of each test, and stops tests that take too long.
 
-It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The file
-named by ``ENVKIT_REPORT`` gets one JSON object per line: ``{"test": ID, "outcome": "passed", "s": 0.01}`` for each
-test, with ``"message"`` if it failed, and at last ``{"exit": CODE}``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
+It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The pipe with
+the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: ``{"test": ID, "outcome": "passed", "s": 0.01}``
+for each test, with ``"message"`` if it failed, and at last ``{"exit": CODE}``. ``{"tampering": NAME}`` says that a
+function of pytest or of this plugin was replaced. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
 """
 
 import json
 import os
 import signal
+import sys
 import time
 
 import pytest
 
-_FILE = open(os.environ["ENVKIT_REPORT"], "a", encoding="utf-8")  # noqa: PTH123, SIM115 - runs without envkit
+_NUMBER = int(os.environ.pop("ENVKIT_REPORT"))
+os.set_inheritable(_NUMBER, False)
+_FILE = os.fdopen(_NUMBER, "w", encoding="utf-8", errors="backslashreplace")
 _LIMIT_S = float(os.environ.get("ENVKIT_TEST_TIMEOUT_S", "0"))
 _PROCESS = os.getpid()
 _MAX_MESSAGE = 4000
@@ -25,6 +29,31 @@ def _write(row):
     if _getpid() == _PROCESS:  # not in a process that a test has forked
         _FILE.write(_dumps(row) + "\n")
         _FILE.flush()
+
+
+def _parts():
+    """Return the functions and classes of pytest and of this plugin, which tests have no reason to replace."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("_pytest", "pluggy", __name__):
+            owners = [(name, vars(module))]
+            classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name]
+            owners += [(f"{name}.{one.__qualname__}", vars(one)) for one in classes]
+            for owner, members in owners:
+                for key, one in list(members.items()):
+                    is_member = callable(one) or isinstance(one, (property, classmethod, staticmethod))
+                    if is_member or one is _FILE or one is _outcomes:
+                        found[f"{owner}.{key}"] = one
+    return found
+
+
+def _check():
+    for name, one in _parts().items():
+        if name in _KNOWN and one is not _KNOWN[name]:
+            _write({"tampering": name})
+            break
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        _write({"tampering": "sys.settrace"})
 
 
 class TestTimeoutError(BaseException):
@@ -71,5 +100,19 @@ def pytest_collectreport(report):
         _write({"collect": report.nodeid, "message": str(report.longrepr)[-_MAX_MESSAGE:]})
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    _check()
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
+    _check()
     _write({"exit": int(exitstatus)})
+
+
+def pytest_load_initial_conftests():
+    _KNOWN.update(_parts())  # no code of the package has run yet
+
+
+_KNOWN = {}

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envkit.errors import MissingFileError, TooLargeError
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult, SandboxSpec, SandboxUser
 
@@ -19,7 +18,7 @@ TEST_TIMEOUT_S = 30.0
 
 _PLUGIN = Path(__file__).with_name("report_plugin.py").read_text(encoding="utf-8")
 _TOOLS = "/workspace/.envkit-run"
-_MAX_REPORT = 64 << 20
+_MAX_OUTPUT = 16 << 20
 _EPOCH = "2024-01-15 12:00:00"
 """Time at which programs in a sandbox begin, if it has libfaketime."""
 _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
@@ -53,13 +52,15 @@ class TestRun:
         messages: Why tests did not pass, by their ids, and why files could not be collected.
         seconds: Seconds of each test.
         exit_code: Exit code that pytest reported; None if it did not come to its end.
-        result: Result of the command.
+        tampering: What a test or the source has replaced or forged, such as ``_pytest.reports.TestReport.outcome``.
+        result: Result of the command. Its standard output is the report, and its standard error all other output.
     """
 
     outcomes: Mapping[str, str]
     messages: Mapping[str, str]
     seconds: Mapping[str, float]
     exit_code: int | None
+    tampering: tuple[str, ...]
     result: ExecResult
 
     @property
@@ -94,12 +95,11 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
     Raises:
         SandboxLostError: The sandbox was lost, for example because a test used up its memory.
     """
-    report = f"{_TOOLS}/report-{settings.hash_seed}.jsonl"
     await sandbox.exec(["rm", "-rf", _TOOLS])
     await sandbox.write(f"{_TOOLS}/envkit_report_plugin.py", _PLUGIN.encode())
     variables = {
         "PYTHONHASHSEED": str(settings.hash_seed),
-        "ENVKIT_REPORT": report,
+        "ENVKIT_REPORT": "3",
         "ENVKIT_TEST_TIMEOUT_S": str(settings.test_timeout_s),
     }
     assign = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -107,37 +107,43 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
     command = [*settings.python, "-m", "pytest", *options, *settings.arguments, *tests]
     script = (
         f'cd {REPO} && export {assign} PYTHONPATH="$PYTHONPATH:{_TOOLS}"; if [ -e {_FAKETIME} ]; then export '
-        f'LD_PRELOAD={_FAKETIME} FAKETIME="@{_EPOCH}" FAKETIME_DONT_FAKE_MONOTONIC=1; fi; exec python3 "$@"'
+        f'LD_PRELOAD={_FAKETIME} FAKETIME="@{_EPOCH}" FAKETIME_DONT_FAKE_MONOTONIC=1; fi; exec python3 "$@" 3>&1 1>&2'
     )
     result = await sandbox.exec(
         ["sh", "-c", script, "python3", *command],
         timeout_s=settings.timeout_s,
         user=settings.user,
-        max_output_bytes=1 << 16,
+        max_output_bytes=_MAX_OUTPUT,
     )
-    try:
-        content = await sandbox.read(report, max_bytes=_MAX_REPORT)
-    except (MissingFileError, TooLargeError):
-        content = b""
-    return read_report(content, result)
+    return read_report(result)
 
 
-def read_report(content: bytes, result: ExecResult) -> TestRun:
-    """Return the run that a report of the plugin describes. Lines that are no valid rows are skipped."""
+def read_report(result: ExecResult) -> TestRun:
+    """Return the run that the plugin's report in the output of a command describes.
+
+    Lines that are no valid rows are skipped. The first row about a test counts, because code in the sandbox can add
+    rows, but cannot change earlier ones.
+    """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}
     seconds: dict[str, float] = {}
+    tampering: list[str] = []
     exit_code: int | None = None
-    for line in content.decode(errors="replace").splitlines():
+    for line in result.stdout.splitlines():
         try:
             row = json.loads(line)
-            name = row.get("test", row.get("collect"))
+            name = str(row.get("test", row.get("collect")))
             if "exit" in row:
-                exit_code = int(row["exit"])
+                exit_code = int(row["exit"]) if exit_code is None else exit_code
+            elif "tampering" in row:
+                tampering.append(str(row["tampering"])[:200])
+            elif name in outcomes:
+                tampering.append(f"a second result of {name}")
+                continue
             elif "test" in row:
-                outcomes[str(name)], seconds[str(name)] = str(row["outcome"]), float(row["s"])
+                outcomes[name], seconds[name] = str(row["outcome"]), float(row["s"])
             if "message" in row:
-                messages[str(name)] = str(row["message"])
+                messages[name] = str(row["message"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-    return TestRun(outcomes, messages, seconds, exit_code, result)
+    return TestRun(outcomes, messages, seconds, exit_code, tuple(tampering), result)
