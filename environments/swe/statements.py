@@ -1,7 +1,7 @@
-"""Texts of issues, made from a failing test: from much help to little.
+"""Texts of issues, made from failing tests: from much help to little.
 
-1. The function, the file and the error of a failing test.
-2. The symptom: a program that shows the bug, made from a test, with the expected and the actual result.
+1. The functions, the file and the error of a failing test of each.
+2. The symptoms: code that shows them, made from tests, with the expected and the actual result.
 3. The files whose tests fail.
 """
 
@@ -11,126 +11,168 @@ import ast
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from .runs import TestRun
 
 _MAX_ERROR = 12
 """Maximum lines of an error."""
 _MAX_TESTS = 10
 """Maximum number of tests that an issue names."""
-_UNITTEST = re.compile(r"(?:AssertionError: )?(?P<found>.+) != (?P<expected>.+)")
+_MAX_HELPER = 15
+"""Maximum lines of a definition that an example repeats."""
+_COMPARISON = re.compile(r"(?:AssertionError: )?(?:assert (?P<left>.+) (?:==|is) (?P<right>.+)|(?P<a>.+) != (?P<b>.+))")
+_HINT = re.compile(r"\s*(?:Use -v|Omitting \d|\.\.\.Full output|Skipping \d)")
 
 
-def statements(
-    repo: str, places: Sequence[tuple[str, str]], tests: Sequence[str], run: TestRun, tree: Path
-) -> tuple[str, str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """What a bug does.
+
+    Attributes:
+        function: Function with the bug.
+        file: File of the function.
+        tests: Ids of the tests that the bug makes fail; not empty.
+        messages: Why some of them fail.
+    """
+
+    function: str
+    file: str
+    tests: Sequence[str]
+    messages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """Code that shows a bug, and the expression of its result and of what it must be equal to, if it has these."""
+
+    text: str
+    sides: tuple[ast.expr, ast.expr] | None
+
+
+def statements(repo: str, symptoms: Sequence[Symptom], tests: Sequence[str], tree: Path) -> tuple[str, str, str]:
     """Return the texts of the three levels.
 
     Args:
         repo: Name of the package.
-        places: Pairs of the function and the file with a bug.
-        tests: Ids of the tests that the bug makes fail.
-        run: A run of the tests with the bug.
-        tree: Folder of the package.
+        symptoms: What each bug does on its own.
+        tests: Ids of the tests that fail with all bugs together.
+        tree: Folder of the package without a bug.
     """
-    test, example = _clearest(tests, run.messages, tree)
-    error = _error(run.messages, test)
-    where = " and ".join(f"`{function}` in `{file}`" for function, file in places)
-    verb = "do" if len(places) > 1 else "does"
-    first = f"{where} {verb} not work correctly. For example, the test `{test}` fails:\n\n{_block(error)}"
-    return first, _symptom(repo, example, error) or first, _failing(repo, tests)
+    chosen = [_clearest(one, tree) for one in symptoms]
+    errors = [_error(one.messages, test) for one, (test, _) in zip(symptoms, chosen, strict=True)]
+    first = [
+        f"`{one.function}` in `{one.file}` does not work correctly. For example, the test `{test}` fails:\n\n{_block(error)}"
+        for one, (test, _), error in zip(symptoms, chosen, errors, strict=True)
+    ]
+    second = [
+        _shown(example, error) if example else one
+        for one, (_, example), error in zip(first, chosen, errors, strict=True)
+    ]
+    return "\n\n".join(first), "\n\n".join([_lead(repo, len(second)), *second]), _failing(repo, tests)
+
+
+def _lead(repo: str, bugs: int) -> str:
+    return f"{repo} gives a wrong result:" if bugs == 1 else f"{repo} gives wrong results in {bugs} cases:"
 
 
 def _failing(repo: str, tests: Sequence[str]) -> str:
     files = sorted({test.partition("::")[0] for test in tests})
-    names = " and ".join(f"`{file}`" for file in files[:3]) + (" and other files" if len(files) > 3 else "")
+    names = ", ".join(f"`{file}`" for file in files[:3]) + (" and other files" if len(files) > 3 else "")
     shown = [f"- `{test}`" for test in tests[:_MAX_TESTS]]
     more = [f"- and {len(tests) - _MAX_TESTS} more"] if len(tests) > _MAX_TESTS else []
-    return "\n".join([f"Tests of {repo} in {names} fail. Find the bug and fix it.", "", *shown, *more])
+    return "\n".join([f"These tests of {repo} in {names} fail. Find the cause and fix it.", "", *shown, *more])
 
 
-def _symptom(repo: str, example: str, error: Sequence[str]) -> str:
-    if not example:
-        return ""
-    text = f"This code does not work correctly with {repo}:\n\n```python\n{example}\n```\n\n"
-    if values := _values(error):
-        found, expected = values
-        return f"{text}Expected: `{expected}`\n\nActual: `{found}`"
-    return f"{text}It fails with:\n\n{_block(error)}"
+def _shown(example: _Example, error: Sequence[str]) -> str:
+    text = f"```python\n{example.text}\n```\n\n"
+    found = _COMPARISON.fullmatch(error[0]) if error and example.sides else None
+    if found is None or sum(error[0].count(sign) for sign in (" == ", " is ", " != ")) != 1:
+        return f"{text}It fails with:\n\n{_block(error)}"
+    actual, expected = found["left"] or found["a"], found["right"] or found["b"]
+    if example.sides and _is_literal(example.sides[0]) and not _is_literal(example.sides[1]):
+        actual, expected = expected, actual
+    return f"{text}Expected: `{expected}`\n\nActual: `{actual}`"
 
 
-def _values(error: Sequence[str]) -> tuple[str, str] | None:
-    """Return the actual and the expected value of a comparison, if the error is nothing else and both are short."""
-    line = error[0].removeprefix("AssertionError: ") if error else ""
-    if line.startswith("assert "):
-        try:
-            node = ast.parse(line, mode="exec").body[0]
-        except (SyntaxError, ValueError):
-            return None
-        match node:
-            case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right])):
-                return ast.unparse(left), ast.unparse(right)
-        return None
-    found = _UNITTEST.fullmatch(line)
-    return (found["found"], found["expected"]) if found and line.count(" != ") == 1 else None
+def _is_literal(node: ast.expr) -> bool:
+    return not any(isinstance(one, (ast.Call, ast.Name)) for one in ast.walk(node))
 
 
-def _clearest(tests: Sequence[str], messages: Mapping[str, str], tree: Path) -> tuple[str, str]:
+def _clearest(symptom: Symptom, tree: Path) -> tuple[str, _Example | None]:
     """Return the test whose example is the shortest, and the example; the first test if none has one."""
-    examples = [(test, _example(test, messages.get(test, ""), tree)) for test in tests]
-    usable = [one for one in examples if one[1]]
-    return min(usable, key=lambda one: len(one[1])) if usable else (tests[0], "")
+    examples = [(test, _example(test, symptom.messages.get(test, ""), tree)) for test in symptom.tests]
+    usable = [(test, example) for test, example in examples if example]
+    return min(usable, key=lambda one: len(one[1].text)) if usable else (symptom.tests[0], None)
 
 
-def _example(test: str, message: str, tree: Path) -> str:
-    """Return the statements of a test up to the one that fails, with the imports of its file; empty if unknown."""
+def _example(test: str, message: str, tree: Path) -> _Example | None:
+    """Return the statements of a test up to the one that fails, with what they need from its file; None if unknown."""
     file, *names = test.split("::")
-    case = names[-1].partition("[")[0]
+    case, _, parameters = names[-1].partition("[") if names else ("", "", "")
     try:
         source = (tree / file).read_text(encoding="utf-8")
         module = ast.parse(source)
     except (OSError, SyntaxError, ValueError):
-        return ""
-    nodes: list[ast.stmt] = module.body
-    found: ast.stmt | None = None
+        return None
+    found: ast.AST | None = module
     for name in (*names[:-1], case):
-        found = next((one for one in nodes if getattr(one, "name", "") == name), None)
-        if found is None:
-            return ""
-        nodes = getattr(found, "body", [])
-    if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return ""
-    lines = [int(number) for number in re.findall(rf"^{re.escape(file)}:(\d+): in {case}$", message, re.MULTILINE)]
-    if not lines:
-        return ""
-    body = [one for one in found.body if one.lineno <= lines[-1]]
+        found = next((one for one in getattr(found, "body", []) if getattr(one, "name", "") == name), None)
+    lines = re.findall(rf"^{re.escape(file)}:(\d+): in {re.escape(case)}$", message, re.MULTILINE)
+    if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)) or not lines:
+        return None
+    is_doc = ast.get_docstring(found) is not None and len(found.body) > 1
+    body = [one for one in found.body[is_doc:] if one.lineno <= int(lines[-1])]
     if not body:
-        return ""
-    rows = source.split("\n")
-    last = min(body[-1].end_lineno or lines[-1], len(rows))
-    text = textwrap.dedent("\n".join(rows[body[0].lineno - 1 : last]))
-    needed = {node.id for one in body for node in ast.walk(one) if isinstance(node, ast.Name)}
-    known = [ast.unparse(part) for one in module.body for part in _imports(one, needed)]
-    given = [f"# with {names[-1].removeprefix(case)}" if names[-1] != case else ""]
-    return "\n".join(filter(None, ["\n".join([*known, ""]) if known else "", *given, text]))
+        return None
+    needed = {one.arg for one in found.args.args} | _names(body)
+    above = [text for one in module.body if one is not found and (text := _needed(one, needed, source))]
+    if parameters:
+        above.append(f"# parameters of the test: {parameters.removesuffix(']')}")
+    code = _text(source, body[0], body[-1])
+    return _Example("\n".join([*above, *([""] if above else []), code]), _sides(body[-1]))
 
 
-def _imports(statement: ast.stmt, needed: set[str]) -> list[ast.stmt]:
-    """Return an import without the names that are not needed."""
-    if not isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return []
-    kept = [one for one in statement.names if (one.asname or one.name).partition(".")[0] in needed or one.name == "*"]
-    if isinstance(statement, ast.Import):
-        return [ast.Import(names=kept)] if kept else []
-    return [ast.ImportFrom(module=statement.module, names=kept, level=statement.level)] if kept else []
+def _needed(statement: ast.stmt, needed: set[str], source: str) -> str:
+    """Return the text of a statement of a module, or the part that defines what is needed; empty if nothing is."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        kept = [one for one in statement.names if (one.asname or one.name).partition(".")[0] in needed]
+        if not kept or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+            return ""
+        if isinstance(statement, ast.Import):
+            return ast.unparse(ast.Import(names=kept))
+        return ast.unparse(ast.ImportFrom(module=statement.module, names=kept, level=statement.level))
+    named = {getattr(statement, "name", "")}
+    if isinstance(statement, ast.Assign):
+        named = {one.id for one in statement.targets if isinstance(one, ast.Name)}
+    text = "" if named.isdisjoint(needed) else _text(source, statement, statement)
+    return text if text.count("\n") < _MAX_HELPER else ""
+
+
+def _text(source: str, first: ast.stmt, last: ast.stmt) -> str:
+    decorators = getattr(first, "decorator_list", [])
+    start = min([first.lineno, *(one.lineno for one in decorators)])
+    return textwrap.dedent("\n".join(source.split("\n")[start - 1 : last.end_lineno]))
+
+
+def _names(nodes: Sequence[ast.AST]) -> set[str]:
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _sides(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+    """Return the two values that a statement compares, in pytest's or unittest's way."""
+    match statement:
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right])):
+            return left, right
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="assertEqual"), args=[left, right, *_])):
+            return left, right
+    return None
 
 
 def _error(messages: Mapping[str, str], test: str) -> list[str]:
     """Return the lines of the error of a test, without the traceback."""
     message = messages.get(test) or messages.get(test.partition("::")[0], "")
-    lines = [line[1:].strip() if line[4:] == "" else line[4:] for line in message.split("\n") if line.startswith("E  ")]
-    lines = [line for line in lines if line.strip()] or message.strip().split("\n")[-1:]
+    lines = [line[4:] for line in message.split("\n") if line.startswith("E  ")]
+    lines = [line for line in lines if line.strip() and not _HINT.match(line)] or message.strip().split("\n")[-1:]
     return lines[:_MAX_ERROR]
 
 
