@@ -21,7 +21,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxLostError, UsageError
+from envkit.errors import SandboxError, SandboxLostError, UsageError
 from envkit.protocols import SandboxPool
 
 from . import packages
@@ -30,7 +30,7 @@ from .grading import Verdict, grade_changes
 from .mutate import Edit, apply, diff, edits_of, in_random_order
 from .runs import REPO, RunSettings, TestRun, run_tests, spec_of
 from .statements import Symptom, statements
-from .tasks import LockedPackage, Lock, SweTask, write_folder
+from .tasks import Lock, LockedPackage, SweTask, write_folder
 
 MAX_SHARE = 0.3
 """Maximum share of the tests that a bug makes fail."""
@@ -43,7 +43,7 @@ _NOT_SOURCE = re.compile(
     r"_?version|__main__|noxfile|tasks)\.py$"
 )
 
-_TRACER = '''
+_TRACER = """
 import dis, json, sys, threading
 
 _lines, _hooks = {}, {}
@@ -73,7 +73,7 @@ def pytest_unconfigure(config):
         found.setdefault(code.co_filename[len("REPO/"):], set()).update(every - missing)
     with open("REPO/envkit_lines.json", "w") as file:
         json.dump({name: sorted(lines) for name, lines in found.items()}, file)
-'''.replace("REPO", REPO)
+""".replace("REPO", REPO)
 """A pytest plugin that records which lines of the package ran."""
 
 
@@ -269,7 +269,7 @@ class _Builder:
         if first.exit_code not in (0, 1) or not first.passed:
             last = next((line for line in reversed(first.result.stderr.split("\n")) if line.strip()), "")
             raise UsageError(
-                f"{requirement}: its source distribution has no tests that pass here (pytest: {last.strip('= ')[:200]}); "
+                f"{requirement}: no test of its source distribution passes here (pytest: {last.strip('= ')[:200]}); "
                 "add what the tests import with --with, or choose one of: envkit swe packages"
             )
         second = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S, hash_seed=1))
@@ -302,7 +302,9 @@ class _Builder:
 
     def result(self, package: str, tasks: int) -> Yield:
         tried = Counter(trial.verdict for trial in self._used.values() if trial.verdict != "found")
-        return Yield(package=package, tasks=tasks, tried=tried, seconds=sum(trial.seconds for trial in self._used.values()))
+        return Yield(
+            package=package, tasks=tasks, tried=tried, seconds=sum(trial.seconds for trial in self._used.values())
+        )
 
     async def try_bug(self, bug: _Bug) -> _Trial:
         """Return which tests fail with a bug, with the verdict ``found`` if it can become a task."""
@@ -379,7 +381,7 @@ class _Builder:
                 graders.start_soon(grade, "oracle", fixed)
         nop, oracle = verdicts["nop"], verdicts["oracle"]
         if nop is None or oracle is None:
-            raise SandboxLostError("of the grader", "the sandbox failed while a task was graded")
+            raise SandboxError(f"a sandbox failed while {task.id} was graded; run the command again to continue")
         failing = {test for test, result in nop.tests.items() if not result.is_ok}
         return not nop.problem and failing == set(task.fail_to_pass) and oracle.resolved
 

@@ -127,9 +127,8 @@ def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[
 
 def diff(path: str, before: bytes, after: bytes) -> str:
     """Return the difference of two versions of a file in UTF-8, as git and patch read it."""
-    lines = [version.decode().split("\n") for version in (before, after)]
-    ended = [[f"{line}\n" for line in version[:-1]] + [line for line in version[-1:] if line] for version in lines]
-    rows = difflib.unified_diff(*ended, f"a/{path}", f"b/{path}")
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", version.decode()) for version in (before, after))
+    rows = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
     return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
 
 
@@ -193,7 +192,9 @@ def _walk(node: ast.AST, at: _Positions, name: str, *, inside: bool) -> Iterator
 
 def _of_function(node: _Function, at: _Positions, name: str) -> Iterator[Edit]:
     first = node.body[0]
-    is_doc = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    is_doc = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
     body = node.body[1:] if is_doc else node.body
     if not body:
         return
@@ -242,7 +243,7 @@ def _of_expression(node: ast.AST, at: _Positions) -> Iterator[_Found]:
                 case [first, second, *_] if not any(isinstance(one, ast.Starred) for one in (first, second)):
                     yield ("args_swapped", *at.swapped(first, second))
             if keywords and keywords[-1].arg and len(arguments) + len(keywords) > 1:
-                ends = [at.end(one) for one in (*arguments, *keywords[:-1])]
+                ends = [*map(at.end, arguments), *map(at.end, keywords[:-1])]
                 yield ("kwarg_dropped", max(ends), at.end(keywords[-1]), "")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from envkit.errors import UsageError
 
-PYTEST = ("pytest==8.4.2", "pluggy==1.6.0", "iniconfig==2.3.0", "packaging==25.0", "pygments==2.19.2")
+PYTEST = ("pytest==9.2.0", "pluggy==1.7.0", "iniconfig==2.3.1", "packaging==26.4", "pygments==2.21.0")
 """The environment of tests that need nothing but pytest."""
 
 OWN = "envkit-intervals==1.0"

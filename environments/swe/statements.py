@@ -58,10 +58,13 @@ def statements(repo: str, symptoms: Sequence[Symptom], tests: Sequence[str], tre
         tests: Ids of the tests that fail with all bugs together.
         tree: Folder of the package without a bug.
     """
-    chosen = [_clearest(one, tree) for one in symptoms]
+    chosen: list[tuple[str, _Example | None]] = []
+    for one in symptoms:
+        chosen.append(_clearest(one, tree, [test for test, _ in chosen]))
     errors = [_error(one.messages, test) for one, (test, _) in zip(symptoms, chosen, strict=True)]
     first = [
-        f"`{one.function}` in `{one.file}` does not work correctly. For example, the test `{test}` fails:\n\n{_block(error)}"
+        f"`{one.function}` in `{one.file}` does not work correctly. For example, the test `{test}` fails:\n\n"
+        f"{_block(error)}"
         for one, (test, _), error in zip(symptoms, chosen, errors, strict=True)
     ]
     second = [
@@ -86,9 +89,10 @@ def _failing(repo: str, tests: Sequence[str]) -> str:
 def _shown(example: _Example, error: Sequence[str]) -> str:
     text = f"```python\n{example.text}\n```\n\n"
     found = _COMPARISON.fullmatch(error[0]) if error and example.sides else None
-    if found is None or sum(error[0].count(sign) for sign in (" == ", " is ", " != ")) != 1:
+    actual, expected = (found["left"] or found["a"], found["right"] or found["b"]) if found else ("", "")
+    is_clear = actual != expected and "..." not in error[0]
+    if not is_clear or sum(error[0].count(sign) for sign in (" == ", " is ", " != ")) != 1:
         return f"{text}It fails with:\n\n{_block(error)}"
-    actual, expected = found["left"] or found["a"], found["right"] or found["b"]
     if example.sides and _is_literal(example.sides[0]) and not _is_literal(example.sides[1]):
         actual, expected = expected, actual
     return f"{text}Expected: `{expected}`\n\nActual: `{actual}`"
@@ -98,11 +102,14 @@ def _is_literal(node: ast.expr) -> bool:
     return not any(isinstance(one, (ast.Call, ast.Name)) for one in ast.walk(node))
 
 
-def _clearest(symptom: Symptom, tree: Path) -> tuple[str, _Example | None]:
-    """Return the test whose example is the shortest, and the example; the first test if none has one."""
+def _clearest(symptom: Symptom, tree: Path, used: Sequence[str]) -> tuple[str, _Example | None]:
+    """Return the test whose example is the shortest, and the example; the first test if none has one.
+
+    Tests that another bug uses are chosen only if there are no others.
+    """
     examples = [(test, _example(test, symptom.messages.get(test, ""), tree)) for test in symptom.tests]
     usable = [(test, example) for test, example in examples if example]
-    return min(usable, key=lambda one: len(one[1].text)) if usable else (symptom.tests[0], None)
+    return min(usable, key=lambda one: (one[0] in used, len(one[1].text))) if usable else (symptom.tests[0], None)
 
 
 def _example(test: str, message: str, tree: Path) -> _Example | None:

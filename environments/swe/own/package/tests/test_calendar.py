@@ -1,5 +1,4 @@
 import pytest
-
 from intervals import Interval, IntervalSet, busy_from_meetings, common_slots, first_slot, free_slots, split_by_day
 from intervals.calendar import busiest_day, load_by_day
 
@@ -58,7 +57,11 @@ def test_a_slot_may_fill_the_gap(calendars):
 
 
 def test_split_by_day():
-    assert split_by_day(Interval(1380, 2940)) == [(0, Interval(1380, 1440)), (1, Interval(0, 1440)), (2, Interval(0, 60))]
+    assert split_by_day(Interval(1380, 2940)) == [
+        (0, Interval(1380, 1440)),
+        (1, Interval(0, 1440)),
+        (2, Interval(0, 60)),
+    ]
 
 
 def test_load_by_day():

@@ -1,6 +1,14 @@
 import pytest
-
-from intervals import Interval, IntervalSet, format_duration, format_minutes, format_set, parse_duration, parse_set, parse_span
+from intervals import (
+    Interval,
+    IntervalSet,
+    format_duration,
+    format_minutes,
+    format_set,
+    parse_duration,
+    parse_set,
+    parse_span,
+)
 from intervals.formats import parse_time
 
 

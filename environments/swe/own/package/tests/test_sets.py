@@ -32,7 +32,9 @@ def test_union():
 
 
 def test_intersection_of_sets():
-    assert IntervalSet.of((0, 5), (8, 12)) & IntervalSet.of((3, 9), (11, 20)) == IntervalSet.of((3, 5), (8, 9), (11, 12))
+    assert IntervalSet.of((0, 5), (8, 12)) & IntervalSet.of((3, 9), (11, 20)) == IntervalSet.of(
+        (3, 5), (8, 9), (11, 12)
+    )
 
 
 def test_difference_cuts_holes():

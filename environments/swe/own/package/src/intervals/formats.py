@@ -35,7 +35,10 @@ def _number(text: str) -> float:
 
 
 def parse_time(text: str) -> int:
-    """Return the minutes since midnight of a time such as ``9:30``, ``14`` or ``2:15 pm``. ``24:00`` is the end of a day."""
+    """Return the minutes since midnight of a time such as ``9:30``, ``14`` or ``2:15 pm``.
+
+    ``24:00`` is the end of a day.
+    """
     match = _TIME.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"not a time: {text!r}")

@@ -1,0 +1,252 @@
+"""Tasks of SWE-v0: build them, verify them, and grade a patch, with sandboxes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from envkit import clock
+from envkit.environments.swe import packages
+from envkit.environments.swe.build import BuildSettings, Yield
+from envkit.environments.swe.build import build as build_folder
+from envkit.environments.swe.checkout import changes_of_patch, source_of
+from envkit.environments.swe.grading import Verdict, grade_changes
+from envkit.environments.swe.tasks import Lock, SweTask, read_folder, read_lines
+from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.protocols import SandboxPool
+from envkit.wiring.data import folder_of
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+
+DATA = "swe"
+"""Name of the data of SWE-v0: source distributions, trees and environments of tests."""
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedTask:
+    """A task, and the requirements of the environment in which its tests run."""
+
+    task: SweTask
+    environment: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the two players of `verify` earn in a task.
+
+    Attributes:
+        task_id: The task.
+        oracle: Whether the task's own fix is accepted.
+        nop: Whether the source with the bug is accepted.
+        problem: Why the task is not valid; empty if it is.
+    """
+
+    task_id: str
+    oracle: bool
+    nop: bool
+    problem: str
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A task in the format of SWE-smith, with the name of a source distribution in the place of an image."""
+
+    instance_id: str
+    repo: str
+    base: str
+    bug_patch: str
+    patch: str
+    FAIL_TO_PASS: tuple[str, ...]
+    PASS_TO_PASS: tuple[str, ...] = ()
+    strategy: str = ""
+    function: str = ""
+    file: str = ""
+
+
+def build(
+    requirements: Sequence[str],
+    folder: Path,
+    settings: BuildSettings,
+    *,
+    backend: str = "auto",
+    announce: Announce,
+    on_task: Callable[[str, int], None],
+) -> list[Yield]:
+    """Make a folder with tasks; see `envkit.environments.swe.build.build`."""
+
+    async def main() -> list[Yield]:
+        async with open_tool_pool(backend, announce=announce) as pool:
+            return await build_folder(
+                pool,
+                requirements,
+                folder,
+                data=folder_of(DATA),
+                settings=settings,
+                announce=announce,
+                on_task=on_task,
+            )
+
+    return clock.run(main)
+
+
+def read_tasks(path: Path) -> list[LocatedTask]:
+    """Return the tasks of a folder that ``envkit swe build`` made, or of a file of rows with a source distribution.
+
+    Raises:
+        UsageError: The folder or file cannot be read, or a source distribution is not the one of the lock file.
+        ConfigError: A row is malformed.
+    """
+    if path.is_dir():
+        tasks, lock = read_folder(path)
+        _check_lock(lock, folder_of(DATA) / "sdists")
+        return [LocatedTask(task, lock.environment) for task in tasks]
+    found: list[LocatedTask] = []
+    for number, fields in enumerate(read_lines(path), 1):
+        try:
+            row = msgspec.convert(fields, _Row)
+        except msgspec.ValidationError as error:
+            raise ConfigError([f"{path}: task {number}: {error}"]) from None
+        if not row.FAIL_TO_PASS:
+            raise ConfigError([f"{path}: task {number}: FAIL_TO_PASS must name at least one test"])
+        environment = packages.environment_of([packages.requirement_of(row.base)])
+        found.append(LocatedTask(_task_of(row), environment))
+    if not found:
+        raise UsageError(f"{path} has no tasks")
+    return found
+
+
+def find_task(path: Path, task_id: str) -> LocatedTask:
+    """Return a task of `read_tasks` by its id.
+
+    Raises:
+        UsageError: There is no such task.
+    """
+    known = {one.task.id: one for one in read_tasks(path)}
+    if task_id not in known:
+        raise UsageError(f"{path} has no task {task_id!r}{did_you_mean(task_id, known)}")
+    return known[task_id]
+
+
+def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: Announce) -> Verdict | None:
+    """Return the verdict on a patch; None if the sandbox failed.
+
+    Raises:
+        UsageError: The patch does not apply.
+    """
+
+    async def main() -> Verdict | None:
+        async with open_tool_pool(backend, announce=announce) as pool:
+            environment = await _prepare(located, announce)
+            tree = await source_of(located.task, folder_of(DATA))
+            return await grade_changes(pool, located.task, tree, changes_of_patch(tree, patch), environment=environment)
+
+    return clock.run(main)
+
+
+def verify(
+    located: Sequence[LocatedTask],
+    *,
+    jobs: int = 2,
+    backend: str = "auto",
+    announce: Announce,
+    on_check: Callable[[Check], None],
+) -> list[Check]:
+    """Grade each task's own fix, which must succeed, and the source with the bug, which must fail.
+
+    Args:
+        located: The tasks.
+        jobs: Number of tasks at once.
+        backend: Kind of the sandboxes.
+        announce: Called with lines about progress.
+        on_check: Called when a task has been checked.
+
+    Raises:
+        UsageError: pip cannot fetch a source distribution or what tests need.
+    """
+
+    async def main() -> list[Check]:
+        checks: list[Check] = []
+        async with open_tool_pool(backend, announce=announce) as pool:
+            environments: dict[tuple[str, ...], Path] = {}
+            for base, one in {one.task.base: one for one in located}.items():
+                environments[one.environment] = await _prepare(one, announce)
+                if base:
+                    await clock.to_thread(packages.fetch, packages.requirement_of(base), folder_of(DATA) / "sdists")
+            places = anyio.Semaphore(jobs)
+
+            async def check(one: LocatedTask) -> None:
+                async with places:
+                    checks.append(await _check(pool, one.task, environments[one.environment]))
+                on_check(checks[-1])
+
+            async with anyio.create_task_group() as tasks:
+                for one in located:
+                    tasks.start_soon(check, one)
+        return checks
+
+    return clock.run(main)
+
+
+async def _check(pool: SandboxPool, task: SweTask, environment: Path) -> Check:
+    try:
+        tree = await source_of(task, folder_of(DATA))
+        fix = changes_of_patch(tree, task.patch)
+    except UsageError as error:
+        return Check(task.id, oracle=False, nop=False, problem=str(error))
+    grader = partial(grade_changes, pool, task, tree, environment=environment)
+    oracle, nop = await grader(fix), await grader({})
+    problem = _why_wrong(oracle)
+    if nop is None:
+        problem = problem or "nop: the sandbox failed"
+    elif nop.resolved:
+        problem = problem or "nop: the tests pass with the bug"
+    return Check(task.id, oracle is not None and oracle.resolved, nop is not None and nop.resolved, problem)
+
+
+def _why_wrong(oracle: Verdict | None) -> str:
+    """Return why a fix was not accepted; empty if it was."""
+    if oracle is None:
+        return "oracle: the sandbox failed"
+    if oracle.resolved:
+        return ""
+    failed = [f"{test} ({result.outcome})" for test, result in oracle.tests.items() if not result.is_ok]
+    refused = [f"{path} was refused: {why}" for path, why in oracle.refused.items()]
+    tests = [f"{len(failed)} tests do not pass, first {failed[0]}"] if failed else []
+    return f"oracle: {'; '.join([*filter(None, [oracle.problem]), *refused, *tests])}"
+
+
+async def _prepare(located: LocatedTask, announce: Announce) -> Path:
+    """Return the folder of the environment in which the tests of a task run."""
+    folder = folder_of(DATA) / "environments"
+    return await clock.to_thread(packages.environment, located.environment, folder, announce)
+
+
+def _check_lock(lock: Lock, folder: Path) -> None:
+    """Fetch the source distributions of a lock file and compare their hashes."""
+    for package in lock.packages:
+        base = packages.fetch(package.requirement or packages.OWN, folder)
+        if packages.sha256_of(base) != package.sha256:
+            raise UsageError(f"{base} is not the file that the tasks were made of: its SHA-256 hash differs; delete it")
+
+
+def _task_of(row: _Row) -> SweTask:
+    return SweTask(
+        id=row.instance_id,
+        repo=row.repo,
+        base=row.base,
+        bug_patch=row.bug_patch,
+        patch=row.patch,
+        fail_to_pass=row.FAIL_TO_PASS,
+        pass_to_pass=row.PASS_TO_PASS,
+        statements=(
+            f"`{row.function}` in `{row.file}` does not work correctly; {', '.join(row.FAIL_TO_PASS[:3])} fails",
+        ),
+        file=row.file,
+        function=row.function,
+        strategy=row.strategy,
+    )
