@@ -18,6 +18,11 @@ PYTEST = ("pytest==8.4.2", "pluggy==1.6.0", "iniconfig==2.3.0", "packaging==25.0
 """The environment of tests that need nothing but pytest."""
 
 
+def prepare(folder: Path, announce: Callable[[str], None]) -> None:
+    """Install the environment of the tests that need nothing but pytest; the builder of ``envkit data swe``."""
+    environment(PYTEST, folder / "environments", announce)
+
+
 def fetch(requirement: str, folder: Path) -> Path:
     """Return the source distribution of a requirement such as ``semver==3.1.1``, downloaded by pip if it is missing.
 
