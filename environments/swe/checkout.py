@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from envkit import clock
 from envkit.errors import UsageError
 
-from .packages import fetch, put, requirement_of, unpack
-from .tasks import SweTask
+from .packages import fetch, put, requirement_of, sha256_of, unpack
+from .tasks import Lock, SweTask
 
 MAX_FILE = 1 << 20
 """Maximum bytes of a changed file."""
@@ -25,7 +25,7 @@ _MODES = re.compile(r"^(old mode|new mode|rename from|copy from|new file mode (?
 _GIT_TIMEOUT_S = 60.0
 
 
-async def source_of(task: SweTask, folder: Path) -> Path:
+async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Path:
     """Return the folder with the source of a task: its package with the bug, and with the tests of `test_patch`.
 
     The folder is made once, as a subfolder of ``folder/trees``. Do not change its files.
@@ -33,13 +33,15 @@ async def source_of(task: SweTask, folder: Path) -> Path:
     Args:
         task: The task; pip downloads its `base` into ``folder/sdists`` if it is not there.
         folder: Where source distributions and trees are cached.
+        lock: The lock of the task's folder, with the hash of the source distribution; None to use any.
 
     Raises:
-        UsageError: The task has no source distribution, pip failed, or a patch does not apply.
+        UsageError: The task has no source distribution, or one with another hash; pip failed; or a patch does not
+            apply.
     """
     if not task.base:
         raise UsageError(f"{task.id}: the source is in the image {task.image!r}, and there is no source distribution")
-    return await clock.to_thread(_source_of, task, folder)
+    return await clock.to_thread(_source_of, task, folder, lock)
 
 
 def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes]:
@@ -108,12 +110,15 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _source_of(task: SweTask, folder: Path) -> Path:
+def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
     base = folder / "sdists" / task.base
     if Path(task.base).name != task.base:
         raise UsageError(f"{task.id}: the base must be the name of a file, got {task.base!r}")
     if not base.is_file():
         base = fetch(requirement_of(task.base), folder / "sdists")
+    for package in () if lock is None else lock.packages:
+        if package.base == task.base and package.sha256 != sha256_of(base):
+            raise UsageError(f"{base} is not the file that the tasks were made of: its SHA-256 is not {package.sha256}")
     clean = unpack(base, folder / "trees")
     patches = [patch for patch in (task.bug_patch, task.test_patch) if patch.strip()]
     if not patches:

@@ -1,8 +1,8 @@
 """Grading: the changed source files of an agent are written into a fresh tree, whose own tests then decide.
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
-changed source; so two more tests with random names check the run: one must fail, and one must pass. Source that makes
-failed tests look passed also changes the first of them. See docs/swe.md for what this does not protect against.
+changed source; so more tests with random names check the run: three must fail, and one must pass. Source that makes
+failed tests look passed also changes these. See docs/swe.md for what this does not protect against.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
 
 
 class _Sentinels:
-    """Two tests in a file with a random name: one must fail, one must pass. First the file imports the changed modules.
+    """Tests in a file with a random name: three must fail, one must pass. First the file imports the changed modules.
 
     Args:
         task: The task; the file is in the folder of its first test.
@@ -224,20 +224,24 @@ class _Sentinels:
     """
 
     def __init__(self, task: SweTask, changed: tuple[str, ...]) -> None:
-        words = [f"{secrets.choice('abcdefgh')}{secrets.token_hex(5)}" for _ in range(4)]
+        names = [f"test_{secrets.choice('abcdefgh')}{secrets.token_hex(5)}" for _ in range(5)]
         folder = PurePosixPath(min(task.fail_to_pass).partition("::")[0]).parent
-        self.file = (folder / f"test_{words[0]}.py").as_posix()
-        failing, passing = (f"test_{word}" for word in words[1:3])
-        self._failing, self._passing = f"{self.file}::{failing}", f"{self.file}::{passing}"
-        bodies = [f"def {failing}():\n    assert {words[3]!r} == ''\n", f"def {passing}():\n    assert {words[3]!r}\n"]
-        if secrets.randbits(1):
-            bodies.reverse()
+        self.file = (folder / f"{names.pop()}.py").as_posix()
+        value = repr(secrets.token_hex(5))
+        bodies = {  # the last one must pass
+            names[0]: f"assert {value} == ''",
+            names[1]: f"unittest.TestCase().assertEqual({value}, '')",
+            names[2]: f"with pytest.raises(ValueError): str({value})",
+            names[3]: f"assert {value}",
+        }
+        self._expected = {f"{self.file}::{name}": "passed" if name == names[3] else "failed" for name in names}
         imports = [
             f"try:\n    import {name}\nexcept Exception:\n    pass\n"
-            for name in map(_module_of, changed)
+            for name in map(module_of, changed)
             if name is not None
         ]
-        self.source = "\n".join([*imports, *bodies])
+        tests = [f"def {name}():\n    {bodies[name]}\n" for name in sorted(names)]
+        self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
 
     def problem_of(self, run: TestRun) -> str:
         """Return why a run is not valid; empty if it is."""
@@ -248,15 +252,15 @@ class _Sentinels:
             return f"pytest did not come to its end (exit code {run.result.exit_code}): {last[:200]}"
         if run.tampering:
             return f"the run was tampered with: {run.tampering[0]}"
-        expected = {self._failing: "failed", self._passing: "passed"}
-        if {test: run.outcomes.get(test) for test in expected} != expected:
-            return "a test that must fail or pass did not"
+        for test, outcome in self._expected.items():
+            if run.outcomes.get(test) != outcome:
+                return f"a test that must be {outcome} was {run.outcomes.get(test, 'missing')}"
         if (run.exit_code, run.result.exit_code) != (1, 1):
             return f"pytest ended with exit code {run.result.exit_code}, and must end with 1"
         return ""
 
 
-def _module_of(path: str) -> str | None:
+def module_of(path: str) -> str | None:
     """Return the name under which tests import a source file; None if it is not a module to import."""
     name = re.sub(r"^(src|lib)/", "", path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     parts = name.split(".")

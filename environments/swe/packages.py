@@ -54,6 +54,11 @@ NAMED: Mapping[str, Sequence[str]] = {
 """Packages whose source distribution has tests that pass, with what these import besides pytest."""
 
 
+def prepare(folder: Path, announce: Callable[[str], None]) -> None:
+    """Install the environment of the tests that need nothing but pytest; the builder of ``envkit data swe``."""
+    environment(PYTEST, folder / "environments", announce)
+
+
 def fetch(requirement: str, folder: Path) -> Path:
     """Return the source distribution of a requirement such as ``semver==3.1.1``, downloaded by pip if it is missing.
 

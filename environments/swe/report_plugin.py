@@ -6,11 +6,14 @@ for each test, with ``"message"`` if it failed, and at last ``{"exit": CODE}``. 
 function of pytest or of this plugin was replaced. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
 """
 
+# mypy: ignore-errors
+
 import json
 import os
 import signal
 import sys
 import time
+import unittest
 
 import pytest
 
@@ -32,10 +35,10 @@ def _write(row):
 
 
 def _parts():
-    """Return the functions and classes of pytest and of this plugin, which tests have no reason to replace."""
+    """Return the functions and classes of builtins, unittest, pytest and this plugin, which tests do not replace."""
     found = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("_pytest", "pluggy", __name__):
+        if name.partition(".")[0] in _OWNERS:
             owners = [(name, vars(module))]
             classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name]
             owners += [(f"{name}.{one.__qualname__}", vars(one)) for one in classes]
@@ -47,11 +50,16 @@ def _parts():
     return found
 
 
-def _check():
+def _check(manager):
     for name, one in _parts().items():
         if name in _KNOWN and one is not _KNOWN[name]:
             _write({"tampering": name})
             break
+    for plugin in manager.get_plugins() - _PLUGINS:
+        is_conftest = str(getattr(plugin, "__file__", "")).endswith("conftest.py")
+        owner = getattr(plugin, "__module__", None) or getattr(plugin, "__name__", "")
+        if not is_conftest and owner.partition(".")[0] != "_pytest":
+            _write({"tampering": f"the plugin {owner}"})
     if sys.gettrace() is not None or sys.getprofile() is not None:
         _write({"tampering": "sys.settrace"})
 
@@ -102,17 +110,20 @@ def pytest_collectreport(report):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session):
-    _check()
+    _check(session.config.pluginmanager)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    _check()
+    _check(session.config.pluginmanager)
     _write({"exit": int(exitstatus)})
 
 
-def pytest_load_initial_conftests():
-    _KNOWN.update(_parts())  # no code of the package has run yet
+def pytest_load_initial_conftests(early_config):  # no code of the package has run yet
+    _KNOWN.update(_parts())
+    _PLUGINS.update(early_config.pluginmanager.get_plugins())
 
 
+_OWNERS = {"_pytest", "builtins", "pluggy", "pytest", unittest.__name__, __name__}
 _KNOWN = {}
+_PLUGINS = set()
